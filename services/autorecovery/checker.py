@@ -1,13 +1,13 @@
 """Periodic checks of all ledgers' copies, and checks of single ledgers on request.
 
 Each finding is checked again by a row just read, for the member that lacks the entries, before it
-is queued. Damage that bookies report is checked in the same way.
+is queued. Damage that bookies report is checked in the same way. Members of closed ledgers are sent
+the row, of which a change may not have reached them (rule 18b).
 """
 
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,8 +17,10 @@ import orjson
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.net.spread import spread
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
@@ -43,9 +45,11 @@ class Checker:
         directory: Directory,
         session: aiohttp.ClientSession,
         losses: KnownLosses,
+        ports: Ports,
     ) -> None:
         """No ledger is checked yet."""
         self._config = config
+        self._ports = ports
         self._metadata = metadata
         self._repairs = repairs
         self._directory = directory
@@ -69,17 +73,18 @@ class Checker:
 
     async def run(self, is_auditor: Callable[[], bool]) -> None:
         """Check for ever, whenever this process audits."""
-        due = time.monotonic() + self._config.check_s
+        clock = asyncio.get_running_loop().time
+        due = clock() + self._config.check_s
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.damage_s):
                     await self._wake.wait()
             try:
                 await self._recheck_losses()
-                if self._wake.is_set() or (is_auditor() and time.monotonic() >= due):
+                if self._wake.is_set() or (is_auditor() and clock() >= due):
                     self._wake.clear()
                     await self.check_all()
-                    due = time.monotonic() + self._config.check_s
+                    due = clock() + self._config.check_s
                 elif is_auditor():
                     await self._check_damaged()
             except QuorumLogError as error:
@@ -90,7 +95,8 @@ class Checker:
 
     async def check_all(self) -> None:
         """Check every ledger once, a few at a time."""
-        begun = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         misplaced: list[int] = []
         running: set[asyncio.Task[Any]] = set()
         try:
@@ -106,7 +112,7 @@ class Checker:
             for task in running:
                 task.cancel()
         self.misplaced, self.misplaced_count = misplaced[:_MISPLACED_MAX], len(misplaced)
-        self.pass_s = time.monotonic() - begun
+        self.pass_s = clock() - begun
         self.passes += 1
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
@@ -131,6 +137,9 @@ class Checker:
         self.unknown += len(report.silent)
 
     async def _verify(self, row: LedgerMetadata, *, queue: bool) -> ReplicaReport:
+        if queue and row.state is State.CLOSED:
+            # A member that has this copy writes nothing, so that nobody is asked first.
+            await spread(row, self._ports)
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
         if report.lacks:

@@ -80,7 +80,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
         losses = KnownLosses(HoldingsClient(directory, session))
         parts = AutorecoveryParts(
             Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
-            Checker(config, metadata, repairs, directory, session, losses),
+            Checker(config, metadata, repairs, directory, session, losses, ports),
             counts,
             losses,
             metadata,

@@ -111,3 +111,32 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
         assert await contents(gappy) == [*gappy_payloads, MARK, b"without bookie-3"]
         assert await contents(whole) == whole_payloads
         assert (await verify(cluster, 999))[0] == 4
+
+
+async def test_a_member_that_was_away_at_the_close_gets_a_copy_of_the_row_from_the_check(
+    stores: Stores,
+) -> None:
+    """Rule 18b: the bookie wrote no entry since, and nothing is to be repaired."""
+    async with (
+        running(
+            stores, bookies=3, gateways=1, environment=SETTINGS, lost_bookie_delay_s=3600
+        ) as cluster,
+        Client(*cluster.gateways) as client,
+    ):
+        ledger = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+        await ledger.append(b"before")
+        await cluster.kill("bookie-3")
+        await ledger.close()
+        await cluster.restart("bookie-3")
+        assert not knows_the_end(cluster.data / "bookie-3")
+
+        async def is_mended() -> bool:
+            await until_told(cluster, "repair", "check")
+            return knows_the_end(cluster.data / "bookie-3")
+
+        await until(is_mended, "the bookie has the row", MENDED_S)
+
+
+def knows_the_end(folder: Path) -> bool:
+    """Whether a copy of the closed row is in a bookie's log."""
+    return any(b'"state":"CLOSED"' in path.read_bytes() for path in (folder / "log").iterdir())

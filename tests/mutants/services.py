@@ -15,6 +15,7 @@ from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
+from services.autorecovery import checker
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.worker import Worker
 from services.autorecovery.writers import WriterPresence
@@ -154,6 +155,15 @@ def told_without_copies(_original: Any) -> Any:
     return send
 
 
+def not_sent(_original: Any) -> Any:
+    """What a member lacks it never gets."""
+
+    async def sent(_row: LedgerMetadata, _ports: Any) -> None:
+        return
+
+    return sent
+
+
 def not_asked(_original: Any) -> Any:
     """The collector does not exchange witnesses either."""
 
@@ -248,6 +258,12 @@ SERVICES: Final = (
         "an end is told before members keep its row",
         "rule 18b",
         (Patch(RowSpread, "send", told_without_copies),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "the check sends no copies of rows",
+        "rule 18b",
+        (Patch(checker, "spread", not_sent),),
         is_of_services=True,
     ),
     Mutant(

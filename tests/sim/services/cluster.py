@@ -20,6 +20,7 @@ from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieList
 from services.autorecovery.auditor import Auditor
+from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import PacedBookies
@@ -190,6 +191,7 @@ class Healer(Process):
                 "in_recovery_s": 5.0,
                 "audit_s": 2.0,
                 "full_audit_s": 60.0,
+                "check_s": 20.0,
             }
         )
         metadata = self.client = MetadataClient((URL,), session)
@@ -206,7 +208,9 @@ class Healer(Process):
         tasks.start(directory.follow())
         if net.plan.has_restores:
             tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
+        checker = Checker(config, metadata, repairs, directory, session, losses, ports)
         tasks.start(self.auditor.run())
+        tasks.start(checker.run(lambda: self.auditor.is_auditor))
         tasks.start(workers.run(tasks))
 
 

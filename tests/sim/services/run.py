@@ -461,6 +461,13 @@ class Run:
                 for _, member in row.members_of(entry_id)
                 if not self.judge.has_held(ledger_id, member, entry_id)
             ]
+            wrong += [
+                f"{member} has no copy of the row of {ledger_id}"
+                for member in row.all_members
+                if row.state is State.CLOSED
+                and self.cluster.nodes[member_name(member)].is_alive
+                and not self._has_copy(row, member)
+            ]
         return wrong
 
     def _judge_the_end(self) -> None:
