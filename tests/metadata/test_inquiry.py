@@ -3,6 +3,7 @@
 Services, bookies' processes, servers and dumps are real.
 """
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,8 +14,10 @@ import aiohttp
 import asyncpg
 import pytest
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
 from loadtest.stores import Stores, scratch
+from quorumlog.cli.commands import app as cli
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
@@ -325,9 +328,12 @@ async def accepts_without_a_bookie(stores: Stores, folder: Path) -> None:
             accept = {"witnesses": missing, "lost": ["b2"]}
             status, _ = await service.send("POST", "/v1/witnesses/accept", accept)
             assert status == 503
-            accept = {"witnesses": missing, "lost": ["b1"]}
-            status, state = await service.send("POST", "/v1/witnesses/accept", accept)
-            assert (status, state["missing"]) == (200, [])
+            command = ["cluster", "accept", *missing, "--metadata", service.url]
+            done = await asyncio.to_thread(CliRunner().invoke, cli, [*command, "--lost", "b1@1"])
+            assert (done.exit_code, done.stdout) == (
+                0,
+                f"accepted as lost: {len(missing)}; still missing: 0\n",
+            )
             assert await is_ready(service)
 
 
