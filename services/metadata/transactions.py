@@ -39,7 +39,7 @@ from quorumlog.wire.transaction_bodies import (
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
 from services.metadata.logs import change_row, check_version, lock_log
-from services.metadata.sql import utc
+from services.metadata.sql import IS_AFTER_LOSS, utc
 
 _WRITTEN: Final = (
     "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
@@ -59,7 +59,7 @@ _KEPT_S: Final = 7 * 24 * 3600
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
-    " ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED"
+    f" AND {IS_AFTER_LOSS} ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED"
 )
 
 

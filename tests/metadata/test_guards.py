@@ -29,6 +29,7 @@ from services.metadata.leases import LeaseStore
 from services.metadata.memory import PRESENTED, Memory
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.sql import IS_AFTER_LOSS
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 from tests.bookie.test_went_back import gives_nothing_up
@@ -39,6 +40,7 @@ from tests.metadata.test_inquiry import (
     asks_first,
     assigns_no_held_id,
     commits_after_the_dump,
+    keeps_what_may_have_been_named,
 )
 from tests.metadata.test_unchecked import changes_nothing
 from tests.metadata.test_went_back import (
@@ -324,6 +326,11 @@ def unasked(_original: Any) -> Any:
     return check
 
 
+def without_the_loss(original: str) -> str:
+    """An accepted loss is forgotten."""
+    return original.replace(IS_AFTER_LOSS, "true")
+
+
 def unchecked(original: Any) -> Any:
     """A change outside a transaction, as a read."""
     return plain(original.__wrapped__)
@@ -459,6 +466,18 @@ GUARDS: Final = (
         "an acceptance waits for no bookie",
         ((Inquiry, "ask", all_answer),),
         accepts_without_a_bookie,
+    ),
+    Guard(
+        "rule 18a",
+        "what is older than an accepted loss expires",
+        ((transactions, "EXPIRED", without_the_loss),),
+        keeps_what_may_have_been_named,
+    ),
+    Guard(
+        "rule 18a",
+        "what is older than an accepted loss is swept",
+        ((logs, "ORPHANS", without_the_loss),),
+        keeps_what_may_have_been_named,
     ),
     *(
         Guard("rule 18a", f"unchecked: {method}", ((store, method, unchecked),), no_route_changes)

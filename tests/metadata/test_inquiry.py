@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.wire.bodies import BookieWitnesses
+from quorumlog.wire.witnesses import witness_of
 from services.local.process import stop
 from services.metadata import inquiry
 from tests.bookie.support import run_of
@@ -29,7 +31,7 @@ from tests.bookie.test_process import Process
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.metadata.test_bookies import cookie
-from tests.metadata.test_went_back import LOG, is_told, newcomer, refused
+from tests.metadata.test_went_back import LOG, NOBODY, is_told, newcomer, refused
 from tests.support.waiting import until
 
 RARELY: Final = "60"
@@ -363,3 +365,44 @@ async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
     stores: Stores, folder: Path
 ) -> None:
     await accepts_with_its_bookies(stores, folder)
+
+
+# --- what an acceptance leaves ------------------------------------------------------------------
+
+
+async def keeps_what_may_have_been_named(stores: Stores, _folder: Path) -> None:
+    """The lost history may have committed the open transaction, and put the unnamed ledger onto its log."""
+    async with serving(stores, expiry_every_s=0.05) as service, connected(stores) as database:
+        logs, transactions = LogClient(service.client), TransactionClient(service.client)
+        await logs.create(LOG)
+        made = []
+
+        async def make() -> None:
+            begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
+            unnamed = await service.client.create(replace(DRAFT, log="a-log"))
+            made.append((begun.id, unnamed.ledger_id))
+
+        await make()
+        lost = witness_of(await service.client.cluster_id(), NOBODY)
+        service.client.witnesses = (lost,)
+        await refused(service.client.confirm())
+        status, _ = await service.send("POST", "/v1/witnesses/accept", {"witnesses": [lost]})
+        assert status == 200
+        await make()
+        await database.execute("UPDATE transactions SET expires_at = now() - interval '1 hour'")
+        await database.execute("UPDATE unnamed_ledgers SET since = now() - interval '1 hour'")
+
+        async def is_expired() -> bool:
+            return not (await transactions.get(made[1][0])).is_open
+
+        await until(is_expired, "a transaction that is younger than the acceptance expires")
+        assert (await transactions.get(made[0][0])).is_open
+        assert await logs.orphans(older_than_s=60) == (made[1][1],)
+        await transactions.abort(made[0][0])
+        assert not (await transactions.get(made[0][0])).is_open, "by request it ends"
+
+
+async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
+    stores: Stores, folder: Path
+) -> None:
+    await keeps_what_may_have_been_named(stores, folder)
