@@ -162,9 +162,9 @@ async def test_a_deleted_ledger_that_a_restore_brings_back_is_unknown_to_readers
         await ledger.close()
         old = await dump(world.stores, world.folder / "old")
         await client.delete_ledger(ledger.ledger_id)
+        path = f"/v1/ledgers/{ledger.ledger_id}"
 
         async def is_dropped() -> bool:
-            path = f"/v1/ledgers/{ledger.ledger_id}"
             found = [await world.got(name, path) for name in world.bookies]
             return all(status == 404 and held.get("deleted") for status, held in found)
 
@@ -177,9 +177,13 @@ async def test_a_deleted_ledger_that_a_restore_brings_back_is_unknown_to_readers
         if accepts:
             await world.accept()
             await until(lambda: cluster.is_up(GATEWAY), "the gateway is ready")
-        path = f"/v1/ledgers/{ledger.ledger_id}"
         _, row = await world.got(GATEWAY, path)
         assert (row["state"], row["last_entry"]) == ("CLOSED", 0)
         status, problem = await world.got(GATEWAY, f"{path}/entries?from=0&to=0")
         assert (status, problem["code"]) == (503, "entry-unavailable")
         assert problem["detail"].count("unknown") == 3
+
+    async with Client(*cluster.gateways) as client:
+        await client.delete_ledger(ledger.ledger_id)
+    status, problem = await world.got(GATEWAY, path)
+    assert (status, problem["code"], problem["deleted"]) == (404, "no-such-ledger", True)

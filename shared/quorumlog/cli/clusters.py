@@ -42,7 +42,9 @@ def _print_cluster(found: dict[str, Any]) -> None:
     print_rows(found["bookies"], ("id", "state", "url", "zone", "free_bytes"))
     print_rows(found["services"], ("kind", "state", "url", "id"))
     for missing in found.get("missing_witnesses", []):
-        print_line(f"THE DATABASE WENT BACK: it lacks {missing['witness']}, told by {missing['holder']}")
+        print_line(
+            f"THE DATABASE WENT BACK: it lacks {missing['witness']}, told by {missing['holder']}"
+        )
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
     print_line(f"quarantined by this gateway: {found.get('quarantined', [])}")
     print_line(f"degraded ledgers: {found['degraded_ledgers']}")
