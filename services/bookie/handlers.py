@@ -249,6 +249,11 @@ async def process(request: web.Request, _given: Given) -> web.StreamResponse:
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
+async def witnesses(request: web.Request, _given: Given) -> web.Response:
+    """What this bookie knows of the metadata's database (rule 18a), even during startup."""
+    return answer(request.app[BOOKIE].witnesses())
+
+
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     """The state of this bookie."""
     bookie = request.app[BOOKIE]

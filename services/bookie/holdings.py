@@ -6,6 +6,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Final
 
+from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
@@ -87,6 +88,20 @@ class LedgerTable:
         if held is not None:
             return held.replica.is_deleted
         return ledger_id in self._deleted or self._index.is_deleted(ledger_id)
+
+    def highest_ledger(self, below: int) -> int:
+        """The highest id under `below` of a ledger that is or was held; NO_LEDGER if none was."""
+        known = (
+            ledger_id
+            for ledger_id in sorted(self._ledgers, reverse=True)
+            if ledger_id < below and (self.row(ledger_id) or self.is_deleted(ledger_id))
+        )
+        deleted = (ledger_id for ledger_id in self._deleted if ledger_id < below)
+        return max(
+            next(known, NO_LEDGER),
+            max(deleted, default=NO_LEDGER),
+            self._index.highest_ledger(below),
+        )
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
         """Stored ranges within first..last, about `limit` at most. Yields to the loop between

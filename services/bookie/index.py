@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
-from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.parts import Part, decode_part
 from services.bookie.writer import Position
@@ -234,6 +234,17 @@ class Index:
             yield _LEDGER_KEY.unpack(cursor.key())[1], decode_row(cursor.value())
             cursor.next()
         cursor.status()
+
+    def highest_ledger(self, below: int) -> int:
+        """The highest id under `below` of a ledger that is held or deleted here; NO_LEDGER if none is."""
+        found = NO_LEDGER
+        cursor = self._db.iter()
+        for prefix in (b"L", b"D"):
+            cursor.seek_for_prev(_LEDGER_KEY.pack(prefix, below - 1))
+            if cursor.valid() and cursor.key()[:1] == prefix:
+                found = max(found, _LEDGER_KEY.unpack(cursor.key())[1])
+        cursor.status()
+        return found
 
     def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         """The parts that may contain some of first..last, ascending by first."""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from quorumlog.net.operations import Handler, Route, route
 from quorumlog.net.parameters import Parameter
-from quorumlog.wire.bodies import Body, BookieStatePut
+from quorumlog.wire.bodies import Body, BookieStatePut, BookieWitnesses
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 from services.bookie import handlers
 from services.bookie.bodies import (
@@ -33,6 +33,7 @@ ROUTES: Final = (
     route("GET", "/v1/channel", handlers.open_channel, status=101),
     route("GET", "/v1/info", handlers.info, gives=InfoBody),
     route("GET", "/v1/process", handlers.process, gives=ProcessBody),
+    route("GET", "/v1/witnesses", handlers.witnesses, gives=BookieWitnesses),
     route("PUT", "/v1/state", handlers.put_state, takes=BookieStatePut, gives=InfoBody),
     route("PUT", "/v1/maintenance", handlers.put_maintenance, takes=MaintenancePut, gives=InfoBody),
     route("GET", "/v1/damage", handlers.damage, gives=DamageBody),

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.protocol.ids import member_of
-from quorumlog.wire.bodies import BookieHeartbeat, BookieMode
+from quorumlog.protocol.ids import ASSIGNED_ID_END, member_of
+from quorumlog.wire.bodies import BookieHeartbeat, BookieMode, BookieWitnesses
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.config import Config
 from services.bookie.cookie import (
@@ -79,12 +79,27 @@ class BookieRuntime:
         self._heartbeat_due = asyncio.Event()
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
-        self._rows = MetadataRows(self._metadata, WitnessFile(config.data_dir.resolve()).keep)
+        self._witness_file = WitnessFile(config.data_dir.resolve())
+        self._rows = MetadataRows(self._metadata, self._witness_file.keep)
 
     @property
     def missing_rows(self) -> int:
         """Rows that were requested and missing without a tombstone (rule 18)."""
         return self._rows.missing_count
+
+    def witnesses(self) -> BookieWitnesses:
+        """What this bookie knows of the metadata's database. A metadata process that starts asks for it,
+        and so does one whose operator accepts a loss.
+        """
+        store = self.store or self._opened
+        return BookieWitnesses(
+            bookie=self.config.bookie_name,
+            cluster_id=self.cluster_id,
+            witnesses=self._metadata.witnesses,
+            highest_ledger=(
+                None if store is None else store.holdings.highest_ledger(ASSIGNED_ID_END)
+            ),
+        )
 
     @property
     def state(self) -> BookieMode:
@@ -176,6 +191,10 @@ class BookieRuntime:
         me = local.member if local is not None else member_of(config.bookie_name, 0)
         # Check the name before anything in the directory is touched.
         check_name(local, config.bookie_name, directory)
+        if local is not None:
+            # A metadata process that starts waits for them, and registers nobody before (rule 18a).
+            self.cluster_id = local.cluster_id
+            self._metadata.witnesses = self._witness_file.load(local.cluster_id)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
         self._opened = store
         replayed = store.replayed

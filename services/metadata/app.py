@@ -28,6 +28,7 @@ from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
 from services.metadata.expiry import Expiry
 from services.metadata.handlers import PARTS, MetadataParts
+from services.metadata.inquiry import Inquiry
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
@@ -70,13 +71,15 @@ def build(config: Config) -> web.Application:
     changes = ChangeHub(database)
     leases, transactions = LeaseStore(database), TransactionStore(database)
     expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
+    cookies = CookieStore(database)
+    inquiry = Inquiry(database, cookies, liveness)
     app = web.Application(
         middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
     )
     app[PARTS] = MetadataParts(
         ledgers=LedgerStore(database),
-        cookies=CookieStore(database),
+        cookies=cookies,
         liveness=liveness,
         changes=changes,
         logs=LogStore(database),
@@ -84,7 +87,7 @@ def build(config: Config) -> web.Application:
         repair_settings=RepairSettingsStore(database),
         leases=leases,
         transactions=transactions,
-        witnesses=WitnessStore(database),
+        witnesses=WitnessStore(database, inquiry),
         change_heartbeat_s=config.change_heartbeat_s,
     )
 
@@ -93,7 +96,7 @@ def build(config: Config) -> web.Application:
             await _migrate_with_retries(database)
             watch = partial(_watch_database, database)
             parts = (changes.run, expiry.run, app[REQUEST_METRICS].run, watch)
-            await asyncio.gather(*(restarted(part) for part in parts))
+            await asyncio.gather(inquiry.run(), *(restarted(part) for part in parts))
 
         task = asyncio.create_task(work(), name="database")
         yield

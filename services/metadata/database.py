@@ -21,7 +21,7 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.wire.witnesses import WITNESSES_MAX
-from services.metadata.memory import PRESENTED, Memory
+from services.metadata.memory import PRESENTED, Memory, Presented
 
 if TYPE_CHECKING:
     _Connection = asyncpg.Connection[asyncpg.Record]
@@ -93,6 +93,9 @@ class Database:
         self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then no statement runs."""
+        self.has_asked = False
+        """Whether this process has asked the bookies what they know of the database. Until then nothing is
+        changed or proven: nobody here would notice a database that went back (rule 18a)."""
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
@@ -176,7 +179,7 @@ class Database:
                 raise
             if connection.settled is not None:
                 self.memory.note_committed(connection.settled, seen)
-                self._return_witnesses()
+                self._return_witnesses(PRESENTED.get())
             return result
 
         return await self.run(transaction)
@@ -188,22 +191,32 @@ class Database:
         """
         await self.run(self._check)
 
+    async def learn(self, presented: Presented) -> None:
+        """Check what somebody knows of the database, outside a request.
+
+        Raises: MetadataUnavailable, DatabaseWentBack.
+        """
+        await self.run(lambda connection: self._compare(connection, presented))
+
     async def _check(self, connection: Connection) -> set[str]:
         """Check that the database contains all known tokens, and return them.
 
-        Raises: DatabaseWentBack if it lacks one.
+        Raises: DatabaseWentBack if it lacks one; MetadataUnavailable before the bookies were asked.
         """
-        asked = PRESENTED.get()
-        presented = self.memory.presented(asked)
-        wanted = {*self.memory.wanted, *presented}
+        wanted = await self._compare(connection, PRESENTED.get())
+        if not self.has_asked:
+            raise MetadataUnavailable("the bookies are asked what they know of the database")
+        return wanted
+
+    async def _compare(self, connection: Connection, asked: Presented | None) -> set[str]:
+        wanted = {*self.memory.wanted, *self.memory.presented(asked)}
         found = await connection.fetch(CONTAINED, sorted(wanted))
         holder = "" if asked is None else asked.holder
         self.memory.compare(wanted, (record["attempt"] for record in found), holder=holder)
-        self._return_witnesses()
+        self._return_witnesses(asked)
         return wanted
 
-    def _return_witnesses(self) -> None:
-        asked = PRESENTED.get()
+    def _return_witnesses(self, asked: Presented | None) -> None:
         witnesses = self.memory.witnesses
         # All or none: together they stand for what was presented.
         if asked is not None and len(witnesses) <= WITNESSES_MAX:
@@ -307,7 +320,7 @@ def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, 
 
 
 plain = _connected_by("run")
-"""Outside a transaction."""
+"""Outside a transaction, for reads: nothing is checked (rule 18a), so nothing may be changed."""
 proven = _connected_by("read")
 """The answer is checked against the request's witnesses."""
 listing = _connected_by("list")

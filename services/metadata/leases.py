@@ -6,7 +6,7 @@ Leases avoid duplicate work (two auditors, say). No decision rests on one.
 from typing import Final
 
 from quorumlog.wire.repair_bodies import Lease, LeaseGive, LeaseTake
-from services.metadata.database import Connection, RowStore, plain, transactional
+from services.metadata.database import Connection, RowStore, transactional
 
 _LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"
 
@@ -39,7 +39,7 @@ class LeaseStore(RowStore):
             expires_in_s=record["left_s"],
         )
 
-    @plain
+    @transactional
     async def give(self, connection: Connection, name: str, request: LeaseGive) -> None:
         """Release a lease, if this holder still has it."""
         await connection.execute(

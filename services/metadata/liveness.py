@@ -66,7 +66,13 @@ class Liveness:
         key = self._bookie_key(name, heartbeat.process)
         body = heartbeat.model_dump_json().encode()
         self._remember(key, body)
-        return await self._query(lambda: self._set(key, body, heartbeat.ttl_s), False)
+
+        async def record() -> bool:
+            await self._set(key, body, heartbeat.ttl_s)
+            await _result(self._redis.hset(self._key("bookie-urls"), name, heartbeat.url))
+            return True
+
+        return await self._query(record, False)
 
     async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
         """Store a heartbeat; returns whether Redis has it."""
@@ -97,6 +103,16 @@ class Liveness:
             stale=found is None,
             liveness_age_s=age_s,
         )
+
+    async def bookie_urls(self) -> dict[str, str]:
+        """The URL of each bookie's last heartbeat, however long ago, by name; empty while Redis is away."""
+        index = self._key("bookie-urls")
+        away: dict[bytes, bytes] = {}
+        found = await self._query(lambda: _result(self._redis.hgetall(index)), away)
+        return {
+            name.decode(errors="replace"): url.decode(errors="replace")
+            for name, url in found.items()
+        }
 
     async def services(self) -> ServiceList:
         """Services with a recent heartbeat, by kind and id."""

@@ -15,7 +15,7 @@ from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHe
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
-from services.metadata.sql import has_more, json_rest, page_of, utc
+from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
 
 _ROW: Final = (
     f"name, version, body::text AS body, {utc('created_at')},"
@@ -179,7 +179,9 @@ PAGE: Final = page_of(
 )
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
-    " AND ledger_id > $2 ORDER BY ledger_id LIMIT $3"
+    " AND ledger_id > $2 AND EXISTS (SELECT FROM ledgers l"
+    f" WHERE l.ledger_id = unnamed_ledgers.ledger_id AND {IS_AFTER_LOSS})"
+    " ORDER BY ledger_id LIMIT $3"
 )
 
 

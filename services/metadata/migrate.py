@@ -13,7 +13,8 @@ _LOCK: Final = 0x71756F72  # any number that no other application of this databa
 async def migrate(connection: Connection) -> list[str]:
     """Apply missing migrations in one transaction, and return their names.
 
-    Several services may start at once: an advisory lock lets one work while the others wait.
+    Several services may start at once: an advisory lock lets one work while the others wait. Witnesses are
+    not checked (rule 18a): these tables are those in place, and what the rows say stays.
     Raises: ValueError if the database is newer than this code.
     """
     async with connection.transaction():

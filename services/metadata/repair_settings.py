@@ -6,7 +6,7 @@ import asyncpg
 import orjson
 
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
-from services.metadata.database import Connection, RowStore, plain
+from services.metadata.database import Connection, RowStore, plain, transactional
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
 _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body, triggers"
@@ -15,12 +15,12 @@ _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body
 class RepairSettingsStore(RowStore):
     """The row of settings."""
 
-    @plain
+    @plain  # an older setting decides nothing: leases and claims are refused then
     async def get(self, connection: Connection) -> RepairSettings:
         """The present settings."""
         return _settings_of(await connection.fetchrow(GET))
 
-    @plain
+    @transactional
     async def change(self, connection: Connection, change: RepairSettingsPut) -> RepairSettings:
         """Change the given fields; concurrent changes of different fields both apply."""
         return _settings_of(
@@ -30,7 +30,7 @@ class RepairSettingsStore(RowStore):
             )
         )
 
-    @plain
+    @transactional
     async def trigger(self, connection: Connection) -> RepairSettings:
         """Ask every process to run a full audit now."""
         return _settings_of(

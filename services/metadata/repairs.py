@@ -128,10 +128,12 @@ class RepairStore(RowStore):
 
     async def hurry(self) -> None:
         """Retry now the items that wait after a failure, some at a time; may be repeated."""
-        while True:
-            done = await self.database.run(lambda connection: connection.execute(HURRY))
-            if done == "UPDATE 0":
-                return
+        while await self._hurry_some() != "UPDATE 0":
+            pass
+
+    @transactional
+    async def _hurry_some(self, connection: Connection) -> str:
+        return await connection.execute(HURRY)
 
     # A transaction, since no work may rest on rows of a database that went back (rule 18a).
     @transactional

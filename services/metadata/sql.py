@@ -12,6 +12,11 @@ PAGE_ROWS_MAX: Final = 2500
 """Rows of one page: about as many of the usual size as PAGE_BYTES_MAX lets in. Postgres adds up no more."""
 
 
+IS_AFTER_LOSS: Final = "created_at > coalesce((SELECT loss_accepted_at FROM cluster), '-infinity')"
+"""Whether a row is younger than the last accepted loss of changes. The lost history may have committed or
+named what is older: that waits for an operator (rule 18a)."""
+
+
 def utc(column: str) -> str:
     """The SQL of a column's time, as RFC 3339 in UTC."""
     return f"to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}"

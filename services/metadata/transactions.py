@@ -39,7 +39,7 @@ from quorumlog.wire.transaction_bodies import (
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
 from services.metadata.logs import change_row, check_version, lock_log
-from services.metadata.sql import utc
+from services.metadata.sql import IS_AFTER_LOSS, utc
 
 _WRITTEN: Final = (
     "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
@@ -59,7 +59,7 @@ _KEPT_S: Final = 7 * 24 * 3600
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
-    " ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED"
+    f" AND {IS_AFTER_LOSS} ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED"
 )
 
 
@@ -114,9 +114,18 @@ class TransactionStore(RowStore):
         """One transaction. Raises: NoSuchTransaction."""
         return _row(await _get(connection, transaction_id))
 
-    @plain
-    async def renew(self, connection: Connection, transaction_id: str) -> TransactionAlive:
+    async def renew(self, transaction_id: str) -> TransactionAlive:
         """Renew a transaction, and return its state. Raises: NoSuchTransaction."""
+        state, is_due = await self._state(transaction_id)
+        if state is TransactionState.OPEN and is_due:
+            await self._renew(transaction_id)
+        return TransactionAlive(state=state)
+
+    # Appends wait for this answer, and nothing is changed by it.
+    @plain
+    async def _state(
+        self, connection: Connection, transaction_id: str
+    ) -> tuple[TransactionState, bool]:
         record = await connection.fetchrow(
             "SELECT state, expires_at < now() + make_interval(secs => ttl_s * 0.75) AS is_due"
             " FROM transactions WHERE id = $1",
@@ -124,12 +133,14 @@ class TransactionStore(RowStore):
         )
         if record is None:
             raise _missing(transaction_id)
-        if record["state"] == TransactionState.OPEN and record["is_due"]:
-            await connection.execute(
-                f"UPDATE transactions SET expires_at = {_RENEWED} WHERE id = $1 AND state = 'OPEN'",
-                transaction_id,
-            )
-        return TransactionAlive(state=TransactionState(record["state"]))
+        return TransactionState(record["state"]), record["is_due"]
+
+    @transactional
+    async def _renew(self, connection: Connection, transaction_id: str) -> None:
+        await connection.execute(
+            f"UPDATE transactions SET expires_at = {_RENEWED} WHERE id = $1 AND state = 'OPEN'",
+            transaction_id,
+        )
 
     async def abort(self, transaction_id: str) -> TransactionRow:
         """Abort a transaction and release its ledgers; idempotent.
@@ -184,7 +195,7 @@ class TransactionStore(RowStore):
         )
         return len(records)
 
-    @plain
+    @plain  # for gauges only
     async def counts(self, connection: Connection) -> tuple[int, int]:
         """How many transactions are OPEN, and how many ledgers wait for their deletion."""
         record = await connection.fetchrow(

@@ -43,7 +43,7 @@ async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
 async def accept_lost(request: web.Request, _given: Given) -> web.Response:
     """Accept the loss of the changes of these witnesses: an operator decides (see the runbook)."""
     body = await parsed(request, WitnessAccept)
-    return answer(await request.app[PARTS].witnesses.accept(body.witnesses))
+    return answer(await request.app[PARTS].witnesses.accept(body.witnesses, lost=body.lost))
 
 
 ROUTES: Final = (

@@ -1,14 +1,15 @@
 """Requests of witness holders, and an operator's acceptance of a loss (rule 18a)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from quorumlog.errors import InvalidRequest
+from quorumlog.errors import InvalidRequest, NotEnoughBookies
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
 from services.metadata.attempts import record_change
-from services.metadata.database import Connection, RowStore, transactional
+from services.metadata.database import Connection, Database, RowStore, transactional
+from services.metadata.inquiry import Inquiry
 from services.metadata.memory import PRESENTED
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ ACCEPT: Final = (
 
 class WitnessStore(RowStore):
     """The memory of this process, and its database."""
+
+    def __init__(self, database: Database, inquiry: Inquiry) -> None:
+        super().__init__(database)
+        self._inquiry = inquiry
 
     async def confirm(self) -> WitnessState:
         """Check that the database has what the request presents and what this process holds;
@@ -53,14 +58,32 @@ class WitnessStore(RowStore):
             ),
         )
 
-    async def accept(self, witnesses: Sequence[str]) -> WitnessState:
-        """Continue without these changes, as an operator decided. Raises: InvalidRequest."""
+    async def accept(self, witnesses: Sequence[str], *, lost: Collection[str]) -> WitnessState:
+        """Continue without these changes, as an operator decided. `lost`: bookies that never return.
+
+        Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of ledgers
+        that it holds would be assigned again.
+        """
         cluster_id = self.database.memory.cluster_id
         tokens = [token_of(cluster_id, witness) for witness in witnesses]
         if None in tokens:
             wrong = witnesses[tokens.index(None)]
             raise InvalidRequest(f"{wrong} is no witness of this cluster ({cluster_id})")
-        await self.database.run(lambda connection: connection.execute(ACCEPT, tokens))
+        silent = [name for name in await self._inquiry.ask() if name not in lost]
+        if silent:
+            raise NotEnoughBookies(
+                f"{', '.join(silent)}: no answer. Ids of ledgers that a bookie holds must not be assigned"
+                " again: start it, or, if it never returns, name it as lost",
+                bookies=silent,
+            )
+        # Unchecked: the database lacks these tokens, and an operator decided to go on.
+        await self.database.run(lambda connection: _accept(connection, tokens))
         log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
         await self.database.probe()
         return self.state()
+
+
+async def _accept(connection: Connection, tokens: Sequence[str | None]) -> None:
+    async with connection.transaction():
+        await connection.execute(ACCEPT, tokens)
+        await connection.execute("UPDATE cluster SET loss_accepted_at = now()")

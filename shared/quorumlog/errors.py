@@ -470,7 +470,9 @@ class Overloaded(Unavailable, code="overloaded", status=429, title="Too many req
 
 
 class NotEnoughBookies(Unavailable, code="not-enough-bookies", title="Not enough bookies"):
-    """Fewer bookies take entries than the ledger's ensemble needs: they are lost, or read-only."""
+    """Fewer bookies take entries than the ledger's ensemble needs (they are lost, or read-only), or answer than
+    an operator's command needs.
+    """
 
 
 class EntryUnavailable(Unavailable, code="entry-unavailable", title="The entry can't be read now"):

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.stores import scratch
+from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.messages import Status
 from services.bookie import space
 from services.bookie.collect import Collector
@@ -466,3 +467,31 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
 def test_a_packed_record_holds_up_to_its_maximum_of_ids() -> None:
     ids = list(range(0, IDS_MAX * 3, 3))
     assert packed(ids).size == 8 * IDS_MAX
+
+
+async def test_the_highest_ledger_counts_what_is_in_memory_in_the_index_and_deleted(
+    root: Path,
+) -> None:
+    """Rule 18a: an id that a bookie holds or held is not assigned again."""
+    store = started(root)
+
+    def highest(below: int = 1 << 52) -> int:
+        return store.holdings.highest_ledger(below)
+
+    try:
+        assert highest() == NO_LEDGER
+        store.holdings.ledger(90)  # only asked for
+        for ledger_id in (3, 7, 12):
+            await add(store, run_of(ledger_id, [0]))
+        assert (highest(), highest(below=12), highest(below=3)) == (12, 7, NO_LEDGER)
+        await store.checkpoint()
+        assert (highest(), highest(below=12)) == (12, 7)
+        drop(store, 12)
+        assert (highest(), highest(below=12)) == (12, 7)
+        await store.checkpoint()
+        store = await again(store)
+        assert (highest(), highest(below=12)) == (12, 7)
+        store = await again(store, lost_index=True)
+        assert (highest(), highest(below=12)) == (12, 7)
+    finally:
+        await store.stop()

@@ -23,10 +23,26 @@ from services.bookie.witnesses import WitnessFile
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
 from services.metadata import cookies, database, ledgers, logs, transactions
-from services.metadata.database import Connection, Database
+from services.metadata.database import Connection, Database, plain
+from services.metadata.inquiry import Inquiry
+from services.metadata.leases import LeaseStore
 from services.metadata.memory import PRESENTED, Memory
+from services.metadata.repair_settings import RepairSettingsStore
+from services.metadata.repairs import RepairStore
+from services.metadata.sql import IS_AFTER_LOSS
+from services.metadata.transactions import TransactionStore
+from services.metadata.witnesses import WitnessStore
 from tests.bookie.test_went_back import gives_nothing_up
 from tests.metadata.support import DRAFT, serving
+from tests.metadata.test_inquiry import (
+    accepts_with_its_bookies,
+    accepts_without_a_bookie,
+    asks_first,
+    assigns_no_held_id,
+    commits_after_the_dump,
+    keeps_what_may_have_been_named,
+)
+from tests.metadata.test_unchecked import changes_nothing
 from tests.metadata.test_went_back import (
     World,
     cookie,
@@ -190,6 +206,10 @@ async def a_change_looks_last(stores: Stores, _folder: Path) -> None:
         await slipped_before_a_change(service, connection)
 
 
+async def no_route_changes(stores: Stores, _folder: Path) -> None:
+    await changes_nothing(stores)
+
+
 # --- what is taken out -------------------------------------------------------------------------------
 
 
@@ -258,12 +278,62 @@ def looks_first(_original: Any) -> Any:
                 result = await work(connection)
             if connection.settled is not None:
                 self.memory.note_committed(connection.settled, seen)
-                self._return_witnesses()
+                self._return_witnesses(PRESENTED.get())
             return result
 
         return await self.run(transaction)
 
     return transact
+
+
+def answers_of_nobody(_original: Any) -> Any:
+    """A start is over at once."""
+
+    async def ask(_self: Inquiry) -> list[str]:
+        await turns()
+        return []
+
+    return ask
+
+
+def all_answer(original: Any) -> Any:
+    """Who is silent is not told."""
+
+    async def ask(self: Inquiry) -> list[str]:
+        await original(self)
+        return []
+
+    return ask
+
+
+def asks_nobody(original: Any) -> Any:
+    """What bookies hold since the start is not asked for."""
+
+    async def accept(self: WitnessStore, witnesses: Any, *, lost: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Inquiry, "ask", answers_of_nobody(None))
+            return await original(self, witnesses, lost=lost)
+
+    return accept
+
+
+def unasked(_original: Any) -> Any:
+    """The bookies' answers are not waited for."""
+
+    async def check(self: Database, connection: Connection) -> set[str]:
+        return await self._compare(connection, PRESENTED.get())
+
+    return check
+
+
+def without_the_loss(original: str) -> str:
+    """An accepted loss is forgotten."""
+    return original.replace(IS_AFTER_LOSS, "true")
+
+
+def unchecked(original: Any) -> Any:
+    """A change outside a transaction, as a read."""
+    return plain(original.__wrapped__)
 
 
 def keeps_nothing(_original: Any) -> Any:
@@ -360,6 +430,63 @@ GUARDS: Final = (
         "a change looks before it waits",
         ((Database, "transact", looks_first),),
         a_change_looks_last,
+    ),
+    Guard(
+        "rule 18a",
+        "a start asks nobody",
+        ((Inquiry, "ask", answers_of_nobody),),
+        commits_after_the_dump,
+    ),
+    Guard(
+        "rule 18a",
+        "what bookies tell at a start is not looked for",
+        ((Inquiry, "_learn", nothing),),
+        commits_after_the_dump,
+    ),
+    Guard(
+        "rule 18a",
+        "a start changes rows before the bookies were asked",
+        ((Database, "_check", unasked),),
+        asks_first,
+    ),
+    Guard(
+        "rule 18a",
+        "an id that a bookie holds is assigned again",
+        ((Inquiry, "_skip_ids", nothing),),
+        assigns_no_held_id,
+    ),
+    Guard(
+        "rule 18a",
+        "an acceptance asks nobody",
+        ((WitnessStore, "accept", asks_nobody),),
+        accepts_with_its_bookies,
+    ),
+    Guard(
+        "rule 18a",
+        "an acceptance waits for no bookie",
+        ((Inquiry, "ask", all_answer),),
+        accepts_without_a_bookie,
+    ),
+    Guard(
+        "rule 18a",
+        "what is older than an accepted loss expires",
+        ((transactions, "EXPIRED", without_the_loss),),
+        keeps_what_may_have_been_named,
+    ),
+    Guard(
+        "rule 18a",
+        "what is older than an accepted loss is swept",
+        ((logs, "ORPHANS", without_the_loss),),
+        keeps_what_may_have_been_named,
+    ),
+    *(
+        Guard("rule 18a", f"unchecked: {method}", ((store, method, unchecked),), no_route_changes)
+        for store, method in (
+            (LeaseStore, "give"),
+            (RepairSettingsStore, "change"),
+            (RepairStore, "_hurry_some"),
+            (TransactionStore, "_renew"),
+        )
     ),
     Guard(
         "rule 18a",

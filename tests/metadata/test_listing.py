@@ -165,7 +165,8 @@ async def test_an_index_serves_every_query(stores: Stores) -> None:
         for (query, values), index in QUERIES:
             plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *values)
             nodes = list(_nodes(orjson.loads(plan)[0]["Plan"]))
-            assert not [node for node in nodes if node["Node Type"] == "Seq Scan"], query
+            scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
+            assert scanned <= {"cluster"}, query  # of one row
             assert index in {node.get("Index Name") for node in nodes}, (query, plan)
     finally:
         await connection.close()

@@ -261,10 +261,11 @@ class Engine:
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
         queue = RepairClient(self.metadata, self.writer.id)
-        bookies, services, metadata, repairs, summary = await asyncio.gather(
+        bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
             self.bookies(),
             self.metadata.services(),
             self.metadata.own_services(),
+            self.metadata.missing_witnesses(),
             queue.list(),
             queue.summary(),
         )
@@ -277,6 +278,7 @@ class Engine:
             "writer": {"id": self.writer.id, "url": self.writer.url},
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.quarantined,
+            "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
             "under_replicated_count": summary.ledgers,
             "under_replicated": [
                 {"ledger_id": repair.ledger_id, "bookie": repair.member} for repair in repairs[0]

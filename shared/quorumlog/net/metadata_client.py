@@ -34,8 +34,10 @@ from quorumlog.wire.bodies import (
     LedgerRow,
     LogEnd,
     MissedBody,
+    MissingWitness,
     ServiceHeartbeat,
     ServiceList,
+    WitnessState,
 )
 from quorumlog.wire.log_bodies import LedgerIds
 
@@ -234,6 +236,10 @@ class MetadataClient(MetadataRequests):
     async def services(self) -> ServiceList:
         """Services whose heartbeat came in time."""
         return await self.ask("GET", "/v1/services", gives=ServiceList)
+
+    async def missing_witnesses(self) -> Sequence[MissingWitness]:
+        """Answered changes that the database lacks: it went back (rule 18a)."""
+        return (await self.ask("GET", "/v1/witnesses", gives=WitnessState)).missing
 
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""

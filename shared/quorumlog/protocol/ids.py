@@ -12,6 +12,12 @@ NO_ENTRY: Final = -1
 ID_MAX: Final = 2**63 - 1
 """The greatest ledger or entry id (BookKeeper's ids are signed 64-bit)."""
 
+NO_LEDGER: Final = -1
+"""Stands below all ledger ids."""
+
+ASSIGNED_ID_END: Final = 2**52
+"""Ledger ids from here on were chosen by clients: those that metadata assigns count up from 1."""
+
 
 def member_name(member: str) -> str:
     """The bookie's name without its incarnation."""

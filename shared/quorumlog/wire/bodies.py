@@ -289,6 +289,21 @@ class WitnessAccept(Body):
     """`POST /v1/witnesses/accept`: continue without these changes."""
 
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
+    lost: tuple[BookieName, ...] = Field(default=(), max_length=1000)
+    """Bookies that need not answer, because they never return."""
+
+
+class BookieWitnesses(Body):
+    """`GET /v1/witnesses` of a bookie: what it knows of the metadata's database (rule 18a)."""
+
+    bookie: BookieName
+    cluster_id: Text
+    """The cluster of its directory; empty while the directory is new."""
+    witnesses: tuple[Witness, ...]
+    highest_ledger: EntryIdOrNone | None
+    """The highest id below `ASSIGNED_ID_END` of a ledger that it holds or held; -1: of none; null while
+    it still reads its log.
+    """
 
 
 class LedgerListBody(Body):

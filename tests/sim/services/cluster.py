@@ -42,6 +42,8 @@ Work = Callable[[], Awaitable[None]]
 
 SILENCE = 15 * SECOND
 """Three heartbeats of a stream of changes (net/metadata_requests.py)."""
+_ANSWERS = 0.8
+"""How many of the bookies that live answer a metadata process that starts."""
 
 
 _BODIES = InternalBodies(
@@ -236,6 +238,7 @@ class Cluster:
         self.lies_until = 0
         self.metadata = Metadata(net, self._bookies, judge.changed, judge.restores)
         judge.restores.knowers = self._knowers
+        self.metadata.bookies_asked = self._asked
         for number in range(1, plan.bookies + 1):
             self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
         self._made = 0
@@ -266,6 +269,15 @@ class Cluster:
                 if net.rng.random() < 0.9
             ]
         return BookieList(bookies=tuple(infos), liveness_age_s=net.now / 1e6)
+
+    def _asked(self) -> list[tuple[tuple[str, ...], int]]:
+        """What bookies tell a metadata process that starts: most of those that live, in time."""
+        answering = [node for node in self.nodes.values() if node.is_alive]
+        return [
+            (node.client.witnesses, max((*node.ledgers, *node.deleted), default=0))
+            for node in answering
+            if self.net.rng.random() < _ANSWERS
+        ]
 
     def _knowers(self, since: int, lost: frozenset[str]) -> list[str]:
         """Who lives since then, knows one of these changes, and has had nothing in its way."""

@@ -6,6 +6,7 @@ All else behaves as its SQL says: one contract holds both (tests/sim/test_contra
 """
 
 import asyncio
+import contextlib
 import re
 import uuid
 from collections import deque
@@ -20,6 +21,7 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    DatabaseWentBack,
     InvalidRequest,
     LedgerExists,
     MetadataUnavailable,
@@ -92,6 +94,8 @@ class Metadata(Process):
         self.down_until = 0
         self._bookies = bookies
         self._changed = changed
+        self.bookies_asked: Callable[[], Iterable[tuple[tuple[str, ...], int]]] = list
+        """The witnesses and the highest ledger of each bookie that answers in time."""
         self._streams: list[_Follower] = []
         self.muted: dict[str, int] = {}
         """Until when nothing of the stream of changes comes to a process, though answers do."""
@@ -146,11 +150,14 @@ class Metadata(Process):
 
     def _check(self, presented: Presented) -> None:
         self._restores.heard(tokens_of(presented.witnesses))
+        self._compare(presented)
+        presented.answer = self.memory.witnesses
+
+    def _compare(self, presented: Presented) -> None:
         tokens = self.memory.presented(presented)
         wanted = {*self.memory.wanted, *tokens}
         found = (token for token in sorted(wanted) if token in self.tables.attempts)
         self.memory.compare(wanted, found, holder=presented.holder)
-        presented.answer = self.memory.witnesses
 
     def _witnesses(self) -> WitnessState:
         missing = sorted(self.memory.missing.items())
@@ -190,7 +197,16 @@ class Metadata(Process):
             self.tables = older
             if is_new_process:
                 self.memory = _memory()
+                self._ask_bookies()
             self.break_streams()
+
+    def _ask_bookies(self) -> None:
+        """What a new process does first (services/metadata/inquiry.py)."""
+        for told, highest_ledger in self.bookies_asked():
+            self._restores.heard(tokens_of(told))
+            with contextlib.suppress(DatabaseWentBack):
+                self._compare(Presented(told, "a bookie"))
+            self.tables.last_id = max(self.tables.last_id, highest_ledger)
 
     def put_back(self) -> None:
         """The right tables again. What the older ones took is gone with them, and an operator says

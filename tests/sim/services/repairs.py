@@ -54,14 +54,14 @@ class RepairQueue:
             ("POST", "/v1/repairs", self._add, CHANGES),
             ("POST", "/v1/repairs/claim", self._claim, CHANGES),
             ("GET", "/v1/repairs/summary", lambda _request: self._summary(), RUNS),
-            ("POST", "/v1/repairs/hurry", lambda _request: self._hurry(), RUNS),
-            ("POST", "/v1/repairs/trigger", lambda _request: self._trigger(), RUNS),
+            ("POST", "/v1/repairs/hurry", lambda _request: self._hurry(), CHANGES),
+            ("POST", "/v1/repairs/trigger", lambda _request: self._trigger(), CHANGES),
             ("POST", item + "/progress", self._progress, CHANGES),
             ("POST", item + "/fail", self._fail, CHANGES),
             ("GET", "/v1/repair-settings", lambda _request: self._tables.settings, RUNS),
-            ("PATCH", "/v1/repair-settings", self._change_settings, RUNS),
+            ("PATCH", "/v1/repair-settings", self._change_settings, CHANGES),
             ("PUT", lease, self._take_lease, CHANGES),
-            ("DELETE", lease, self._give_lease, RUNS),
+            ("DELETE", lease, self._give_lease, CHANGES),
         )
 
     @property

@@ -1,0 +1,118 @@
+"""Asks the bookies what they know of the database, before this process changes anything (rule 18a).
+
+A process that starts has no memory: over a database that went back meanwhile it would expire a committed
+transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on disk, and know
+the ids of their ledgers.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+import aiohttp
+
+from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
+from quorumlog.net.awake import awake_timeout
+from quorumlog.net.sessions import service_session
+from quorumlog.protocol.ids import NO_LEDGER
+from quorumlog.wire.bodies import BookieWitnesses
+from services.metadata.cookies import CookieStore
+from services.metadata.database import Database
+from services.metadata.liveness import Liveness
+from services.metadata.memory import Presented
+
+log = logging.getLogger(__name__)
+
+_ASK_S: Final = 2.0
+"""For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
+_RETRY_S: Final = 0.5
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
+"""aiohttp's own timers continue while this process stands still."""
+
+# Two processes may do so at once: an id that is assigned twice is refused by the ledgers' key.
+_SKIP_IDS: Final = (
+    "SELECT setval('ledger_ids', $1) FROM ledger_ids"
+    " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"
+)
+
+
+class Inquiry:
+    """The questions of one process to all bookies."""
+
+    def __init__(self, database: Database, cookies: CookieStore, liveness: Liveness) -> None:
+        self._database, self._cookies, self._liveness = database, cookies, liveness
+
+    async def run(self) -> None:
+        """Ask once, as soon as the database answers; then this process may change the database."""
+        while not self._database.has_asked:
+            try:
+                silent = await self.ask()
+            except MetadataUnavailable as error:
+                log.warning("bookies-not-asked", extra={"why": error.detail})
+                await asyncio.sleep(_RETRY_S)
+            except Exception:
+                log.exception("bookies-not-asked")
+                await asyncio.sleep(_RETRY_S)
+            else:
+                if silent:
+                    # No reason to wait: after a power cut the bookies wait for this service.
+                    log.warning("bookies-silent", extra={"bookies": silent})
+                self._database.has_asked = True
+
+    async def ask(self) -> list[str]:
+        """Learn what all bookies know, and assign no id that one of them holds; returns the registered
+        bookies that did not answer.
+
+        Raises: MetadataUnavailable.
+        """
+        cluster_id = self._database.memory.cluster_id
+        cookies = await self._cookies.list()
+        urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
+        # Cookies of a database that went back may be missing, or have old URLs.
+        urls.update((await self._liveness.bookie_urls()).items())
+        async with service_session() as session:
+            answers = await asyncio.gather(
+                *(_ask(session, name, url, cluster_id) for name, url in sorted(urls))
+            )
+        told = [answer for answer in answers if answer is not None]
+        for answer in told:
+            await self._learn(answer)
+        known = {answer.bookie: answer.highest_ledger for answer in told}
+        await self._skip_ids(
+            max((held for held in known.values() if held is not None), default=NO_LEDGER)
+        )
+        return [row.name for row in cookies if known.get(row.name) is None]
+
+    async def _learn(self, answer: BookieWitnesses) -> None:
+        try:
+            await self._database.learn(Presented(answer.witnesses, f"bookie {answer.bookie}"))
+        except DatabaseWentBack as error:
+            log.error(  # noqa: TRY400
+                "database-not-confirmed", extra={"bookie": answer.bookie, "why": error.detail}
+            )
+
+    async def _skip_ids(self, highest: int) -> None:
+        """Assign only ids above this one. Unchecked: whichever database this is, a gap harms nobody."""
+        if highest > 0:
+            await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
+
+
+async def _ask(
+    session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
+) -> BookieWitnesses | None:
+    """A bookie's answer; None where the bookie is silent, or another one answers."""
+    try:
+        async with (
+            awake_timeout(_ASK_S),
+            session.get(
+                f"{url}/v1/witnesses", timeout=_NO_TIMEOUT, allow_redirects=False
+            ) as response,
+        ):
+            answer = BookieWitnesses.model_validate_json(await response.read())
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        log.info("bookie-silent", extra={"bookie": name, "url": url, "why": repr(error)})
+        return None
+    if (answer.bookie, answer.cluster_id) != (name, cluster_id):
+        log.warning("another-bookie", extra={"bookie": name, "url": url, "found": answer.bookie})
+        return None
+    return answer
