@@ -32,18 +32,23 @@ class World:
         self.asked: dict[str, AddDone] = {}
         self.rows: list[tuple[bytes, LedgerMetadata]] = []
         self.timers: list[tuple[float, Callable[..., None]]] = []
-        self.breaks_at = ""
+        self.broken = ""
+
+    def _break(self, name: str) -> None:
+        if name == self.broken:
+            raise RuntimeError("a defect of a port")
 
     def is_down(self, member: str) -> bool:
+        self._break("is_down")
         return member in self.down
 
     def keep_row(self, member: str, key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        if member == self.breaks_at:
-            raise RuntimeError("a defect of the client")
+        self._break("keep_row")
         self.asked[member] = done
         self.rows.append((key, row))
 
     def after(self, delay_s: float, call: Callable[..., None]) -> None:
+        self._break("after")
         self.timers.append((delay_s, call))
 
     def spread(self, row: LedgerMetadata = ROW) -> asyncio.Future[None]:
@@ -141,9 +146,12 @@ async def test_a_waiter_that_gave_up_is_no_defect() -> None:
     assert end.cancelled()
 
 
-async def test_a_defect_of_a_client_ends_it_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("broken", ["keep_row", "after", "is_down"])
+async def test_a_defect_of_a_port_ends_it_and_is_told(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World()
-    world.breaks_at = "b@1"
+    world.broken = broken
 
     with caplog.at_level(logging.ERROR):
         end = world.spread()

@@ -38,9 +38,9 @@ class RowSpread:
 
     def __init__(self, row: LedgerMetadata, ports: Ports) -> None:
         """Nothing is sent yet."""
-        quorum, members = row.quorum, row.last_fragment.bookies
+        quorum = row.quorum
         self._row, self._ports = row, ports
-        self._awaited = {member for member in members if not ports.placement.is_down(member)}
+        self._awaited = set(row.last_fragment.bookies)
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
         """Copies that are needed yet: `write_quorum` - `ack_quorum` members may be without one."""
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -50,12 +50,13 @@ class RowSpread:
         row, ports = self._row, self._ports
         try:
             ports.clock.after(ports.times.add_s, self._settle)
+            self._awaited -= set(filter(ports.placement.is_down, self._awaited))
             for member in row.all_members:
                 ports.bookies.keep_row(member, row.ledger_key, row, partial(self._answered, member))
         except Exception:
             # A defect. The row is changed all the same, and who changed it must hear of that.
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
-            self._settle()
+            self._awaited.clear()
         if not self._awaited:
             self._settle()
 
