@@ -50,7 +50,7 @@ class RowSpread:
         row, ports = self._row, self._ports
         try:
             ports.clock.after(ports.times.add_s, self._settle)
-            self._awaited -= set(filter(ports.placement.is_down, self._awaited))
+            self._awaited -= {m for m in self._awaited if ports.placement.is_down(m)}
             for member in row.all_members:
                 ports.bookies.keep_row(member, row.ledger_key, row, partial(self._answered, member))
         except Exception:
