@@ -42,6 +42,11 @@ async def add(bookies: BookieClient, row: LedgerMetadata | None = ROW, first: in
         return await answered
 
 
+async def refusing(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    """Keep nothing."""
+    return ok(request, Status.UNKNOWN)
+
+
 def brought(requests: list[Request]) -> list[bool]:
     """Whether each of these adds brought a copy."""
     return [request.row is not None for request in requests]
@@ -120,12 +125,46 @@ async def test_a_recovery_add_names_no_row() -> None:
     assert bookie.seen[0].row is None
 
 
-async def test_a_copy_is_sent_without_an_add() -> None:
+async def keep(bookies: BookieClient, row: LedgerMetadata = ROW) -> Status:
     answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    bookies.keep_row(MEMBER, KEY, row, answered.set_result)
+    async with within("it is answered"):
+        return await answered
+
+
+async def test_an_add_behind_a_copy_that_is_kept_brings_none() -> None:
     async with peer() as bookie, client(bookie.url) as bookies:
-        bookies.keep_row(MEMBER, KEY, ROW, answered.set_result)
-        async with within("it is answered"):
-            status = await answered
+        await keep(bookies)
+        await add(bookies)
+
+    assert brought(bookie.seen) == [True, False]
+
+
+async def test_an_add_behind_a_copy_that_was_refused_brings_one() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.behave = refusing
+        assert await keep(bookies) is Status.UNKNOWN
+        bookie.behave = well
+        await add(bookies)
+
+    assert brought(bookie.seen) == [True, True]
+
+
+async def test_a_closed_ledger_takes_no_room_among_the_remembered_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bookie_client, "_COPIES_MAX", 1)
+    async with peer() as bookie, client(bookie.url) as bookies:
+        await add(bookies)
+        await keep(bookies, replace(ROW, ledger_id=2).closed(last_entry=-1, length=0))
+        await add(bookies)
+
+    assert brought(bookie.seen) == [True, True, False]
+
+
+async def test_a_copy_is_sent_without_an_add() -> None:
+    async with peer() as bookie, client(bookie.url) as bookies:
+        status = await keep(bookies)
 
     assert status is Status.OK
     assert bookie.seen[0].row == RowCopy(name_of(ROW), row_copies.encode(ROW))
