@@ -377,14 +377,14 @@ def repair_looks_again(
 def repair_keeps_who_leaves(
     before: LedgerMetadata, after: LedgerMetadata, has_copy: Callable[[str, int], bool]
 ) -> Wrong:
-    """Rule 20b: who loses a place stays a member, until whoever has the place keeps a copy (`has_copy`:
-    member, version) of the row that is changed.
+    """Rule 20b: who loses a place of a closed fragment stays a member, until whoever has the place keeps a
+    copy (`has_copy`: member, version) of the row that is changed.
 
     Source: docs/protocol.md, rule 20b: a database went back behind a repair, and the new members dropped.
     """
-    for fragment in before.fragments:
+    for index, fragment in enumerate(before.fragments):
         gone = set(fragment.bookies) - set(after.all_members)
-        if gone:
+        if gone and before.is_closed_fragment(index):
             return f"rule 20b: {sorted(gone)} lost a place and membership at once"
     for repair in set(_placed(before)) - set(after.repairs):
         fragment = after.fragment_of(repair.first_entry)
