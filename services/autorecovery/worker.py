@@ -175,34 +175,58 @@ class Worker:
 
         Raises: what prevents that, if only for now.
         """
-        row = await self._row(item.ledger_id)
+        row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
             if await self._has_later_incarnation(item.member, row.ledger_id):
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
                     row = await self._copy_missing(row, item.member, wanted)
-            return
-        if not self._may_move(item):
-            names = map(member_name, row.all_members)
-            if row.state is State.CLOSED and member_name(item.member) not in names:
-                return  # the place moved, and its new member was verified (rule 20a)
+        elif self._may_move(item):
+            row = await self._move(row, item.member)
+        elif row.state is not State.CLOSED or member_name(item.member) in map(
+            member_name, row.all_members
+        ):
             raise BookieAway("repair waits for it: away, and not lost yet", bookie=item.member)
-        row = await self._ask_writer_to_replace(row, item.member)
+        # Else the place moved, and its new member was verified (rule 20a).
+        for repair in row.placed_repairs:
+            if repair.leaving == item.member:
+                raise BookieAway("the new member has no copy of the row yet", bookie=repair.target)
+
+    async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
+        """Finish repairs whose worker ended before the last step (rule 20b): of places that the member
+        lost or got. Where a target is away too, its own repair passes the place on.
+        """
+        for repair in row.placed_repairs:
+            is_of_member = member in {repair.leaving, repair.target}
+            if is_of_member and self._may_stay(repair.target):
+                last_step = FragmentRepair(
+                    row,
+                    fragment=repair.first_entry,
+                    leaving=repair.leaving,
+                    target=repair.target,
+                )
+                row = await self._conclude(last_step, row)
+        return row
+
+    async def _move(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
+        """Give all places of a member to others."""
+        row = await self._ask_writer_to_replace(row, member)
         for index, fragment in enumerate(row.fragments):
-            if item.member not in fragment.bookies:
+            if member not in fragment.bookies:
                 continue
             if not row.is_closed_fragment(index):
                 raise FragmentOpen("its last fragment is open", ledger_id=row.ledger_id)
-            target = self._target(row, index, item.member)
+            target = self._target(row, index, member)
             repair = FragmentRepair(
                 row,
                 fragment=fragment.first_entry,
-                leaving=item.member,
+                leaving=member,
                 target=target,
                 held=await self._ranges_held_by(target, row),
             )
             row = await self._conclude(repair, row)
+        return row
 
     async def _copy_missing(
         self, row: LedgerMetadata, member: str, wanted: FragmentRange

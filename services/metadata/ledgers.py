@@ -401,10 +401,11 @@ async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
 
 
 async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraft) -> None:
-    # A repair's target is a member before its first copy (rule 20).
+    # A repair's target is a member before its first copy (rule 20), and who leaves until the target has
+    # a copy of the row (rule 20b).
     members = sorted(
         {member for fragment in row.fragments for member in fragment.bookies}
-        | {repair.target for repair in row.repairs}
+        | {member for repair in row.repairs for member in (repair.leaving, repair.target)}
     )
     await connection.execute(
         "INSERT INTO ledger_members (ledger_id, name, incarnation)"

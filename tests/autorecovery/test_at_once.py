@@ -23,8 +23,10 @@ from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.row_copy import RowName, name_of
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from quorumlog.wire.repair_bodies import RepairItem
+from quorumlog.wire.row_copies import decode
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.worker import RepairCounts, Worker
 from services.bookie.store import Store
@@ -193,7 +195,7 @@ async def test_entries_that_a_named_target_has_are_not_sent_again(two: Two) -> N
 
     await two.mend()
 
-    assert two.target.counters["log_records"] == before
+    assert two.target.counters["log_records"] == before + 1, "the copy of the row"
     assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
 
 
@@ -296,6 +298,51 @@ async def test_a_second_look_at_a_complete_copy_writes_nothing(two: Two) -> None
     await two.look_again()
 
     assert {name: store.counters["log_records"] for name, store in two.stores.items()} == before
+
+
+async def nobody_is_let_go_before_the_target_keeps_the_row() -> None:
+    """The database may go back behind the change of the place: who left would be all that is named then."""
+    async with two_bookies("draining") as two:
+        rows: list[LedgerMetadata] = []
+        copies: list[tuple[RowName, ...]] = []
+
+        def look() -> None:
+            rows.append(two.row.row)
+            copies.append(two.target.ledger(7).row_names)
+
+        two.row.steps = {2: look, 3: look}
+
+        await two.mend()
+
+        placed, released = rows
+        assert placed.fragments[0].bookies == ("b4@1", "b2@1")
+        assert ("b1@1" in placed.all_members, "b1@1" in released.all_members) == (True, False)
+        assert copies == [(), (name_of(placed),)]
+        body = decode(two.target.ledger(7).row_copy(name_of(placed)).body)
+        assert body.row.to_core().fragments == placed.fragments
+
+
+async def test_nobody_is_let_go_before_the_target_keeps_the_row() -> None:
+    """Rule 20b."""
+    await nobody_is_let_go_before_the_target_keeps_the_row()
+
+
+async def what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
+    """By that of the member that left, or of the one that came; neither needs the former."""
+    for by_whom in (Two.mend, Two.look_again):
+        async with two_bookies("lost") as two:
+            await dies_at_the_change(two)
+            assert "b1@1" in two.row.row.all_members
+
+            await by_whom(two)
+
+            assert two.row.row.repairs == ()
+            assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
+
+
+async def test_what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
+    """Rule 20b."""
+    await what_a_dead_worker_left_is_finished_by_the_next_one()
 
 
 async def test_missed_entries_of_a_member_without_a_place_need_no_repair(two: Two) -> None:

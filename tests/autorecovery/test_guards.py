@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import NotEnoughBookies
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.repair import FragmentRepair
 from services.autorecovery import check, writers
 from services.autorecovery.auditor import Auditor
@@ -24,7 +25,7 @@ from tests.autorecovery import (
     test_replica_check,
     test_writers,
 )
-from tests.mutants.guards import always, kept_verdict
+from tests.mutants.guards import always, kept_verdict, let_go_at_once
 from tests.mutants.guards import believed as believed_target
 from tests.mutants.hunt import Mutant, Patch, applied
 
@@ -76,6 +77,15 @@ def silence_is_enough(original: Any) -> Any:
         return await original(self, *where) or ()
 
     return lacking
+
+
+def left(_original: Any) -> Any:
+    """What an earlier worker began stays as it is."""
+
+    async def finish(_self: Worker, row: LedgerMetadata, _member: str) -> LedgerMetadata:
+        return row
+
+    return finish
 
 
 def everywhere(_original: Any) -> Any:
@@ -136,6 +146,16 @@ GUARDS: list[tuple[Mutant, Callable[[], Any]]] = [
         Mutant("a change of place queues no second look", "rule 20a",
                (Patch(FragmentRepair, "_second_look", always(())),)),
         test_at_once.a_place_that_went_bad_is_repaired_by_the_second_look,
+    ),
+    (
+        Mutant("a repair lets go of the member before the target has its row", "rule 20b",
+               (Patch(FragmentRepair, "_give_row", let_go_at_once),)),
+        test_at_once.nobody_is_let_go_before_the_target_keeps_the_row,
+    ),
+    (
+        Mutant("nobody takes the last step of a repair whose worker died", "rule 20b",
+               (Patch(Worker, "_finish_placed", left),)),
+        test_at_once.what_a_dead_worker_left_is_finished_by_the_next_one,
     ),
     (
         Mutant("silence is a second look", "rule 20a", (Patch(ReplicaCheck, "missing_on_disk", silence_is_enough),)),

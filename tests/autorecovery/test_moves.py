@@ -25,24 +25,27 @@ ROW = LedgerMetadata(
 )
 
 
-class Rows:
-    """A metadata port with one row."""
+class RowPorts:
+    """The ports of a worker that only reads a row."""
+
+    def __init__(self, row: LedgerMetadata) -> None:
+        self.row = row
+
+    @property
+    def metadata(self) -> "RowPorts":
+        return self
 
     async def read(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata]:
-        return CasStatus.OK, ROW
+        return CasStatus.OK, self.row
 
 
-class RowPorts:
-    metadata = Rows()
-
-
-async def worker_of(*known: BookieInfo) -> Worker:
+async def worker_of(*known: BookieInfo, row: LedgerMetadata = ROW) -> Worker:
     async def fetch() -> BookieList:
         return BookieList(bookies=known)
 
     directory = Directory(fetch)
     await directory.refresh()
-    parts: Any = (None, directory, RowPorts(), None, RepairCounts(), None)
+    parts: Any = (None, directory, RowPorts(row), None, RepairCounts(), None)
     return Worker(*parts)
 
 
@@ -68,6 +71,18 @@ async def test_places_of_lost_drained_and_earlier_members_move() -> None:
     ):
         with pytest.raises(NotEnoughBookies, match="free to take its place"):
             await case
+
+
+async def test_an_item_stays_while_a_new_member_that_is_away_has_no_copy_of_the_row() -> None:
+    """Rule 20b: the repair of that one's place takes over who is kept; until then somebody asks again."""
+    row = ROW.with_member_replaced(0, "b1@1", "b4@1")
+    for state, moves in (("lost", True), ("lost", False), ("draining", False)):
+        known = BookieInfo.model_validate({"id": "b1@1", "state": state, "url": ""})
+        worker = await worker_of(known, BookieInfo(id="b4@1", state="lost", url=""), row=row)
+        item = RepairItem(ledger_id=7, member="b1@1", ranges=((0, 9),), version=1, moves=moves)
+
+        with pytest.raises(BookieAway):
+            await worker.repair(item)
 
 
 async def test_a_target_that_got_another_place_of_the_fragment_is_not_taken_again() -> None:

@@ -14,7 +14,7 @@ RUN = run_of(b"x" * 1000)
 class Written:
     """Bookies that take everything at once; remembers when."""
 
-    fence = read_lac = read = None
+    fence = read_lac = read = keep_row = None
     """Handed on, and called by no test."""
 
     def __init__(self) -> None:

@@ -8,12 +8,14 @@ from quorumlog.protocol.messages import (
     Event,
     FenceAnswered,
     ReadAnswered,
+    RowAnswered,
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
 )
 from quorumlog.protocol.replica import FenceAsked, ReadAsked, Replica, Verdict
-from tests.support.replicas import HeldEntries, add_asked, ask, memory_replica
+from tests.support.replicas import HeldEntries, add_asked, ask, memory_replica, row_told
 
 
 class ModelBookie:
@@ -36,7 +38,7 @@ class ModelBookie:
     def key(self) -> tuple[object, ...]:
         return (self.name, self.incarnation, self.held, self.replica.key())
 
-    def answer(self, asked: SendAdd | SendFence | SendRead) -> Event:
+    def answer(self, asked: SendAdd | SendFence | SendRead | SendRow) -> Event:
         """Judge a request and answer it; all is on disk at once."""
         match asked:
             case SendAdd(position, member, generation, run):
@@ -61,6 +63,9 @@ class ModelBookie:
                     self._entries.run(verdict.present),
                     verdict.absent,
                 )
+            case SendRow(member, row):
+                verdict = ask(self.replica, row_told(asked))
+                event = RowAnswered(member, row.version, verdict.status)
             case _:
                 assert_never(asked)
         self._sync(verdict)

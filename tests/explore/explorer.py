@@ -33,6 +33,7 @@ from quorumlog.protocol.messages import (
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
     StartTimer,
     Timer,
     TimerFired,
@@ -257,7 +258,7 @@ class Explorer:
         message = self.parts.message
         for effect in effects:
             match effect:
-                case SendAdd() | SendFence() | SendRead():
+                case SendAdd() | SendFence() | SendRead() | SendRow():
                     sends |= 1 << message("to-bookie", client, effect)
                 case UpdateMetadata() | ReadMetadata():
                     sends |= 1 << message("to-store", client, effect)

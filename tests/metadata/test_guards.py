@@ -93,6 +93,23 @@ async def a_target_is_a_member(stores: Stores, _folder: Path) -> None:
             await client.retire("b9")
 
 
+async def who_leaves_is_a_member(stores: Stores, _folder: Path) -> None:
+    """Rule 20b: who lost a place is not retired before its successor has a copy of the row."""
+    async with serving(stores) as service:
+        client = service.client
+        await client.put_cookie("b1", await cookie(client), version=None)
+        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
+        assert closed is not None
+        _, moved = await client.cas(closed.with_member_replaced(0, "b1@1", "b9@1"))
+        assert moved is not None
+        assert (await client.uses("b1")).ledgers == 1
+        with pytest.raises(VersionConflict):
+            await client.retire("b1")
+
+        await client.cas(moved.with_leaving_released(0, "b9@1"))
+        await client.retire("b1")
+
+
 async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> None:
     """A transaction that names the bookie is under way when it is to be taken out."""
     async with (
@@ -361,6 +378,12 @@ class Guard:
 
 
 GUARDS: Final = (
+    Guard(
+        "rule 20b",
+        "who lost a place is not in the members' index",
+        ((ledgers, "_index_members", without_targets),),
+        who_leaves_is_a_member,
+    ),
     Guard(
         "rule 20",
         "a repair's target is not in the members' index",

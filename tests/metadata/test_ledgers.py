@@ -184,6 +184,11 @@ ILLEGAL = [
     (THREE, CLOSED.given_up(3, 4, ()), "rule 31: given up with the close"),
     (CLOSED.given_up(3, 4, ()), replace(CLOSED, may_lack_entries=True), "rule 31: taken back"),
     (CLOSED.given_up(3, 4, ()), CLOSED.given_up(4, 9, ()), "rule 31: a part is taken back"),
+    (
+        CLOSED,
+        replace(CLOSED.with_member_replaced(1, "b4@1", "b9@1"), repairs=()),
+        "rule 20b: let go with the change of the place",
+    ),
 ]
 
 
@@ -223,6 +228,21 @@ async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service)
     assert status is CasStatus.OK
     assert now is not None
     assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@3")
+
+
+async def test_a_member_that_lost_its_place_is_listed_until_it_is_let_go(service: Service) -> None:
+    """Rule 20b: a drain or a decommission that does not see it would take away what an older row names."""
+    row = await _stepwise(service, CLOSED)
+    _, moved = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@3"))
+    assert moved is not None
+
+    listed = await service.client.list(bookie="b4")
+    _, released = await service.client.cas(moved.with_leaving_released(10, "b9@3"))
+
+    assert listed == ([moved], None)
+    assert released is not None
+    assert released.fragments == moved.fragments
+    assert await service.client.list(bookie="b4") == ([], None)
 
 
 async def test_lost_entries_of_a_closed_ledger_only_grow(service: Service) -> None:

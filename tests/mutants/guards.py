@@ -20,7 +20,7 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
-from quorumlog.protocol.repair import FragmentRepair
+from quorumlog.protocol.repair import FragmentRepair, Stage
 from quorumlog.protocol.replica import (
     AddAsked,
     EntriesDropped,
@@ -434,6 +434,16 @@ def kept_verdict(original: Any) -> Any:
             self._replace()
 
     return go_on
+
+
+def let_go_at_once(_original: Any) -> Any:
+    """The member that lost its place is let go whether or not the target has a copy of the row."""
+
+    def give(self: FragmentRepair) -> None:
+        self.stage = Stage.RELEASING
+        self._release()
+
+    return give
 
 
 def unread(original: Any) -> Any:

@@ -33,6 +33,7 @@ from tests.mutants.guards import (
     kept_acks,
     lac_of_the_pushed,
     less_coverage,
+    let_go_at_once,
     limbo_by_name_only,
     made_anew,
     named_by_the_first,
@@ -306,6 +307,11 @@ MACHINES: Final = (
         "a change of place queues no second look",
         "rule 20a",
         (Patch(FragmentRepair, "_second_look", always(())),),
+    ),
+    Mutant(
+        "a repair lets go of the member before the target has its row",
+        "rule 20b",
+        (Patch(FragmentRepair, "_give_row", let_go_at_once),),
     ),
     Mutant(
         "a repair gives a place what was copied for another one",

@@ -1,4 +1,4 @@
-"""What one row may become: each rule by itself (I4, I21, I22, I24, rules 14, 26a, 28 and 31)."""
+"""What one row may become: each rule by itself (I4, I21, I22, I24, rules 14, 20b, 26a, 28 and 31)."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,12 +11,13 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
-from tests.protocol.hands import B1, B2, B3, B4, ledger
+from tests.protocol.hands import B1, B2, B3, B4, B5, ledger
 
 OPEN = ledger()
 TWO = ledger(fragments=((0, (B1, B2, B3)), (5, (B1, B2, B4))))
 MARKED = replace(TWO, state=State.IN_RECOVERY)
 CLOSED = replace(TWO, state=State.CLOSED, last_entry=9, length=10)
+MOVED = CLOSED.with_member_replaced(1, B1, B3)
 LOST = CLOSED.given_up(2, 4, (B1,))
 
 LOG = LogMetadata(
@@ -61,6 +62,9 @@ def test_a_ledger_begins_open_with_one_fragment_and_has_lost_nothing() -> None:
         (MARKED, MARKED.with_ensemble(8, (B1, B3, B4)).closed(last_entry=9, length=10)),
         (MARKED, MARKED.with_member_replaced(0, B1, B4)),
         (CLOSED, CLOSED.with_member_replaced(1, B1, B3)),
+        (MOVED, MOVED.with_member_replaced(1, B3, B5)),
+        (MOVED, MOVED.with_leaving_released(5, B3)),
+        (OPEN, replace(OPEN, fragments=(Fragment(0, (B1, B2, B4)),))),
         (CLOSED, LOST),
         (LOST, LOST),
         (LOST, LOST.given_up(4, 6, ())),
@@ -76,6 +80,13 @@ def test_what_a_ledger_may_become(old: LedgerMetadata, new: LedgerMetadata) -> N
     [
         (OPEN, replace(OPEN, digest=DigestKind.NONE), "/row/digest"),
         (OPEN, replace(OPEN, ledger_key=b"x"), "/row/ledger_key"),
+        (CLOSED, replace(MOVED, repairs=()), "/row/fragments/1"),
+        (TWO, replace(TWO, fragments=(Fragment(0, (B1, B2, B4)), TWO.fragments[1])), "/row/fragments/0"),
+        (
+            MOVED,
+            MOVED.with_leaving_released(5, B3).with_member_replaced(1, B2, B5),
+            "/row/fragments/1",
+        ),
         (MARKED, TWO, "/row/state"),
         (CLOSED, MARKED, "/row/state"),
         (LOST, replace(LOST, declared_lost=()), "/row/declared_lost"),

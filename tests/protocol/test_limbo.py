@@ -23,6 +23,14 @@ def test_a_members_places_are_the_fragments_that_name_it() -> None:
     assert list(limbo.places(CLOSED, "b9@1")) == []
 
 
+def test_who_is_kept_after_it_lost_a_place_is_still_named_there() -> None:
+    """Rule 20b: an audit queues it, so that whoever ended before the last step is followed by another one."""
+    moved = CLOSED.with_member_replaced(1, B4, B1)
+
+    assert list(limbo.places(moved, B4)) == [(5, 8)]
+    assert list(limbo.places(moved.with_leaving_released(5, B1), B4)) == []
+
+
 def test_a_place_in_an_open_fragment_ends_nowhere() -> None:
     assert list(limbo.places(OPEN, B1)) == [(0, 4), (9, ID_MAX - 1)]
 

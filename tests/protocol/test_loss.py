@@ -68,6 +68,13 @@ def test_the_target_of_a_repair_could_have_it_too() -> None:
     assert lost == [(0, 2), (4, 4), (5, 9)]
 
 
+def test_who_is_kept_after_it_lost_its_place_could_have_it_too() -> None:
+    """Rule 20b."""
+    moved = ledger(state=State.CLOSED, last_entry=9, length=10).with_member_replaced(0, B1, B4)
+
+    assert holders(moved, 4) == (B1, B2, B3, B4)
+
+
 def test_only_the_write_set_is_asked_for_an_entry() -> None:
     striped = ledger(4, 2, 2, state=State.CLOSED, last_entry=3, length=4)
 

@@ -73,7 +73,8 @@ def test_nothing_follows_closed() -> None:
         closed.in_recovery()
 
 
-def test_a_repair_target_is_kept_by_all_who_drop_and_replaces_one_member_at_the_end() -> None:
+def test_both_members_of_a_repair_are_kept_by_all_who_drop_until_it_ends() -> None:
+    """Rules 20 and 20b."""
     repair = Repair(0, B1, B5)
     pending = TWO.with_repair(repair)
     assert B5 in pending.all_members
@@ -81,8 +82,42 @@ def test_a_repair_target_is_kept_by_all_who_drop_and_replaces_one_member_at_the_
 
     done = pending.with_member_replaced(0, B1, B5)
     assert done.fragments == (Fragment(0, (B5, B2, B3)), TWO.fragments[1])
-    assert done.repairs == ()
-    assert B1 not in done.all_members
+    assert done.placed_repairs == done.repairs == (repair,)
+    assert {B1, B5} <= set(done.all_members)
+
+    ended = done.with_leaving_released(0, B5)
+    assert ended.fragments == done.fragments
+    assert ended.repairs == ()
+    assert B1 not in ended.all_members
+
+
+def test_who_is_kept_for_a_member_is_kept_for_the_one_that_gets_its_place() -> None:
+    """Rule 20b: else nobody could be let go once the first target is gone for ever."""
+    moved = TWO.with_member_replaced(0, B1, B5)
+    again = moved.with_repair(Repair(0, B5, B4)).with_member_replaced(0, B5, B4)
+    assert again.repairs == (Repair(0, B1, B4), Repair(0, B5, B4))
+    assert {B1, B5} <= set(again.all_members)
+    assert again.with_leaving_released(0, B4).repairs == ()
+
+    back = moved.with_member_replaced(0, B5, B1)
+    assert back.repairs == (Repair(0, B5, B1),)
+
+
+def test_a_member_that_comes_back_and_leaves_again_is_kept_for_both_successors() -> None:
+    """Rule 20b: each of them needs a copy of the row for the entries of its place."""
+    back = TWO.with_member_replaced(0, B1, B5).with_member_replaced(0, B2, B1)
+    left = back.with_repair(Repair(0, B1, B4)).with_member_replaced(0, B1, B4)
+
+    assert left.fragments[0] == Fragment(0, (B5, B4, B3))
+    assert left.placed_repairs == (Repair(0, B1, B5), Repair(0, B2, B4), Repair(0, B1, B4))
+    assert left.with_leaving_released(0, B4).repairs == (Repair(0, B1, B5),)
+
+
+def test_a_place_that_is_given_away_ends_pending_repairs_with_its_members() -> None:
+    other = Repair(12, B4, B1)
+    pending = TWO.with_repair(Repair(0, B1, B4)).with_repair(Repair(0, B2, B5)).with_repair(other)
+
+    assert pending.with_member_replaced(0, B1, B5).repairs == (other, Repair(0, B1, B5))
 
 
 def test_a_later_repair_of_the_same_place_takes_over() -> None:

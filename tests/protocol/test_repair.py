@@ -1,4 +1,4 @@
-"""Repair of one member of one closed fragment: rules 2, 18 and 20, I25."""
+"""Repair of one member of one closed fragment: rules 2, 18, 20 to 20b, I25."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,10 @@ from quorumlog.protocol.messages import (
     ReadAnswered,
     ReadMetadata,
     Repaired,
+    RowAnswered,
     SendAdd,
     SendRead,
+    SendRow,
     StartTimer,
     Status,
     Timer,
@@ -55,6 +57,11 @@ class Bench(Hand):
         self.row = row or applied(update)
         self.do(MetadataAnswered(update.attempt, status, self.row))
 
+    def keeps(self, status: Status = Status.OK) -> None:
+        """The target answers that it has a copy of the row."""
+        sent = self.one(SendRow)
+        self.do(RowAnswered(sent.member, sent.row.version, status))
+
     def gets(
         self, read: SendRead, run: Run | None, *absent: int, status: Status = Status.OK
     ) -> None:
@@ -93,11 +100,91 @@ def test_entries_are_copied_unchanged_then_read_back_then_metadata_names_the_tar
     bench.gets(check, AB)
     update = bench.one(UpdateMetadata)
     assert update.metadata.fragments == (Fragment(0, (B4, B2, B3)),)
-    assert update.metadata.repairs == ()
     assert update.missed == (MissedRange(B4, 0, 1),)
     bench.none(Repaired)
     bench.cas()
+    bench.none(Repaired)
+
+
+def releasing() -> Bench:
+    """The target has its place, and is sent the row."""
+    bench = verifying()
+    bench.gets(bench.one(SendRead), AB)
+    bench.cas()
+    return bench
+
+
+def test_who_leaves_is_let_go_once_the_target_keeps_the_row_with_its_place() -> None:
+    """Rule 20b."""
+    bench = releasing()
+    assert bench.one(SendRow) == SendRow(B4, bench.row)
+    assert B1 in bench.row.all_members
+    bench.none(UpdateMetadata)
+
+    bench.keeps()
+    update = bench.one(UpdateMetadata)
+    assert (update.metadata.repairs, update.missed) == ((), ())
+    assert update.metadata.fragments == bench.row.fragments
+    bench.none(Repaired)
+    bench.cas()
     assert bench.one(Repaired).metadata == bench.row
+    assert B1 not in bench.row.all_members
+
+
+def test_a_target_that_does_not_keep_the_row_leaves_the_last_step_to_the_next_repair() -> None:
+    """Rule 20b: it needs nothing of `leaving`, and reads and copies nothing again."""
+    bench = releasing()
+    bench.keeps(Status.UNKNOWN)
+    failed = bench.one(Failed)
+    assert (failed.code, failed.bookie) == ("entry-unavailable", B4)
+    bench.none(UpdateMetadata)
+
+    following = Bench(bench.row)
+    assert following.out == [SendRow(B4, bench.row)]
+    following.keeps()
+    following.cas()
+    following.one(Repaired)
+
+
+def test_a_row_that_changed_after_its_copy_was_sent_is_sent_anew() -> None:
+    """Rule 20b: the target may have lost its place meanwhile, and got it by a later row."""
+    bench = releasing()
+    bench.keeps()
+    changed = replace(bench.row, version=20)
+    bench.cas(CasStatus.CONFLICT, changed)
+    assert bench.out == [SendRow(B4, changed)]
+    bench.do(RowAnswered(B4, 4, Status.OK))
+    bench.do(RowAnswered(B2, 20, Status.OK))
+    assert bench.out == []
+    bench.do(RowAnswered(B4, 20, Status.OK))
+    assert bench.one(UpdateMetadata).metadata == replace(changed, repairs=())
+    bench.do(RowAnswered(B4, 20, Status.OK))
+    assert bench.out == []
+
+
+def test_a_repair_whose_target_lost_its_place_leaves_the_end_to_the_next_one() -> None:
+    bench = releasing()
+    bench.keeps()
+    bench.cas(CasStatus.CONFLICT, bench.row.with_member_replaced(0, B4, B5))
+    assert bench.one(Failed).code == "version-conflict"
+
+
+def test_a_repair_that_another_one_ended_is_done() -> None:
+    for back in ((B4, B2, B3), (B4, B1, B3)):
+        bench = releasing()
+        bench.keeps()
+        ended = replace(bench.row, fragments=(Fragment(0, back),), repairs=(), version=9)
+        bench.cas(CasStatus.CONFLICT, ended)
+        assert bench.one(Repaired).metadata == ended
+
+
+def test_who_came_back_to_another_place_is_let_go_of_the_first_one() -> None:
+    row = CLOSED.with_member_replaced(0, B1, B4).with_member_replaced(0, B2, B1)
+    bench = Bench(row)
+    bench.keeps()
+    assert bench.one(UpdateMetadata).metadata.repairs == (Repair(0, B2, B1),)
+    bench.cas()
+    bench.one(Repaired)
 
 
 def verifying() -> Bench:
@@ -293,6 +380,8 @@ def test_an_empty_fragment_only_changes_its_member() -> None:
     bench.cas()
     assert bench.one(UpdateMetadata).metadata.fragments[1] == Fragment(2, (B4, B2, B3))
     bench.cas()
+    bench.keeps()
+    bench.cas()
     bench.one(Repaired)
     assert bench.repair.stage is Stage.DONE
 
@@ -308,7 +397,7 @@ def test_long_fragments_are_copied_and_asked_in_windows() -> None:
     for entry_id in (0, 1):
         bench.gets(bench.one(SendRead), AB.where(lambda n, wanted=entry_id: n == wanted))  # type: ignore[misc]
     bench.cas()
-    bench.one(Repaired)
+    bench.one(SendRow)
 
 
 def test_what_a_target_has_by_its_own_word_is_not_sent_again_and_verified_all_the_same() -> None:
@@ -348,7 +437,7 @@ def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for() -> None:
         assert (check.member, check.first, check.last) == (B4, first, first)
         bench.gets(check, run_of(payload, first=first))
     bench.cas()
-    assert bench.one(Repaired).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
+    assert bench.one(SendRow).row.fragments == (Fragment(0, (B4, B2, B3)),)
 
 
 def test_a_fragment_of_which_all_was_given_up_is_moved_without_a_read() -> None:
@@ -357,7 +446,7 @@ def test_a_fragment_of_which_all_was_given_up_is_moved_without_a_read() -> None:
     bench.none(SendRead)
     bench.cas()
     bench.none(SendRead)
-    assert bench.one(Repaired).metadata.fragments == (Fragment(0, (B4, B2, B3)),)
+    assert bench.one(SendRow).row.fragments == (Fragment(0, (B4, B2, B3)),)
 
 
 def test_a_repair_that_fails_names_all_that_nobody_gave() -> None:

@@ -34,9 +34,11 @@ from quorumlog.protocol.messages import (
     RecoveryNeeded,
     Repaired,
     ReplaceRequested,
+    RowAnswered,
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
     StartTimer,
     Status,
     Timer,
@@ -55,7 +57,7 @@ from tests.explore.bookies import ModelBookie
 from tests.scenarios.disks import DiskBookie
 from tests.support.replicas import HeldEntries
 
-Request = SendAdd | SendFence | SendRead
+Request = SendAdd | SendFence | SendRead | SendRow
 CODEC = Codec(DigestKind.CRC32C)
 
 
@@ -365,7 +367,7 @@ class Stage:
     def perform(self, actor: Actor, effect: Effect) -> None:
         name = actor.name
         match effect:
-            case SendAdd() | SendFence() | SendRead():
+            case SendAdd() | SendFence() | SendRead() | SendRow():
                 actor.requests.append(effect)
             case UpdateMetadata(_, row, missed):
                 actor.metadata.append(effect)
@@ -475,9 +477,9 @@ def row_text(row: LedgerMetadata) -> str:
     if row.state is State.CLOSED:
         words.append(f"at {row.last_entry} with {row.length} bytes")
     words.append(fragments)
-    words.extend(
-        f"repair {r.first_entry}:{short(r.leaving)}>{short(r.target)}" for r in row.repairs
-    )
+    for repair in row.repairs:
+        kind = "kept" if repair in row.placed_repairs else "repair"
+        words.append(f"{kind} {repair.first_entry}:{short(repair.leaving)}>{short(repair.target)}")
     if row.declared_lost:
         words.append(f"lost {','.join(map(short, row.declared_lost))}")
     if row.lost_entries:
@@ -499,13 +501,15 @@ def told(request: Request) -> str:
             if request.from_disk:
                 verb = "read back"
             return f"{verb} {range_text(request.first, request.last)}"
+        case SendRow(_, row):
+            return f"keep row v{row.version}"
 
 
 def sends_text(name: str, effects: list[Effect]) -> list[str]:
     """One line for all bookies that are asked the same."""
     lines: dict[str, list[str]] = {}
     for effect in effects:
-        if isinstance(effect, SendAdd | SendFence | SendRead):
+        if isinstance(effect, SendAdd | SendFence | SendRead | SendRow):
             lines.setdefault(told(effect), []).append(short(effect.member))
     return [f"{name} -> {' '.join(members)}: {what}" for what, members in lines.items()]
 
@@ -518,3 +522,5 @@ def unknown(request: Request) -> Event:
             return FenceAnswered(position, member, Status.UNKNOWN)
         case SendRead(position, member, _, first, last):
             return ReadAnswered(position, member, first, last, Status.UNKNOWN)
+        case SendRow(member, row):
+            return RowAnswered(member, row.version, Status.UNKNOWN)

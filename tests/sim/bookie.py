@@ -16,9 +16,11 @@ from quorumlog.protocol.messages import (
     Event,
     FenceAnswered,
     ReadAnswered,
+    RowAnswered,
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
     Status,
 )
 from quorumlog.protocol.ranges import ranges_of
@@ -39,7 +41,7 @@ from quorumlog.protocol.replica import (
 )
 from tests.support import invariants
 from tests.support.invariants import Wrong
-from tests.support.replicas import HeldEntries, add_asked, memory_replica, replay
+from tests.support.replicas import HeldEntries, add_asked, memory_replica, replay, row_told
 
 Answer = Callable[[Event], None]
 
@@ -151,7 +153,7 @@ class SimBookie:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def receive(self, asked: SendAdd | SendFence | SendRead, answer: Answer) -> None:
+    def receive(self, asked: SendAdd | SendFence | SendRead | SendRow, answer: Answer) -> None:
         """Judge a request; the answer leaves when the disk says so."""
         was_fenced = self.replica.is_fenced
         match asked:
@@ -182,6 +184,9 @@ class SimBookie:
                     faultless(
                         invariants.limbo_denies_nothing(self.member, member, is_limbo=is_limbo)
                     )
+            case SendRow(member, row):
+                verdict = self.replica.step(row_told(asked))
+                told = RowAnswered(member, row.version, verdict.status)
             case _:
                 assert_never(asked)
         is_promise = isinstance(asked, SendRead) and asked.fence

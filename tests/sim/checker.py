@@ -167,6 +167,9 @@ class Checker:
                 invariants.repair_looks_again(
                     before, after, [(m.member, m.first, m.last) for m in missed]
                 ),
+                invariants.repair_keeps_who_leaves(
+                    before, after, lambda member, version: version in self.copies.get(member, ())
+                ),
             )
         else:
             judged(invariants.recovery_changes_at_the_close(before, after))

@@ -16,6 +16,7 @@ from quorumlog.protocol.messages import (
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
 )
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.repair import FragmentRange, fragment_ranges
@@ -123,7 +124,7 @@ class DeferringBookie(LosingBookie):
         super().__init__(name, world)
         self.replica = memory_replica(self.member, is_deferred=True)
 
-    def receive(self, asked: SendAdd | SendFence | SendRead, answer: Answer) -> None:
+    def receive(self, asked: SendAdd | SendFence | SendRead | SendRow, answer: Answer) -> None:
         """What is acknowledged counts as held from then on."""
         known = len(self.log)
         super().receive(asked, answer)

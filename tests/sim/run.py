@@ -171,6 +171,11 @@ class Run:
         names = {member_name(member) for member in fragment.bookies} - {member_name(leaving)}
         targets = [b.member for b in world.bookies.values() if b.name not in names]
         target = rng.choice([leaving, *targets])
+        if row.placed_repairs and rng.random() < 0.5:
+            # As a worker goes on where an earlier one ended (rule 20b).
+            last = rng.choice(row.placed_repairs)
+            fragment, leaving = row.fragment_of(last.first_entry), last.leaving
+            target = last.target
         self.repairers += 1
         client = world.add_client(
             f"repairer-{self.repairers}",

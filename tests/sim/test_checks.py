@@ -399,6 +399,7 @@ MACHINES: Final[dict[str, Damage]] = {
     "repair_copies_first": row(with_a_stranger),
     "repair_reads_back": wrapped(Checker, "before_step", all_bad),
     "repair_looks_again": wrapped(FragmentRepair, "_second_look", guards.always(())),
+    "repair_keeps_who_leaves": wrapped(FragmentRepair, "_give_row", guards.let_go_at_once),
     "limbo_denies_nothing": wrapped(Replica, "_may_say_no", always),
     "limbo_takes_no_adds": wrapped(Replica, "_is_limbo_in_the_way", never),
     "limbo_is_marked": wrapped(Replica, "enter_limbo", guards.unmarked),

@@ -31,9 +31,11 @@ from quorumlog.protocol.messages import (
     ReadMetadata,
     RecoveryNeeded,
     Repaired,
+    RowAnswered,
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
     StartTimer,
     Status,
     Timer,
@@ -61,7 +63,7 @@ TIMER_TIMES: Final = {
     Timer.RETRY: SECOND,
 }
 
-Request = SendAdd | SendFence | SendRead
+Request = SendAdd | SendFence | SendRead | SendRow
 
 OUTPUTS: Final = (Confirmed, Failed, Closed, Repaired, RecoveryNeeded, EntriesRead)
 """What a machine tells its owner, at once and in order; all else are requests."""
@@ -265,7 +267,7 @@ class World:
     def perform(self, client: Client, effect: Effect) -> None:
         """The driver: each request ends in exactly one answer, in time or as UNKNOWN."""
         match effect:
-            case SendAdd() | SendFence() | SendRead():
+            case SendAdd() | SendFence() | SendRead() | SendRow():
                 self._request(client, effect)
             case UpdateMetadata():
                 self._cas(client, effect, (client.name, effect.attempt), first=True)
@@ -498,6 +500,8 @@ def unknown(effect: Request) -> Event:
             return FenceAnswered(position, member, Status.UNKNOWN)
         case SendRead(position, member, _, first, last):
             return ReadAnswered(position, member, first, last, Status.UNKNOWN)
+        case SendRow(member, row):
+            return RowAnswered(member, row.version, Status.UNKNOWN)
         case _:
             assert_never(effect)
 
@@ -506,7 +510,8 @@ def describe(row: LedgerMetadata) -> str:
     """A row in a few words."""
     fragments = " ".join(f"{f.first_entry}:{','.join(f.bookies)}" for f in row.fragments)
     end = "" if row.last_entry is None else f" last={row.last_entry} length={row.length}"
-    return f"v{row.version} {row.state}{end} [{fragments}]"
+    repairs = "".join(f" repair {r.first_entry}:{r.leaving}>{r.target}" for r in row.repairs)
+    return f"v{row.version} {row.state}{end} [{fragments}]{repairs}"
 
 
 def tell(message: Event | Effect) -> str:
@@ -520,6 +525,10 @@ def tell(message: Event | Effect) -> str:
         case SendRead(position, member, _, first, last, fence):
             kind = "fencing-" if fence else "disk-" if message.from_disk else ""
             return f"{kind}read {first}..{last} of {position}:{member}"
+        case SendRow(member, row):
+            return f"keep v{row.version} at {member}"
+        case RowAnswered(member, version, status):
+            return f"kept v{version} at {member}: {status}"
         case AddAnswered(position, member, generation, first, last, status):
             return f"added {first}..{last} by {position}:{member} gen={generation}: {status}"
         case FenceAnswered(position, member, status, lac):

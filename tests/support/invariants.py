@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import LedgerMetadata, Repair, State
 from quorumlog.protocol.quorum import Quorum
 
 Wrong = str | None
@@ -374,6 +374,38 @@ def repair_looks_again(
     return None
 
 
+def repair_keeps_who_leaves(
+    before: LedgerMetadata, after: LedgerMetadata, has_copy: Callable[[str, int], bool]
+) -> Wrong:
+    """Rule 20b: who loses a place of a closed fragment stays a member, until whoever has the place keeps a
+    copy (`has_copy`: member, version) of the row that is changed.
+
+    Source: docs/protocol.md, rule 20b: a database went back behind a repair, and the new members dropped.
+    """
+    for index, fragment in enumerate(before.fragments):
+        gone = set(fragment.bookies) - set(after.all_members)
+        if gone and before.is_closed_fragment(index):
+            return f"rule 20b: {sorted(gone)} lost a place and membership at once"
+    for repair in set(_placed(before)) - set(after.repairs):
+        fragment = after.fragment_of(repair.first_entry)
+        if repair.target in fragment.bookies:
+            is_let_go_early = not has_copy(repair.target, before.version)
+        else:
+            # Whoever has the place of the target now takes over whom it kept.
+            named = {*fragment.bookies, *(r.leaving for r in _placed(after))}
+            is_let_go_early = repair.leaving not in named
+        if is_let_go_early:
+            return f"rule 20b: {repair.leaving} was let go, {repair.target} lacks v{before.version}"
+    return None
+
+
+def _placed(row: LedgerMetadata) -> Iterator[Repair]:
+    """The repairs whose target has its place."""
+    for repair in row.repairs:
+        if repair.target in row.fragment_of(repair.first_entry).bookies:
+            yield repair
+
+
 def _newcomers(
     before: LedgerMetadata, after: LedgerMetadata
 ) -> Iterator[tuple[str, int, int, int]]:
@@ -534,6 +566,7 @@ CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
     repair_copies_first,
     repair_reads_back,
     repair_looks_again,
+    repair_keeps_who_leaves,
     garbage_is_proven,
     limbo_denies_nothing,
     limbo_takes_no_adds,

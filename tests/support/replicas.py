@@ -5,11 +5,19 @@ from dataclasses import dataclass, field, replace
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.keyed import Keyed
-from quorumlog.protocol.messages import SendAdd
+from quorumlog.protocol.messages import SendAdd, SendRow
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.ranges import Ranges, contains, ranges_of
 from quorumlog.protocol.record import Entry, Run, pack
-from quorumlog.protocol.replica import AddAsked, Asked, Replica, ReplicaRecord, RunStored, Verdict
+from quorumlog.protocol.replica import (
+    AddAsked,
+    Asked,
+    Replica,
+    ReplicaRecord,
+    RowTold,
+    RunStored,
+    Verdict,
+)
 from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 
 
@@ -90,6 +98,12 @@ def add_asked(effect: SendAdd) -> AddAsked:
         named_by=name,
         row=None if name is None else RowCopy(name, b""),
     )
+
+
+def row_told(effect: SendRow) -> RowTold:
+    """The same of a row that no add brings."""
+    row = effect.row
+    return RowTold(effect.member, RowCopy(name_of(row), b""), row.ledger_key)
 
 
 def ask(replica: Replica, asked: Asked) -> Verdict:

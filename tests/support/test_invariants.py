@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State
 from quorumlog.protocol.quorum import Quorum
 from tests.logs.judge import Judge
 from tests.support import history, invariants, log_history
@@ -23,6 +23,7 @@ CLOSED: Final = OPEN.closed(last_entry=4, length=5)
 OTHERS: Final = ("b1@1", "b2@1", "b4@1")
 CHANGED: Final = OPEN.with_ensemble(2, OTHERS)
 MENDED: Final = replace(CLOSED, fragments=(Fragment(0, OTHERS),))
+KEEPING: Final = replace(MENDED, repairs=(Repair(0, "b3@1", "b4@1"),))
 
 
 def on(*members: str) -> invariants.Held:
@@ -145,6 +146,10 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
     invariants.repair_looks_again: (
         invariants.repair_looks_again(CLOSED, MENDED, [("b4@1", 0, 4)]),
         invariants.repair_looks_again(CLOSED, MENDED, [("b4@1", 0, 3), ("b3@1", 0, 4)]),
+    ),
+    invariants.repair_keeps_who_leaves: (
+        invariants.repair_keeps_who_leaves(KEEPING, MENDED, on("b4@1")),
+        invariants.repair_keeps_who_leaves(KEEPING, MENDED, on("b3@1")),
     ),
     invariants.garbage_is_proven: (
         invariants.garbage_is_proven("b4@1", CLOSED, keep_stub=True),

@@ -31,9 +31,11 @@ from quorumlog.protocol.messages import (
     ReadMetadata,
     RecoveryNeeded,
     Repaired,
+    RowAnswered,
     SendAdd,
     SendFence,
     SendRead,
+    SendRow,
     StartTimer,
     Status,
     TimerFired,
@@ -157,6 +159,9 @@ class Driver:
                     effect.ledger_key,
                     partial(self._fence_done, effect),
                 )
+            case SendRow(member, row):
+                done = partial(self._row_done, effect)
+                self._ports.bookies.keep_row(member, row.ledger_key, row, done)
             case FindBookies(attempt, ensemble, exclude):
                 members = self._ports.placement.candidates(ensemble, exclude)
                 self.post(BookiesFound(attempt, members))
@@ -183,6 +188,9 @@ class Driver:
                 effect.position, effect.member, effect.first, effect.last, status, run, absent
             )
         )
+
+    def _row_done(self, effect: SendRow, status: Status) -> None:
+        self.post(RowAnswered(effect.member, effect.row.version, status))
 
     def _update(self, effect: UpdateMetadata) -> None:
         # A machine that repeats an attempt number repeats the same change, so the token stays.

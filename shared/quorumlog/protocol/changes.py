@@ -71,7 +71,7 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
             for name in ("last_entry", "length")
             if getattr(old, name) != getattr(new, name)
         ]
-    problems += _fragments(old, new)
+    problems += _fragments(old, new) or _kept(old, new)
     _raise(problems, ledger_id=old.ledger_id)
 
 
@@ -104,6 +104,27 @@ def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
     if new.state is State.IN_RECOVERY and old.fragments[-1] != new.fragments[-1]:
         return [(pointer, "a recovery's ensemble change is committed with CLOSED only (I24)")]
     return []
+
+
+def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
+    """Rule 20b: a change that moves a place of a closed fragment lets nobody go."""
+    before, after = _named(old), _named(new)
+    return [
+        (f"/row/fragments/{index}", "who loses a place is kept by the same change (rule 20b)")
+        for index, fragment in enumerate(old.fragments)
+        if old.is_closed_fragment(index)
+        and new.fragments[index] != fragment
+        and not before[index] <= after[index]
+    ]
+
+
+def _named(row: LedgerMetadata) -> list[set[str]]:
+    """By fragment: who has a place, or is kept after it lost one."""
+    kept = row.placed_repairs
+    return [
+        {*f.bookies, *(r.leaving for r in kept if r.first_entry == f.first_entry)}
+        for f in row.fragments
+    ]
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -29,11 +29,12 @@ def older_members(row: LedgerMetadata, me: str) -> list[str]:
 
 
 def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The ranges of a ledger's fragments that name a member; an open one ends nowhere. An empty one
-    names a member too: the member is replaced there, though nothing is copied.
+    """The ranges of a ledger's fragments that name a member, or keep it (rule 20b); an open one ends
+    nowhere. An empty one names a member too: the member is replaced there, though nothing is copied.
     """
+    kept = {r.first_entry for r in row.placed_repairs if r.leaving == member}
     for index, fragment in enumerate(row.fragments):
-        if member in fragment.bookies:
+        if member in fragment.bookies or fragment.first_entry in kept:
             last = row.fragment_last(index)
             end = ENDLESS if last is None else last
             yield fragment.first_entry, max(end, fragment.first_entry)

@@ -61,12 +61,13 @@ class Answers:
 
 
 def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
-    """Who could hold an entry, by name: its write set, and who is being given its fragment (rule
-    20).
+    """Who could hold an entry, by name: its write set, who is being given its fragment (rule 20), and
+    who is kept after it lost its place (rule 20b).
     """
     first = row.fragment_of(entry_id).first_entry
-    targets = (repair.target for repair in row.repairs if repair.first_entry == first)
-    return tuple(sorted({*(member for _, member in row.members_of(entry_id)), *targets}))
+    targets = {repair.target for repair in row.repairs if repair.first_entry == first}
+    kept = {repair.leaving for repair in row.placed_repairs if repair.first_entry == first}
+    return tuple(sorted({*(member for _, member in row.members_of(entry_id)), *targets, *kept}))
 
 
 def answers(

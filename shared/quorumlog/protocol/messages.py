@@ -108,6 +108,14 @@ class SendRead:
 
 
 @dataclass(frozen=True, slots=True)
+class SendRow:
+    """Have a member keep a copy of this row durably (rule 18b). Answered by RowAnswered."""
+
+    member: str
+    row: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
 class MissedRange:
     """Entries that a member should hold and may not: handed to the repair queue (rule 8)."""
 
@@ -211,6 +219,7 @@ Effect = (
     SendAdd
     | SendFence
     | SendRead
+    | SendRow
     | UpdateMetadata
     | ReadMetadata
     | FindBookies
@@ -300,6 +309,15 @@ class ReadAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class RowAnswered:
+    """The answer to SendRow: `version` is that of the row. OK means that the copy is on disk."""
+
+    member: str
+    version: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataAnswered:
     """The answer to UpdateMetadata and ReadMetadata. `metadata` is the row as it is now, where it
     is known (after OK: with its new version).
@@ -335,6 +353,7 @@ Event = (
     | AddAnswered
     | FenceAnswered
     | ReadAnswered
+    | RowAnswered
     | MetadataAnswered
     | BookiesFound
     | TimerFired

@@ -11,6 +11,7 @@ Invariants (checked by `check`):
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -46,8 +47,8 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Repair:
     """A repair under way: `target` is being filled to take the place of `leaving` in the fragment
-    that begins at `first_entry`. A target is a member for all who ask what may be dropped
-    (rules 18 and 20), but no reader is sent to it.
+    that begins at `first_entry`, or has just got that place. Both are members for all who ask what
+    may be dropped (rules 18, 20 and 20b), but no reader is sent to the one without a place.
     """
 
     first_entry: int
@@ -189,30 +190,55 @@ class LedgerMetadata:
         return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
 
     def with_member_replaced(self, index: int, old: str, new: str) -> "LedgerMetadata":
-        """A repair of one fragment: `new` takes the place of `old` (re-replication, I25)."""
+        """A repair of one fragment: `new` takes the place of `old` (re-replication, I25), and `old` is
+        kept until `new` has a copy of the row (rule 20b).
+        """
         fragment = self.fragments[index]
+        first = fragment.first_entry
         if old not in fragment.bookies or new in fragment.bookies:
             raise ValueError(f"{old} cannot be replaced by {new} in fragment {index}")
         bookies = tuple(new if member == old else member for member in fragment.bookies)
-        changed = Fragment(fragment.first_entry, bookies)
         return replace(
             self,
-            fragments=(*self.fragments[:index], changed, *self.fragments[index + 1 :]),
-            repairs=tuple(
-                repair
-                for repair in self.repairs
-                if (repair.first_entry, repair.leaving) != (fragment.first_entry, old)
+            fragments=(
+                *self.fragments[:index],
+                Fragment(first, bookies),
+                *self.fragments[index + 1 :],
             ),
+            repairs=(*self._repairs_after(first, old, new), Repair(first, old, new)),
         )
 
+    def _repairs_after(self, first: int, old: str, new: str) -> Iterator[Repair]:
+        """The other repairs, once `new` has the place of `old`."""
+        placed = self.placed_repairs
+        for repair in self.repairs:
+            if repair.first_entry != first:
+                yield repair
+            elif repair.target == old:
+                # Kept on account of `old`, which may be gone for ever: the copy of `new` serves as well.
+                if repair.leaving != new:
+                    yield replace(repair, target=new)
+            elif repair.target != new and (repair.leaving != old or repair in placed):
+                # Else a pending repair that is over: of this place, or with a target that is placed now.
+                yield repair
+
+    def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
+        """`target` has a copy of the row: nobody is kept on its account any more (rule 20b)."""
+        repairs = tuple(
+            r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)
+        )
+        return replace(self, repairs=repairs)
+
     def with_repair(self, repair: Repair) -> "LedgerMetadata":
-        """`repair.target` is about to be filled: before its first byte (rule 20). A repair of the
+        """`repair.target` is about to be filled: before its first byte (rule 20). A pending repair of the
         same place by an earlier worker is given up for it.
         """
+        placed = self.placed_repairs
         others = tuple(
             other
             for other in self.repairs
             if (other.first_entry, other.leaving) != (repair.first_entry, repair.leaving)
+            or other in placed
         )
         return replace(self, repairs=(*others, repair))
 
@@ -221,10 +247,19 @@ class LedgerMetadata:
         return self.state is State.CLOSED or index + 1 < len(self.fragments)
 
     @property
+    def placed_repairs(self) -> tuple[Repair, ...]:
+        """The repairs whose target has its place: `leaving` is kept until the target has a copy of the row
+        (rule 20b).
+        """
+        bookies = {fragment.first_entry: fragment.bookies for fragment in self.fragments}
+        return tuple(r for r in self.repairs if r.target in bookies.get(r.first_entry, ()))
+
+    @property
     def all_members(self) -> tuple[str, ...]:
         """Every member that holds or is being given entries, each once: what must be kept."""
         found = [member for fragment in self.fragments for member in fragment.bookies]
-        return tuple(dict.fromkeys((*found, *(repair.target for repair in self.repairs))))
+        found += [member for r in self.repairs for member in (r.leaving, r.target)]
+        return tuple(dict.fromkeys(found))
 
     def in_recovery(self) -> "LedgerMetadata":
         """Recovery has begun: the writer can no longer change its ensemble (fencing, step 1)."""

@@ -25,6 +25,7 @@ from quorumlog.protocol.messages import (
     ReadMetadata,
     RecoverRequested,
     ReplaceRequested,
+    RowAnswered,
     SendRead,
     StartTimer,
     Timer,
@@ -101,6 +102,7 @@ class RangeReader(Keyed):
                 | CloseRequested()
                 | RecoverRequested()
                 | ReplaceRequested()
+                | RowAnswered()
             ):
                 raise AssertionError(f"{event} is not for a reader")
             case _:

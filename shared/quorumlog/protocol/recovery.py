@@ -28,6 +28,7 @@ from quorumlog.protocol.messages import (
     ReadAnswered,
     RecoverRequested,
     ReplaceRequested,
+    RowAnswered,
     SendFence,
     SendRead,
     Status,
@@ -138,7 +139,9 @@ class Recovery(Keyed):
             case RecoverRequested():
                 if self.phase is Phase.IDLE:
                     self._begin(event.metadata)
-            case Begin() | AppendRequested() | CloseRequested() | ReplaceRequested():
+            case (
+                Begin() | AppendRequested() | CloseRequested() | ReplaceRequested() | RowAnswered()
+            ):
                 raise AssertionError(f"{event} is not for a recovery")
             case _:
                 assert_never(event)

@@ -7,6 +7,9 @@ The bytes travel as they are (rule 2): no password is needed. Only closed fragme
 All that the target should hold is read back from its disk before it gets a place, whoever wrote it
 and when (rule 20a): what its index names may be damaged, or on its way to the disk, and who leaves
 may have the last good copy.
+
+Who leaves is a member until the target has a copy of the row in which it has the place (rule 20b): the
+database may go back behind that row, and the older one names `leaving`.
 """
 
 from collections.abc import Iterator
@@ -35,8 +38,10 @@ from quorumlog.protocol.messages import (
     RecoverRequested,
     Repaired,
     ReplaceRequested,
+    RowAnswered,
     SendAdd,
     SendRead,
+    SendRow,
     StartTimer,
     Status,
     Timer,
@@ -85,6 +90,8 @@ class Stage(Enum):
     VERIFYING = "verifying"
     """All is read back from the target's disk (rule 20a); what is not right there is copied again."""
     REPLACING = "replacing"
+    RELEASING = "releasing"
+    """The target gets a copy of the row in which it has the place; then `leaving` is let go (rule 20b)."""
     DONE = "done"
 
 
@@ -97,7 +104,8 @@ class FragmentRepair(Keyed):
         entries are on the target;
       - rule 20: nothing is sent to a target that metadata does not name;
       - rule 20a: nobody is replaced before all was read back from the target's disk, under the row
-        that is changed.
+        that is changed;
+      - rule 20b: nobody is let go before the target has a copy of the row that is changed.
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
@@ -170,6 +178,8 @@ class FragmentRepair(Keyed):
                 self._add_answered(event)
             case ReadAnswered():
                 self._read_answered(event)
+            case RowAnswered():
+                self._row_answered(event)
             case MetadataAnswered():
                 self._metadata_answered(event)
             case TimerFired():
@@ -200,6 +210,8 @@ class FragmentRepair(Keyed):
             assert not self._pending, "I25: all was copied before"
         if self.stage is Stage.REPLACING:
             assert not self._lacking, "rule 20a"
+        if self.stage is Stage.RELEASING:
+            assert self.leaving in self.metadata.all_members, "rule 20b"
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -221,12 +233,17 @@ class FragmentRepair(Keyed):
         fragment = row.fragments[index]
         if self.last is None:
             self.last = row.fragment_last(index)
-        if self.leaving in fragment.bookies and not self._is_same_place(fragment):
-            self._fail("version-conflict", detail="the fragment's members changed meanwhile")
-        elif self.leaving not in fragment.bookies:
+        place, is_there = (self.fragment, self.leaving), self.leaving in fragment.bookies
+        successors = [r.target for r in row.placed_repairs if (r.first_entry, r.leaving) == place]
+        if self.target in successors:
+            # By this repair, or by an earlier one that ended before its last step.
+            self._give_row()
+        elif not successors and (self.stage is Stage.RELEASING or not is_there):
             # By this repair or another one: whose change it was queued a second look (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
+        elif not (is_there and self._is_same_place(fragment)):
+            self._fail("version-conflict", detail="the fragment's members changed meanwhile")
         elif self.target == self.leaving or self._is_marked(row):
             self._go_on()
         else:
@@ -505,6 +522,33 @@ class FragmentRepair(Keyed):
         assert end is not None, "a closed fragment has an end"
         is_empty = end < self._first
         return () if is_empty else (MissedRange(self.target, self._first, end),)
+
+    # --- releasing ---------------------------------------------------------------------------
+
+    def _give_row(self) -> None:
+        """Rule 20b. Needs nothing of `leaving`, which may be gone for ever."""
+        self.stage = Stage.RELEASING
+        self._out.append(SendRow(self.target, self.metadata))
+
+    def _row_answered(self, event: RowAnswered) -> None:
+        row = self.metadata
+        is_expected = (event.member, event.version) == (self.target, row.version)
+        if self.stage is not Stage.RELEASING or self._update is not None or not is_expected:
+            return
+        if event.status is Status.OK:
+            self._release()
+        else:
+            self._fail(
+                "entry-unavailable",
+                detail=f"{self.target} keeps no copy of the row: {event.status}",
+                bookie=self.target,
+            )
+
+    def _release(self) -> None:
+        """A change of the very row that the target has a copy of: after any other change the target may
+        have its place by a later row.
+        """
+        self._send_update(self.metadata.with_leaving_released(self.fragment, self.target))
 
     # --- timers and ends ---------------------------------------------------------------------
 

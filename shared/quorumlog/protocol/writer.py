@@ -30,6 +30,7 @@ from quorumlog.protocol.messages import (
     RecoverRequested,
     RecoveryNeeded,
     ReplaceRequested,
+    RowAnswered,
     Status,
     Timer,
     TimerFired,
@@ -201,7 +202,7 @@ class LedgerWriter(Keyed):
                 self._close_requested()
             case ReplaceRequested():
                 self._replace_requested(event)
-            case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested():
+            case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested() | RowAnswered():
                 raise AssertionError(f"{event} is not for a writer")
             case _:
                 assert_never(event)

@@ -118,7 +118,7 @@ class FragmentBody(Body):
 
 
 class RepairBody(Body):
-    """A repair under way: `target` will replace `leaving` in one fragment."""
+    """A repair under way: `target` will replace `leaving` in one fragment, or just has (rule 20b)."""
 
     first_entry: EntryId
     leaving: Member

@@ -32,6 +32,8 @@ class Judge:
         self.acked: dict[int, int] = {}
         self.held: dict[tuple[int, str], dict[int, int]] = {}
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
+        self.copies: dict[tuple[int, str], set[int]] = {}
+        """By ledger and member: the versions of the row of which it ever kept a copy durably."""
         self.bytes_of: dict[tuple[int, int], Entry] = {}
         self.lost_copies = 0
         self.declared_lost: set[int] = set()
@@ -103,6 +105,7 @@ class Judge:
                 invariants.state_goes_on(before, after),
                 invariants.borders_stay(before, after),
                 invariants.end_never_moves(before, after),
+                invariants.repair_keeps_who_leaves(before, after, self._copies_of(after.ledger_id)),
             )
         ledger_id = after.ledger_id
         self.rows[ledger_id] = after
@@ -217,6 +220,9 @@ class Judge:
     def _held_of(self, ledger_id: int) -> invariants.Held:
         return lambda member, entry_id: self.has_held(ledger_id, member, entry_id)
 
+    def _copies_of(self, ledger_id: int) -> Callable[[str, int], bool]:
+        return lambda member, version: version in self.copies.get((ledger_id, member), ())
+
     def has_held(self, ledger_id: int, member: str, entry_id: int) -> bool:
         """Whether an entry was durable at a member in its incarnation, or in a later one."""
         last = self.held.get((ledger_id, member_name(member)), {}).get(entry_id, 0)
@@ -234,4 +240,5 @@ class _OfLedger:
         self._judge.stored(self._ledger_id, member, entries)
 
     def copied(self, member: str, version: int) -> None:
-        """The machines' own simulation judges these (tests/sim/checker.py)."""
+        """A copy of a version of the row became durable (rule 18b)."""
+        self._judge.copies.setdefault((self._ledger_id, member), set()).add(version)

@@ -452,7 +452,7 @@ def tokens_of(witnesses: Iterable[str]) -> set[str]:
 def _names_of(row: LedgerRow) -> set[str]:
     """The bookies that a row names, with their incarnations and without."""
     members = {member for fragment in row.fragments for member in fragment.bookies}
-    members |= {repair.target for repair in row.repairs}
+    members |= {member for r in row.repairs for member in (r.leaving, r.target)}
     return members | set(map(member_name, members))
 
 

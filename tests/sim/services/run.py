@@ -309,12 +309,14 @@ class Run:
             self.net.note("operator", "gives up", ledger_id, entry_id, outcome_of(error))
 
     def _may_be_had(self, row: LedgerMetadata, entry_id: int) -> bool:
-        """Whether a member that may come back has an entry: one of its write set, or who is being given
-        its fragment. What a member keeps of an earlier stay elsewhere is read by nobody.
+        """Whether a member that may come back has an entry: one of its write set, who is being given its
+        fragment, or who is kept after it lost a place there (rule 20b). What a member keeps of an earlier
+        stay elsewhere is read by nobody.
         """
         fragment = row.fragment_of(entry_id).first_entry
         members = {member_name(member) for _, member in row.members_of(entry_id)}
         members |= {member_name(r.target) for r in row.repairs if r.first_entry == fragment}
+        members |= {member_name(r.leaving) for r in row.placed_repairs if r.first_entry == fragment}
         return any(self.cluster.nodes[name].may_have(row.ledger_id, entry_id) for name in members)
 
     # --- phases ----------------------------------------------------------------------------------
@@ -452,7 +454,10 @@ class Run:
                     wrong.append(f"{node.me} still knows the deleted {ledger_id}")
                 elif held_ids(ledger) and node.name not in map(member_name, row.all_members):
                     wrong.append(f"{node.me} holds {ledger_id} and is no member")
-            if row is None or ledger_id in self.judge.marked or self._is_hopeless(ledger_id):
+            if row is None or self._is_hopeless(ledger_id):
+                continue
+            wrong += [f"{ledger_id} still keeps {r.leaving}" for r in row.placed_repairs]
+            if ledger_id in self.judge.marked:
                 continue
             wrong += [
                 f"{member} lacks {ledger_id}:{entry_id}"
