@@ -79,6 +79,11 @@ class _StoreMetrics(Collector):
             "rows that the metadata service lacks without a tombstone: nothing was deleted",
             value=self._app[BOOKIE].missing_rows,
         )
+        yield GaugeMetricFamily(
+            "bookie_kept_ledgers",
+            "ledgers of which a copy of the row is held that the metadata lacks: nothing of them is dropped",
+            value=self._app[BOOKIE].kept_ledgers,
+        )
         yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending.bytes)
         yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.disk.free_bytes())
         yield GaugeMetricFamily("bookie_disk_low", "1: little room left", value=store.disk.is_low)

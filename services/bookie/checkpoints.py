@@ -95,6 +95,7 @@ class Checkpoints:
                 position,
                 [change for _, change in changes],
                 self._holdings.deleted,
+                self._holdings.fresh.encode(),
             )
         except Exception as error:
             for ledger, change in changes:

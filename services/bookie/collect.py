@@ -4,22 +4,26 @@ A ledger's entries are dropped only when the metadata service says twice, a grac
 the ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A
 missing row without a tombstone raises an alarm. Nothing is dropped while the metadata service
 serves another cluster's database, or one that went back in time: each row is read in one snapshot
-with the witnesses that this bookie keeps over restarts (rule 18a).
+with the witnesses that this bookie keeps over restarts (rule 18a), and with the changes of which it
+holds copies (rule 18c).
 
 The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from quorumlog.errors import MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
+from quorumlog.wire.bodies import COPIES_PRESENTED_MAX
+from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.index import IndexRow
 from services.bookie.pace import Pace
 from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
@@ -41,9 +45,11 @@ class Disposal(Enum):
 class Rows(Protocol):
     """The queries that collection makes to the metadata service."""
 
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read(
+        self, ledger_id: int, held: Sequence[RowName]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary; UNKNOWN unless the database is proven to be the one
-        that this bookie knows.
+        that this bookie knows, and to contain the changes of the held copies of its rows.
         """
 
     async def cluster_id(self) -> str:
@@ -74,13 +80,33 @@ class MetadataRows:
         """The collector and the heartbeat confirm concurrently: one at a time may replace the file."""
         self.missing_count = 0
         """Rows that were missing without a tombstone."""
+        self.kept: set[int] = set()
+        """Ledgers that this bookie keeps, since the database lacks a change of which it holds a copy."""
+        self._fresh = FreshCopies()
+        self._holder = self._cluster_id = ""
 
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    def present(self, fresh: FreshCopies, holder: str, cluster_id: str) -> None:
+        """From now on present these copies, and name their holder."""
+        self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
+
+    async def read(
+        self, ledger_id: int, held: Sequence[RowName]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
         """A ledger's row, from the primary."""
         try:
-            return CasStatus.OK, await self._client.get(ledger_id, proof=True)
+            row = await self._client.get(
+                ledger_id, proof=True, held=held, holder=self._holder or None
+            )
+            self.kept.discard(ledger_id)
+            return CasStatus.OK, row
+        except CopyLost as error:
+            if ledger_id not in self.kept:
+                log.error("ledger-kept", extra={"ledger": ledger_id, "why": error.detail})  # noqa: TRY400
+                self.kept.add(ledger_id)
+            return CasStatus.UNKNOWN, None
         except NoSuchLedger as error:
             if error.members.get("deleted") is True:
+                self.kept.discard(ledger_id)
                 return CasStatus.MISSING, None
             # An alarm, not a proof: a database that went back in time looks like this.
             log.error("row-missing", extra={"ledger": ledger_id})  # noqa: TRY400
@@ -94,8 +120,18 @@ class MetadataRows:
         return await self._client.cluster_id()
 
     async def confirm(self) -> None:
-        """Exchange witnesses, and store the current ones."""
+        """Exchange witnesses, present fresh copies, and store the current witnesses."""
         await self._client.confirm()
+        await self._keep_current()
+        while attempts := self._fresh.first(COPIES_PRESENTED_MAX):
+            witnesses = witnesses_of(self._cluster_id, attempts)
+            await self._client.confirm_copies(witnesses, self._holder)
+            await self._keep_current()
+            self._fresh.confirmed(attempts)
+            if len(attempts) < COPIES_PRESENTED_MAX:
+                break
+
+    async def _keep_current(self) -> None:
         async with self._lock:
             witnesses = self._client.witnesses
             if self._keep is not None and witnesses != self._kept:
@@ -104,7 +140,9 @@ class MetadataRows:
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
         """Ledgers whose rows name a bookie."""
-        return await self._client.ledgers_naming(bookie)
+        naming = await self._client.ledgers_naming(bookie)
+        self.kept -= naming  # as a member anyway
+        return naming
 
 
 class Collector:
@@ -187,7 +225,9 @@ class Collector:
         return is_ours
 
     async def _examine(self, ledger_id: int, row: IndexRow, *, is_named: bool) -> None:
-        disposal = Disposal.KEEP if is_named else await self._disposal(ledger_id)
+        disposal = Disposal.KEEP
+        if not is_named or row.copy_count > COPIES_KEPT:
+            disposal = await self._disposal(ledger_id)
         is_stub = row.highest == NO_ENTRY
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
@@ -223,11 +263,15 @@ class Collector:
             self._store.withhold(ledger_id, withheld=False)
 
     async def _disposal(self, ledger_id: int) -> Disposal:
-        status, row = await self._rows.read(ledger_id)
+        held = self._store.row_names(ledger_id)
+        status, row = await self._rows.read(ledger_id, held)
+        if self._store.row_names(ledger_id) != held:
+            return Disposal.KEEP  # a copy came meanwhile, and nobody was asked about its change
         if status is CasStatus.MISSING:
             return Disposal.DROP
         if status is not CasStatus.OK or row is None:
             return Disposal.KEEP  # unknown, or lost without a tombstone: no proof
+        self._store.moves.forget_copies(ledger_id)
         members = {member_name(member) for member in row.all_members}
         if row.state is State.CLOSED and member_name(self._store.me) not in members:
             return Disposal.DROP_KEEP_STUB

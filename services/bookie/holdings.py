@@ -8,6 +8,7 @@ from typing import Final
 
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
+from services.bookie.fresh import FreshCopies
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import Kind
@@ -40,6 +41,7 @@ class LedgerTable:
         self._ledgers: dict[int, StoredLedger] = {}
         self._deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
+        self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
     def set_member(self, me: str) -> None:
@@ -56,6 +58,7 @@ class LedgerTable:
                 ledger_id,
                 self._me,
                 self._index,
+                self.fresh,
                 is_deferred=self._is_deferred,
                 is_deleted=ledger_id in self._deleted,
             )
@@ -163,7 +166,9 @@ class LedgerTable:
     def write_index(self, position: Position | None) -> None:
         """Write all ledgers to the index, before the loop runs."""
         changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
-        self._index.write(position, [change for _, change in changes], self._deleted)
+        self._index.write(
+            position, [change for _, change in changes], self._deleted, self.fresh.encode()
+        )
         self._deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)

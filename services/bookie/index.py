@@ -36,6 +36,7 @@ FORMAT: Final = b"3"
 """An index of another format is rebuilt from the log. Format 3 added copies of metadata rows."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
+_FRESH_KEY: Final = b"Afresh"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
@@ -126,16 +127,21 @@ class Index:
         value = self._db.get(_CHECKPOINT_KEY)
         return None if value is None else Position(*_POSITION.unpack(value))
 
+    def fresh(self) -> bytes:
+        """The copies of rows that were fresh at the checkpoint (see fresh.py)."""
+        return self._db.get(_FRESH_KEY) or b""
+
     def write(
         self,
         position: Position | None,
         changes: Iterable[IndexChange],
         deleted: Iterable[int] = (),
+        fresh: bytes = b"",
     ) -> None:
         """Write one checkpoint atomically; on disk when it returns. Any thread.
 
         Without a position, the changes are written and the covered log position stays. `deleted`
-        names ledgers that are deleted and otherwise unknown here.
+        names ledgers that are deleted and otherwise unknown here; `fresh` is what `fresh` returns.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -159,6 +165,7 @@ class Index:
                     time.sleep(PAUSE_S)
         for ledger_id in deleted:
             batch.put(_LEDGER_KEY.pack(b"D", ledger_id), b"")
+        batch.put(_FRESH_KEY, fresh)
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         if self.is_failed:

@@ -8,13 +8,14 @@ change made in between stays dirty.
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
 from quorumlog.protocol.row_copy import RowCopy, RowName
+from services.bookie.fresh import FreshCopies
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.parts import Part, part_of, present_in
 
@@ -57,6 +58,7 @@ class StoredLedger:
         "_dirty_count",
         "_dropped_copies",
         "_entry_count",
+        "_fresh",
         "_hiding",
         "_index",
         "_indexed_highest",
@@ -81,6 +83,7 @@ class StoredLedger:
         ledger_id: int,
         me: str,
         index: Index,
+        fresh: FreshCopies,
         *,
         is_deferred: bool = False,
         is_deleted: bool = False,
@@ -90,6 +93,7 @@ class StoredLedger:
         """
         self.ledger_id = ledger_id
         self._index = index
+        self._fresh = fresh
         self.replica = Replica(me, self, is_deferred=is_deferred)
         self.recent: list[Part] = []
         self.hidden: set[int] = set()
@@ -245,13 +249,16 @@ class StoredLedger:
         """Hold a copy of the metadata's row."""
         if row.name not in self.row_names:
             self.row_names = tuple(sorted((*self.row_names, row.name)))
+            self._fresh.note(row.name)
         self._copies[row.name] = row
 
-    def drop_row_copies(self) -> None:
-        """Hold no copy of the metadata's row any more."""
-        self._dropped_copies += self.row_names
-        self._copies.clear()
-        self.row_names = ()
+    def drop_row_copies(self, names: Collection[RowName]) -> None:
+        """Hold these copies of the metadata's row no more. A replay of the log may find them again."""
+        self._dropped_copies += names
+        for name in names:
+            self._copies.pop(name, None)
+        self.row_names = tuple(name for name in self.row_names if name not in names)
+        self._dirty_count += 1
 
     def drop(self) -> None:
         """Drop all entries."""

@@ -190,9 +190,14 @@ class Limbo:
         """End a ledger's limbo if every expected entry is here; else queue missing ones."""
         checked = 0
         missing: Ranges = ()
-        # Later denials rest on the row, so it must be of the database that this bookie knows (rule
-        # 18a).
-        status, row = await self._metadata.read(ledger_id, proof=True)
+        # Later denials rest on the row, so it must be of the database that this bookie knows (rules
+        # 18a, 18c).
+        status, row = await self._metadata.read(
+            ledger_id,
+            proof=True,
+            held=self._store.row_names(ledger_id),
+            holder=member_name(self._store.me),
+        )
         if status is not CasStatus.MISSING:  # a ledger with a tombstone has no readers
             if row is None or limbo.older_members(row, self._store.me):
                 return

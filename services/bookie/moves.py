@@ -35,6 +35,10 @@ class Moves:
         self._pending.submit(ledger, verdict)
         self._counters["dropped_ledgers"] += 1
 
+    def forget_copies(self, ledger_id: int) -> None:
+        """Forget superseded copies of a ledger's row: the database contains the changes of all that are held."""
+        self._holdings.ledger(ledger_id).replica.forget_copies()
+
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
         """Rewrite parts at the end of the log, in this order; on disk when it returns. False for
         parts that are unreadable.

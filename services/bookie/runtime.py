@@ -15,7 +15,12 @@ from aiohttp import web
 from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_of
-from quorumlog.wire.bodies import BookieHeartbeat, BookieMode, BookieWitnesses
+from quorumlog.wire.bodies import (
+    COPIES_PRESENTED_MAX,
+    BookieHeartbeat,
+    BookieMode,
+    BookieWitnesses,
+)
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.config import Config
 from services.bookie.cookie import (
@@ -26,6 +31,7 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.directory import SUSPECT, DirectoryInUse
+from services.bookie.fresh import witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
@@ -92,14 +98,20 @@ class BookieRuntime:
         and so does one whose operator accepts a loss.
         """
         store = self.store or self._opened
+        fresh = () if store is None else store.holdings.fresh.first(COPIES_PRESENTED_MAX)
         return BookieWitnesses(
             bookie=self.config.bookie_name,
             cluster_id=self.cluster_id,
-            witnesses=self._metadata.witnesses,
+            witnesses=(*self._metadata.witnesses, *witnesses_of(self.cluster_id, fresh)),
             highest_ledger=(
                 None if store is None else store.holdings.highest_ledger(ASSIGNED_ID_END)
             ),
         )
+
+    @property
+    def kept_ledgers(self) -> int:
+        """Ledgers kept because the database lacks a change of which a copy is held (rule 18c)."""
+        return len(self._rows.kept)
 
     @property
     def state(self) -> BookieMode:
@@ -210,6 +222,7 @@ class BookieRuntime:
         self.cluster_id = self._registration.cluster_id
         store.set_member(cookie.member)
         self._apply_state(store, _stored_state(directory))
+        self._rows.present(store.holdings.fresh, config.bookie_name, self.cluster_id)
         store.start(self._writer_failed)
         self.limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):

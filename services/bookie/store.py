@@ -33,6 +33,7 @@ from quorumlog.protocol.replica import (
     RowTold,
     Verdict,
 )
+from quorumlog.protocol.row_copy import RowName
 from services.bookie.checkpoints import Checkpoints
 from services.bookie.damage import Damages
 from services.bookie.directory import lock_directory, open_index
@@ -376,6 +377,10 @@ class Store:
     def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""
         return self.holdings.row(ledger_id)
+
+    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
+        """The copies of a ledger's row that are held (rule 18b)."""
+        return self.ledger(ledger_id).row_names
 
     @property
     def position(self) -> Position:

@@ -29,6 +29,7 @@ from services.metadata.database import Database
 from services.metadata.expiry import Expiry
 from services.metadata.handlers import PARTS, MetadataParts
 from services.metadata.inquiry import Inquiry
+from services.metadata.kept import KeptStore
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
@@ -88,6 +89,7 @@ def build(config: Config) -> web.Application:
         leases=leases,
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry),
+        kept=KeptStore(database),
         change_heartbeat_s=config.change_heartbeat_s,
     )
 

@@ -4,10 +4,14 @@ A client settles a change whose answer was lost by its attempt's token (rule 6).
 latest changes are also the witnesses that show a database which went back in time (rule 18a).
 """
 
+from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from services.metadata.database import Connection
+
+ACCEPTED: Final = "accepted as lost"
+"""The target of a change whose loss an operator accepted: the token is there, and the change is not."""
 
 
 async def target_of(connection: Connection, attempt: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.errors import InvalidRequest
+from quorumlog.errors import CopyLost, InvalidRequest
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import (
@@ -20,6 +20,9 @@ from quorumlog.net.parameters import (
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import (
+    ATTEMPT,
+    BOOKIE_NAME,
+    HELD_MAX,
     LOG_NAME,
     MEMBER_OR_NAME,
     BookieHeartbeat,
@@ -53,6 +56,7 @@ from services.metadata.http import (
     parsed,
     row_answer,
 )
+from services.metadata.kept import HeldCopies, KeptStore
 from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
@@ -74,6 +78,13 @@ MEMBER: Final = query_text(
 LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
 METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadata.")
 AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+HELD: Final = query_text(
+    "held",
+    f"{ATTEMPT}(,{ATTEMPT}){{0,{HELD_MAX - 1}}}",
+    "Attempts of the copies of the ledger's row that the caller holds, separated by commas: 409 `copy-lost`"
+    " unless the database contains them all.",
+)
+HOLDER: Final = query_text("holder", BOOKIE_NAME, "The bookie that holds the copies.")
 KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
 SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
 
@@ -92,6 +103,7 @@ class MetadataParts:
     leases: LeaseStore
     transactions: TransactionStore
     witnesses: WitnessStore
+    kept: KeptStore
     change_heartbeat_s: float
 
 
@@ -106,7 +118,15 @@ async def create_ledger(request: web.Request, _given: Given) -> web.Response:
 
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
-    row = await request.app[PARTS].ledgers.get(given[LEDGER_ID])
+    parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
+    if attempts is None:
+        return row_answer(await parts.ledgers.get(ledger_id))
+    held = HeldCopies(given[HOLDER] or "somebody", tuple(attempts.split(",")))
+    try:
+        row = await parts.ledgers.get(ledger_id, held)
+    except CopyLost as error:
+        await parts.kept.note(ledger_id, held, error.members["attempts"])
+        raise
     return row_answer(row)
 
 
@@ -255,7 +275,7 @@ ROUTES: Final = (
         "POST", "/v1/ledgers", create_ledger, takes=LedgerCreateBody, gives=LedgerRow, status=201
     ),
     route("GET", "/v1/ledgers", list_ledgers, *_FILTERS, gives=LedgerListBody),
-    route("GET", _LEDGER, get_ledger, LEDGER_ID, gives=LedgerRow),
+    route("GET", _LEDGER, get_ledger, LEDGER_ID, HELD, HOLDER, gives=LedgerRow),
     route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
     route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),
     route("POST", "/v1/ledger-heads", ledger_heads, takes=LedgerHeadsAsk, gives=LedgerHeads),

@@ -45,6 +45,7 @@ from services.metadata.attempts import (
     used_otherwise,
 )
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.kept import HeldCopies, check_held
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
@@ -75,8 +76,15 @@ class LedgerStore(RowStore):
     """The ledgers' rows."""
 
     @proven
-    async def get(self, connection: Connection, ledger_id: int) -> LedgerRow:
-        """One row. Raises: NoSuchLedger."""
+    async def get(
+        self, connection: Connection, ledger_id: int, held: HeldCopies | None = None
+    ) -> LedgerRow:
+        """One row, if the database contains all changes that the held copies of rows are of.
+
+        Raises: NoSuchLedger, CopyLost.
+        """
+        if held is not None:
+            await check_held(connection, self.database.memory, held)
         record = await connection.fetchrow(
             f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )

@@ -43,6 +43,7 @@ class MetadataMetrics(Collector):
         self._database = database
         self._expiry = expiry
         self._queue = RepairSummary(ledgers=0, items=0, waiting=0, oldest_s=0.0)
+        self._kept_ledgers = 0
         self._states: Counter[str] | None = None
         """How many bookies are in each state; None until the first update."""
         registry = app[METRICS]
@@ -74,6 +75,7 @@ class MetadataMetrics(Collector):
 
     async def _update(self) -> None:
         self._queue = await self._parts.repairs.summary()
+        self._kept_ledgers = (await self._parts.kept.list(after=None, limit=1)).count
         found = await self._parts.liveness.bookies(await self._parts.cookies.list())
         self._states = Counter(bookie.state for bookie in found.bookies)
 
@@ -86,6 +88,11 @@ class MetadataMetrics(Collector):
                 "metadata_missing_witnesses",
                 "Answered changes that Postgres lacks (rule 18a): it went back in time",
                 len(memory.missing),
+            ),
+            (
+                "metadata_kept_ledgers",
+                "Ledgers of which bookies hold copies of rows that Postgres lacks: they drop nothing of them",
+                self._kept_ledgers,
             ),
             ("metadata_redis_up", "Redis answered", parts.liveness.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),

@@ -9,10 +9,10 @@ from quorumlog import header
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given
-from quorumlog.wire.bodies import WitnessAccept, WitnessState
+from quorumlog.wire.bodies import CopyWitnesses, KeptLedgers, WitnessAccept, WitnessState
 from quorumlog.wire.witnesses import from_header, to_header
-from services.metadata.handlers import PARTS
-from services.metadata.http import parsed
+from services.metadata.handlers import AFTER, PARTS
+from services.metadata.http import LIMIT, parsed
 from services.metadata.memory import PRESENTED, Presented
 
 
@@ -35,6 +35,22 @@ async def confirm_witnesses(request: web.Request, _given: Given) -> web.Response
     return answer(await request.app[PARTS].witnesses.confirm())
 
 
+async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
+    """Check as well that the database has the changes that copies of rows are of, which bookies hold."""
+    body = await parsed(request, CopyWitnesses)
+    presented = PRESENTED.get()
+    assert presented is not None, "the middleware runs before"
+    presented.witnesses += body.witnesses
+    presented.holder = body.holder
+    return answer(await request.app[PARTS].witnesses.confirm())
+
+
+async def get_kept_ledgers(request: web.Request, given: Given) -> web.Response:
+    """How many ledgers bookies keep, since the database lacks changes of which they hold copies; and the first ones."""
+    kept = await request.app[PARTS].kept.list(after=given[AFTER], limit=given[LIMIT])
+    return answer(kept)
+
+
 async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     """The witnesses held by this process, and those that the database lacked at the last check."""
     return answer(request.app[PARTS].witnesses.state())
@@ -48,6 +64,8 @@ async def accept_lost(request: web.Request, _given: Given) -> web.Response:
 
 ROUTES: Final = (
     route("POST", "/v1/witnesses", confirm_witnesses, gives=WitnessState),
+    route("POST", "/v1/witnesses/copies", confirm_copies, takes=CopyWitnesses, gives=WitnessState),
+    route("GET", "/v1/kept-ledgers", get_kept_ledgers, AFTER, LIMIT, gives=KeptLedgers),
     route("GET", "/v1/witnesses", get_witnesses, gives=WitnessState),
     route("POST", "/v1/witnesses/accept", accept_lost, takes=WitnessAccept, gives=WitnessState),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from quorumlog.errors import InvalidRequest, NotEnoughBookies
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
-from services.metadata.attempts import record_change
+from services.metadata.attempts import ACCEPTED, record_change
 from services.metadata.database import Connection, Database, RowStore, transactional
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import PRESENTED
@@ -18,7 +18,7 @@ _HELD_MAX: Final = 8
 """Above this number, all held tokens are replaced by one of this service's own (taste)."""
 
 ACCEPT: Final = (
-    "INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), 'accepted as lost'"
+    f"INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), '{ACCEPTED}'"
     " ON CONFLICT DO NOTHING"
 )
 

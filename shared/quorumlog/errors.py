@@ -325,6 +325,16 @@ class HeadersTooLarge(
 # 409, 410, 412: somebody else decided.
 
 
+class CopyLost(
+    Superseded,
+    code="copy-lost",
+    title="The database lacks a change of which the caller holds a copy",
+):
+    """The caller holds copies of a ledger's row that changes made which the database lacks, or whose loss an
+    operator accepted (`attempts`). A deletion must not rest on the database's row.
+    """
+
+
 class LedgerClosed(Superseded, code="ledger-closed", title="The ledger is closed"):
     """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
 

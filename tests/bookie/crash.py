@@ -52,7 +52,7 @@ class Rows:
     def __init__(self) -> None:
         self.deleted: set[int] = set()
 
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read(self, ledger_id: int, _held: object) -> tuple[CasStatus, LedgerMetadata | None]:
         is_gone = ledger_id in self.deleted
         return (CasStatus.MISSING if is_gone else CasStatus.UNKNOWN), None
 

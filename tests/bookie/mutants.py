@@ -227,6 +227,26 @@ OTHER_MUTANTS: Final = (
         ),
     ),
     StorageMutant(
+        "rule 18c",
+        "a drop asks about no copy that is held",
+        Store,
+        "row_names",
+        patches.no_copies,
+        scenario(
+            test_collect.test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy
+        ),
+    ),
+    StorageMutant(
+        "rule 18c",
+        "copies are forgotten by their version alone",
+        Collector,
+        "_disposal",
+        patches.forgetting_first,
+        scenario(
+            test_collect.test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones
+        ),
+    ),
+    StorageMutant(
         "X18, rule 15",
         "an emptied directory is taken for the old one",
         cookie,

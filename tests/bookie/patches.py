@@ -84,8 +84,24 @@ def trusting_absence(original: Any) -> Any:
 
     async def disposal(self: Collector, ledger_id: int) -> Disposal:
         decided: Disposal = await original(self, ledger_id)
-        row = (await self._rows.read(ledger_id))[1]
+        row = (await self._rows.read(ledger_id, self._store.row_names(ledger_id)))[1]
         return Disposal.DROP if row is None else decided
+
+    return disposal
+
+
+def no_copies(_original: Any) -> Any:
+    """No copy of a row is held."""
+    return lambda _self, _ledger_id: ()
+
+
+def forgetting_first(original: Any) -> Any:
+    """Copies go whatever the database contains."""
+
+    async def disposal(self: Collector, ledger_id: int) -> Disposal:
+        self._store.moves.forget_copies(ledger_id)
+        decided: Disposal = await original(self, ledger_id)
+        return decided
 
     return disposal
 

@@ -12,7 +12,16 @@ from rocksdict import Checkpoint
 
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Entry, Run, make, pack
-from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, LacTold, ReadAsked, Verdict
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    LacAsked,
+    LacTold,
+    ReadAsked,
+    RowTold,
+    Verdict,
+)
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.log import SECTOR, SEGMENT_HEAD, LogBatch, read_batches
 from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
@@ -115,6 +124,14 @@ async def add(
     """An add, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     store.add(AddAsked(member, run, key, recovery), answered.set_result)
+    return await answered
+
+
+async def keep_row(store: Store, ledger_id: int, name: RowName) -> Verdict:
+    """A copy of a row that no add brings, answered."""
+    answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    copy = RowCopy(name, b"row %d" % name.version)
+    store.ask(ledger_id, RowTold(ME, copy, KEY), answered.set_result)
     return await answered
 
 

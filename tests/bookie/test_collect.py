@@ -1,7 +1,7 @@
 """Space is given up on proof, by whole segments, and crashes on the way lose nothing."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
 from services.bookie.collect import Collector
+from services.bookie.fresh import FRESH_MAX, FreshCopies
 from services.bookie.log import Kind, LogDamaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -22,6 +24,8 @@ from tests.bookie.support import (
     fence,
     ids_of,
     image,
+    keep_row,
+    opened,
     read,
     read_lac,
     run_of,
@@ -46,9 +50,15 @@ class Rows:
         self.cluster = "cluster"
         self.reads = 0
         self.listed: set[int] = set()
+        self.contained: set[RowName] = set()
+        """Copies of rows whose changes the database contains."""
 
-    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read(
+        self, ledger_id: int, held: Sequence[RowName]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
         self.reads += 1
+        if not self.contained.issuperset(held):
+            return CasStatus.UNKNOWN, None
         return self.rows.get(ledger_id, (CasStatus.OK, ROW))
 
     async def cluster_id(self) -> str:
@@ -195,7 +205,10 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
     last_look = rows.reads + 2
     answers: list[Status] = []
 
-    async def read_row(ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read_row(
+        ledger_id: int, held: Sequence[RowName]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        del held
         rows.reads += 1
         if rows.reads == last_look:
             answers.append((await read(store, 9, 0, 5)).status)
@@ -442,3 +455,147 @@ async def test_the_next_start_finishes_an_interrupted_removal(root: Path) -> Non
     assert not removed & set(store.segments.numbers())
     assert ids_of(await read(store, 8, 0, 500)) == list(range(120))
     await store.stop()
+
+
+def copy_of(version: int) -> RowName:
+    """A copy of a row's version, by its change."""
+    return RowName(version, b"%16d" % version)
+
+
+async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy(
+    root: Path,
+) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {7: GONE, 8: (CasStatus.OK, AWAY)}
+    rows.contained = {copy_of(1)}
+    for ledger_id in (7, 8):
+        for version in (1, 2):
+            await keep_row(store, ledger_id, copy_of(version))
+    collector = collector_of(store, rows)
+
+    for _ in range(3):
+        await collector.round()
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+    assert ids_of(await read(store, 8, 0, 500)) == list(range(120))
+
+    rows.contained.add(copy_of(2))
+    for _ in range(2):
+        await collector.round()
+    assert store.row(7) is None
+    assert ids_of(await read(store, 8, 0, 500)) == []
+    assert store.row_names(8) == (copy_of(1), copy_of(2)), "the stub keeps its copies"
+    await store.stop()
+
+
+async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(root: Path) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    collector = collector_of(store, rows)
+    count = 0
+
+    async def read_row(
+        ledger_id: int, held: Sequence[RowName]
+    ) -> tuple[CasStatus, LedgerMetadata | None]:
+        nonlocal count
+        del ledger_id, held
+        count += 1
+        await keep_row(store, 7, copy_of(count))
+        return GONE
+
+    rows.read = read_row  # type: ignore[method-assign]
+    rows.listed = {8, 9}
+    for _ in range(3):
+        await collector.round()
+
+    assert count >= 3
+    assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
+    await store.stop()
+
+
+async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones(
+    root: Path,
+) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    versions = range(1, COPIES_KEPT + 4)
+    for version in versions:
+        await keep_row(store, 7, copy_of(version))
+    collector = collector_of(store, rows)
+    await store.checkpoint()
+
+    # A later version proves no descent: nothing is forgotten while the database lacks any of them.
+    for lacking in (versions[0], versions[-1]):
+        rows.contained = {copy_of(version) for version in versions if version != lacking}
+        for rows.listed in ({7, 8, 9}, {8, 9}):
+            await collector.round()
+        assert len(store.row_names(7)) == len(versions)
+
+    rows.contained = set(map(copy_of, versions))
+    rows.listed = {7, 8, 9}
+    await collector.round()
+
+    left = tuple(map(copy_of, versions[-COPIES_KEPT:]))
+    assert store.row_names(7) == left
+    reads = rows.reads
+    await collector.round()
+    assert rows.reads == reads, (
+        "nobody is asked about a ledger with few copies that names this bookie"
+    )
+    await store.stop()
+    store = started(root / "d")
+    assert store.row_names(7) == left
+    assert [copy.body for copy in store.index.copies(7)] == [
+        b"row %d" % name.version for name in left
+    ]
+    # A log from which the index is made anew has them still: right copies, which go once more.
+    await store.stop()
+    shutil.rmtree(root / "d" / "index")
+    store = started(root / "d")
+    assert set(left) <= set(store.row_names(7))
+    await collector_of(store, rows).round()
+    assert store.row_names(7) == left
+    await store.stop()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
+    root: Path, *, is_clean: bool
+) -> None:
+    store = started(root / "d")
+    first, second, third = map(copy_of, (1, 2, 3))
+    await keep_row(store, 7, first)
+    await keep_row(store, 8, second)
+    await keep_row(store, 8, RowName(4, bytes(16)))
+    fresh = store.holdings.fresh
+    assert fresh.first(10) == [first.attempt, second.attempt], "in order, and none without a token"
+    assert fresh.first(1) == [first.attempt]
+
+    fresh.confirmed(fresh.first(1))
+    await store.checkpoint()
+    await keep_row(store, 9, third)
+    if is_clean:
+        await store.stop()
+        left = root / "d"
+    else:
+        left = image(store, root / "image")
+        await store.stop()
+    store = opened(left)
+    assert set(store.holdings.fresh.first(10)) == {second.attempt, third.attempt}
+    store.close()
+
+    shutil.rmtree(left / "index")
+    store = opened(left)
+    assert len(store.holdings.fresh.first(10)) == 3, (
+        "a new index knows of none that it was confirmed"
+    )
+    store.close()
+
+
+def test_the_oldest_fresh_copies_go_where_there_are_too_many() -> None:
+    fresh = FreshCopies()
+    for version in range(1, FRESH_MAX + 3):
+        fresh.note(copy_of(version))
+
+    assert fresh.first(1) == [copy_of(3).attempt]
+    assert FreshCopies(fresh.encode()).first(FRESH_MAX + 1) == fresh.first(FRESH_MAX + 1)

@@ -139,7 +139,7 @@ async def test_a_row_that_cannot_be_read_is_not_known() -> None:
     async with aiohttp.ClientSession() as session:
         rows = MetadataRows(MetadataClient([url], session, deadline_s=0.05, try_s=0.05))
 
-        assert await rows.read(7) == (CasStatus.UNKNOWN, None)
+        assert await rows.read(7, ()) == (CasStatus.UNKNOWN, None)
         assert rows.missing_count == 0
 
 

@@ -13,11 +13,12 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
+from quorumlog.protocol.row_copy import RowName, name_of
 from services.bookie.cookie import LocalCookie
 from services.bookie.limbo import Limbo
 from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
-from tests.bookie.support import KEY, add, ids_of, read, run_of, started
+from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import bookie_of
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
@@ -125,6 +126,33 @@ async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entrie
     assert not _is_in_limbo(store, ledger_id)
     assert (await read(store, ledger_id, 9, 10, member=NOW)).absent == ((10, 10),)
     assert (limbo.progress.cleared, limbo.progress.checked_entries) == (1, 10)
+    await store.stop()
+
+
+async def test_limbo_does_not_end_by_a_database_that_lacks_the_change_of_a_held_copy(
+    service: Service, root: Path
+) -> None:
+    row = await closed(service, await service.client.create(replace(DRAFT, ledger_key=KEY)), 3)
+    store = started(root / "d", me=NOW)
+    await add(store, run_of(row.ledger_id, range(4)), member=NOW)
+    limbo = limbo_of(store, service)
+    await limbo.enter()
+    await keep_row(store, row.ledger_id, name_of(row))
+    lost = RowName(9, b"lost" * 4)
+    await keep_row(store, row.ledger_id, lost)
+    await changed(service, row.with_member_replaced(0, OLD, NOW))
+
+    await limbo.round()
+    assert _is_in_limbo(store, row.ledger_id)
+    _, state = await service.send("GET", "/v1/witnesses")
+    missing = [missing["witness"] for missing in state["missing"]]
+    await service.send("POST", "/v1/witnesses/accept", {"witnesses": missing})
+    await limbo.round()
+    assert _is_in_limbo(store, row.ledger_id), "an accepted loss is no proof"
+
+    store.ledger(row.ledger_id).drop_row_copies((lost,))
+    await limbo.round()
+    assert not _is_in_limbo(store, row.ledger_id)
     await store.stop()
 
 

@@ -38,14 +38,16 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """One bookie's process on a port and directory that stay."""
 
-    def __init__(self, service: Service, folder: Path, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, service: Service, folder: Path, session: aiohttp.ClientSession, name: str = "b1"
+    ) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.log = folder / "log"
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.session = session
-        self.settings = {"METADATA_URLS": service.url, "BOOKIE_NAME": "b1"}
+        self.settings = {"METADATA_URLS": service.url, "BOOKIE_NAME": name}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **settings: str) -> None:
@@ -59,7 +61,7 @@ class Process:
             "RESERVE_BYTES": "4096",
         }
         program = Program(
-            "b1",
+            self.settings["BOOKIE_NAME"],
             (sys.executable, "-m", "services.bookie"),
             environment | self.settings | settings,
             ROOT,

@@ -47,7 +47,7 @@ IDS = st.one_of(
 class Rows:
     """Nobody is asked about ledgers where only segments are moved."""
 
-    async def read(self, ledger_id: int) -> Any:
+    async def read(self, ledger_id: int, _held: Any) -> Any:
         raise AssertionError(f"a move of segments asks about ledger {ledger_id}")
 
     async def cluster_id(self) -> str:

@@ -1,26 +1,36 @@
-"""A bookie gives nothing up by the rows of a database that went back (rule 18a), on real servers."""
+"""A bookie gives nothing up by the rows of a database that went back (rules 18a and 18c), on real servers."""
 
 import asyncio
+import json
+import re
 import shutil
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
 from loadtest.stores import Stores, scratch
+from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
+from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.row_copy import name_of
 from quorumlog.wire.witnesses import witness_of
 from services.bookie.collect import Collector, MetadataRows
+from services.bookie.fresh import FreshCopies
 from services.bookie.store import Store
 from services.bookie.witnesses import WitnessFile
-from tests.bookie.support import KEY, add, ids_of, read, run_of, started
-from tests.bookie.test_process import Process
+from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
+from tests.bookie.test_process import PATIENT, Process
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.waiting import turns, until
@@ -63,6 +73,7 @@ class Life:
     async def begin(self) -> "Life":
         cluster_id = await self.client.cluster_id()
         self.client.witnesses = self.file.load(cluster_id)
+        self.rows.present(self.store.holdings.fresh, "b1", cluster_id)
         self.collector = Collector(self.store, self.rows, cluster_id, grace_s=0.0)
         return self
 
@@ -91,7 +102,7 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
             with pytest.raises(DatabaseWentBack):
                 await life.collects()
             # Nor where the looks themselves are not kept from it.
-            assert await life.rows.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
+            assert await life.rows.read(row.ledger_id, ()) == (CasStatus.UNKNOWN, None)
             await life.collector.deletion_announced(row.ledger_id)
             assert ids_of(await read(life.store, row.ledger_id, 0, 3)) == [0, 1, 2, 3]
 
@@ -147,6 +158,315 @@ async def test_a_process_running_during_a_restore_postpones_collection(
             await until(lambda: "lacks" in bookie.log.read_text(), "it says why it waits")
         finally:
             await bookie.kill()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """D1: a CLOSED ledger that moved here after the dump, of which the bookie's disk alone knows."""
+
+    row: LedgerMetadata
+    old: Path
+    new: Path
+
+
+async def moved_and_forgotten(stores: Stores, root: Path) -> Moved:
+    """The bookie has the entries and a copy of the row, and was stopped before it confirmed anything. The older
+    database is in place, and nobody has told anybody yet.
+    """
+    async with serving(stores) as service:
+        row = await closed_elsewhere(service.client)
+        old = await dump(stores, root / "old")
+        now = await moved_here(service.client, row)
+        life = await Life(root / "d", service).begin()
+        await add(life.store, run_of(row.ledger_id, range(4)), recovery=True)
+        await keep_row(life.store, row.ledger_id, name_of(now))
+        new = await dump(stores, root / "new")
+    await life.store.stop()
+    await restore(stores, old)
+    assert not (root / "d" / "witnesses").exists()
+    return Moved(now, old, new)
+
+
+async def a_held_copy_tells(stores: Stores, root: Path) -> None:
+    """Its first exchange of witnesses makes known that the database went back."""
+    moved = await moved_and_forgotten(stores, root)
+    async with serving(stores) as service:
+        life = await Life(root / "d", service).begin()
+        try:
+            with pytest.raises(DatabaseWentBack):
+                await life.rows.confirm()
+            with pytest.raises(DatabaseWentBack):
+                await service.client.create(DRAFT)
+            await restore(stores, moved.new)
+            await accept_all(service)  # the mark that the older database took
+            await life.collects()
+            assert not life.store.holdings.fresh.first(1), "witnesses stand for it from now on"
+            assert life.file.load(await service.client.cluster_id())
+        finally:
+            await life.store.stop()
+
+
+async def a_held_copy_keeps_its_ledger(stores: Stores, root: Path) -> None:
+    """Even where nobody presents it: the looks name it."""
+    moved = await moved_and_forgotten(stores, root)
+    ledger_id = moved.row.ledger_id
+    async with serving(stores) as service:
+        life = await Life(root / "d", service).begin()
+        life.rows.present(FreshCopies(), "b1", await service.client.cluster_id())
+        try:
+            for _ in range(3):
+                await life.collector.deletion_announced(ledger_id)
+                await life.collector.recheck()
+            assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
+            with pytest.raises(DatabaseWentBack):
+                await service.client.create(DRAFT)
+        finally:
+            await life.store.stop()
+
+
+async def an_accepted_loss_deletes_nothing(stores: Stores, root: Path) -> None:
+    """D1 with acceptance: the cluster goes on, and what the lost history named stays."""
+    moved = await moved_and_forgotten(stores, root)
+    ledger_id = moved.row.ledger_id
+    async with serving(stores) as service:
+        life = await Life(root / "d", service).begin()
+        try:
+            with pytest.raises(DatabaseWentBack):
+                await life.rows.confirm()
+            await accept_all(service)
+            await service.client.create(DRAFT)
+
+            await life.collects()
+            await life.collects()
+
+            assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
+            assert life.rows.kept == {ledger_id}
+            attempt = moved.row.attempt
+            first = {"ledger_id": ledger_id, "holders": ["b1"], "attempts": [attempt]}
+            assert await kept(service) == {"count": 1, "ledgers": [first]}
+            # A tombstone of the new history is none of what the copy is of.
+            row = await service.client.get(ledger_id)
+            await service.client.delete(ledger_id, version=row.version)
+            await life.collects()
+            assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
+
+            await restore(stores, moved.new)
+            await until(lambda: is_told(service), "the changes since are lost now")
+            await accept_all(service)
+            await life.collects()
+            assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
+            assert not life.rows.kept
+            assert (await kept(service))["count"] == 0
+        finally:
+            await life.store.stop()
+
+
+async def is_told(service: Service) -> bool:
+    """Whether `ready` says that the database went back."""
+    return not await is_ready(service)
+
+
+async def accept_missing(service: Service) -> bool:
+    """Whether an operator has nothing to accept."""
+    _, state = await service.send("GET", "/v1/witnesses")
+    missing = [missing["witness"] for missing in state["missing"]]
+    if missing:
+        await service.send("POST", "/v1/witnesses/accept", {"witnesses": missing})
+    return not missing
+
+
+async def accept_all(service: Service) -> None:
+    """As an operator does, until nobody presents more."""
+
+    async def is_over() -> bool:
+        return await accept_missing(service) and await is_ready(service)
+
+    await until(is_over, "the loss is accepted")
+
+
+async def kept(service: Service) -> Any:
+    """The ledgers that bookies keep, as the metadata service lists them."""
+    return (await service.send("GET", "/v1/kept-ledgers"))[1]
+
+
+async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
+    stores: Stores, root: Path
+) -> None:
+    await a_held_copy_tells(stores, root)
+
+
+async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(
+    stores: Stores, root: Path
+) -> None:
+    await a_held_copy_keeps_its_ledger(stores, root)
+
+
+async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named(
+    stores: Stores, root: Path
+) -> None:
+    await an_accepted_loss_deletes_nothing(stores, root)
+
+
+class Pair:
+    """The bookies b1 and b2, each a process, and a client of both."""
+
+    def __init__(self, service: Service, root: Path, session: aiohttp.ClientSession) -> None:
+        self.processes = []
+        for name in ("b1", "b2"):
+            (root / name).mkdir(parents=True)
+            self.processes.append(Process(service, root / name, session, name))
+        urls = {process.settings["BOOKIE_NAME"]: process.url for process in self.processes}
+        self.client = BookieClient(lambda name: urls[name], session, PATIENT)
+
+    def start(self, service: Service, **settings: str) -> None:
+        for process in self.processes:
+            process.start(METADATA_URLS=service.url, **settings)
+
+    async def are_ready(self) -> bool:
+        async def is_up(process: Process) -> bool:
+            async with process.session.get(f"{process.url}/health/ready") as answer:
+                return answer.status == 200
+
+        return all([await is_up(process) for process in self.processes])
+
+    async def kill(self) -> None:
+        for process in self.processes:
+            if process.process is not None and process.process.poll() is None:
+                await process.kill()
+
+    def told(self, event: str) -> int:
+        """How many of them have logged it."""
+        return sum(f'"{event}"' in process.log.read_text() for process in self.processes)
+
+    @property
+    def witness_files(self) -> list[Path]:
+        return [process.data / "witnesses" for process in self.processes]
+
+    async def move_here(self, client: MetadataClient, row: LedgerMetadata) -> None:
+        """What drains of b3 and b4 do; then both members have a copy of the row."""
+        run = run_of(row.ledger_id, range(4))
+        for old, new in (("b3@1", "b1@1"), ("b4@1", "b2@1")):
+            await ok(partial(self.client.add, new, KEY, run, recovery=True))
+            status, now = await client.cas(row.with_member_replaced(0, old, new))
+            assert status is CasStatus.OK
+            assert now is not None
+            row = now
+        for member in row.all_members:
+            await ok(partial(self.client.keep_row, member, KEY, row))
+
+    async def have_all(self, ledger_id: int) -> bool:
+        """Whether both give all entries."""
+        found = []
+        for member in ("b1@1", "b2@1"):
+            answered: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+
+            def done(_status: Status, run: Run | None, _absent: object, to: Any = answered) -> None:
+                to.set_result(run)
+
+            self.client.read(member, ledger_id, 0, 3, done, bytes_max=1 << 20)
+            run = await answered
+            found.append([] if run is None else list(run.ids))
+        return found == [[0, 1, 2, 3]] * 2
+
+
+async def ok(send: Callable[..., None]) -> None:
+    """Have something stored."""
+    answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    send(done=answered.set_result)
+    assert await answered is Status.OK
+
+
+QUIET: Final = {"HEARTBEAT_S": "60", "COLLECT_S": "3600"}
+"""Such a process seldom confirms, and collects nothing."""
+EAGER: Final = {"HEARTBEAT_S": "0.1", "COLLECT_S": "0.05", "COLLECT_GRACE_S": "0.01"}
+
+
+async def refusals(service: Service) -> float:
+    """How often bookies were told that the database lacks a change of which they hold a copy."""
+    async with service.session.get(f"{service.url}/metrics") as response:
+        text = await response.text()
+    found = re.search(
+        r'_requests_total{method="GET",route="/v1/ledgers/{ledger_id}",status="409"} (.+)', text
+    )
+    return float(found[1]) if found else 0.0
+
+
+async def witnesses(service: Service, *options: str) -> Any:
+    """What the command says."""
+    command = ["cluster", "witnesses", "--metadata", service.url, *options]
+    return await asyncio.to_thread(CliRunner().invoke, cli, command)
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
+    stores: Stores, root: Path, *, is_accepted: bool
+) -> None:
+    """D1: moved by drains from b3 and b4 to b1 and b2 since the dump, and everything was started anew."""
+    quorum, fragments = Quorum(2, 2, 2), (Fragment(0, ("b3@1", "b4@1")),)
+    draft = replace(DRAFT, ledger_key=KEY, quorum=quorum, fragments=fragments)
+    async with aiohttp.ClientSession() as session:
+        async with serving(stores) as service:
+            pair = Pair(service, root / "bookies", session)
+            try:
+                pair.start(service, **QUIET)
+                await until(pair.are_ready, "both serve", passing=(aiohttp.ClientError,))
+                await until(
+                    lambda: all(file.exists() for file in pair.witness_files), "both confirm"
+                )
+                row = await service.client.create(draft)
+                _, closed = await service.client.cas(row.closed(last_entry=3, length=4))
+                assert closed is not None
+                old = await dump(stores, root / "old")
+                files = {file: file.read_text() for file in pair.witness_files}
+                await pair.move_here(service.client, closed)
+                new = await dump(stores, root / "new")
+            finally:
+                await pair.kill()
+        for file, text in files.items():
+            file.write_text(text)
+        await restore(stores, old)
+        try:
+            async with serving(stores) as service:
+                pair.start(service, **EAGER)
+                await until(lambda: is_told(service), "a copy tells it")
+                if is_accepted:
+
+                    async def both_keep() -> bool:
+                        await accept_missing(service)
+                        return pair.told("ledger-kept") == 2
+
+                    await until(both_keep, "both say what they keep")
+                    seen = await refusals(service)
+
+                    async def are_asking() -> bool:
+                        return await refusals(service) > seen + 10
+
+                    await until(are_asking, "they ask again and again")
+                    assert await pair.have_all(row.ledger_id)
+                    listed = await witnesses(service, "--json")
+                    assert listed.exit_code == 1
+                    found = json.loads(listed.stdout)
+                    assert (found["missing"], found["kept_count"]) == ([], 1)
+                    (ledger,) = found["kept_ledgers"]
+                    assert (ledger["ledger_id"], ledger["holders"]) == (row.ledger_id, ["b1", "b2"])
+                    assert "b1, b2" in (await witnesses(service)).stdout
+                else:
+                    # The other one may still wait for the database that its cookie is of.
+                    await until(lambda: pair.told("collect-put-off") > 0, "looks are put off")
+                assert not pair.told("ledger-dropped")
+                await pair.kill()
+            await restore(stores, new)
+            async with serving(stores) as service:
+                pair.start(service, **QUIET)
+
+                async def are_back() -> bool:
+                    await accept_missing(service)  # changes that the older database took
+                    return await pair.are_ready() and await pair.have_all(row.ledger_id)
+
+                await until(are_back, "everything reads", passing=(aiohttp.ClientError,))
+        finally:
+            await pair.kill()
+            await pair.client.close()
 
 
 def test_damaged_lines_of_the_witness_file_are_ignored(

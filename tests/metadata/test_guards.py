@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,20 +20,26 @@ from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
 from services.bookie.collect import MetadataRows
+from services.bookie.fresh import FreshCopies
 from services.bookie.witnesses import WitnessFile
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
-from services.metadata import cookies, database, ledgers, logs, transactions
+from services.metadata import cookies, database, kept, ledgers, logs, transactions, witness_handlers
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry
 from services.metadata.leases import LeaseStore
-from services.metadata.memory import PRESENTED, Memory
+from services.metadata.memory import PRESENTED, Memory, Presented
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.sql import IS_AFTER_LOSS
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
-from tests.bookie.test_went_back import gives_nothing_up
+from tests.bookie.test_went_back import (
+    a_held_copy_keeps_its_ledger,
+    a_held_copy_tells,
+    an_accepted_loss_deletes_nothing,
+    gives_nothing_up,
+)
 from tests.metadata.support import DRAFT, serving
 from tests.metadata.test_inquiry import (
     accepts_with_its_bookies,
@@ -249,6 +256,18 @@ def without_targets(original: Any) -> Any:
     return index
 
 
+def unnoted(_original: Any) -> Any:
+    """A copy that comes is not noted."""
+    return lambda _self, _name: None
+
+
+def nobody_presents(_original: Any) -> Any:
+    """What a request's body presents is dropped."""
+    nobody: ContextVar[Presented | None] = ContextVar("nobody")
+    nobody.set(Presented((), "nobody"))
+    return nobody
+
+
 def nothing_presented(_original: Any) -> Any:
     """What a request presents is not read."""
     return lambda _self, _presented: ()
@@ -267,7 +286,7 @@ def silent(_original: Any) -> Any:
 def unproven(original: Any) -> Any:
     """A read is taken as it comes."""
 
-    async def get(self: MetadataClient, ledger_id: int, **_how: bool) -> Any:
+    async def get(self: MetadataClient, ledger_id: int, **_how: object) -> Any:
         return await original(self, ledger_id)
 
     return get
@@ -361,7 +380,7 @@ def keeps_nothing(_original: Any) -> Any:
 def believed(_original: Any) -> Any:
     """The bookie reads rows without a proof, and goes on where none is given."""
 
-    async def read(self: MetadataRows, ledger_id: int) -> Any:
+    async def read(self: MetadataRows, ledger_id: int, _held: object) -> Any:
         return await self._client.read(ledger_id)
 
     return read
@@ -516,6 +535,30 @@ GUARDS: Final = (
         "a bookie forgets with its process",
         ((WitnessFile, "keep", keeps_nothing),),
         gives_nothing_up,
+    ),
+    Guard(
+        "rule 18c",
+        "the database need not contain what a bookie holds a copy of",
+        ((ledgers, "check_held", nothing),),
+        a_held_copy_keeps_its_ledger,
+    ),
+    Guard(
+        "rule 18c",
+        "an accepted loss counts as contained",
+        ((kept, "ACCEPTED", lambda _original: "a target of no change"),),
+        an_accepted_loss_deletes_nothing,
+    ),
+    Guard(
+        "rule 18c",
+        "nobody is told of a copy that no witness stands for",
+        ((FreshCopies, "note", unnoted),),
+        a_held_copy_tells,
+    ),
+    Guard(
+        "rule 18c",
+        "fresh copies are not looked for",
+        ((witness_handlers, "PRESENTED", nobody_presents),),
+        a_held_copy_tells,
     ),
     Guard(
         "rule 18a",

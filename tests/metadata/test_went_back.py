@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 from loadtest.stores import Stores, scratch
 from quorumlog import header
-from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
+from quorumlog.errors import CopyLost, DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
@@ -26,7 +27,8 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import Cookie
+from quorumlog.protocol.row_copy import RowName, name_of
+from quorumlog.wire.bodies import HELD_MAX, Cookie
 from quorumlog.wire.witnesses import WITNESSES_MAX, witness_of
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
@@ -441,6 +443,59 @@ async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accept
     assert await is_ready(service)
     assert await service.client.get(row.ledger_id, proof=True) == row
     assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
+
+
+async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contains_their_changes(
+    service: Service,
+) -> None:
+    client = service.client
+    first = await client.create(DRAFT)
+    _, now = await client.cas(first.in_recovery())
+    assert now is not None
+    contained = (name_of(first), name_of(now))
+    lost = RowName(9, UUID(NOBODY).bytes)
+
+    async def proven(*held: RowName) -> LedgerMetadata:
+        return await client.get(now.ledger_id, proof=True, held=held, holder="b1")
+
+    assert await proven(*contained) == now
+    assert await proven(RowName(1, bytes(16))) == now, "a copy without a token says nothing"
+
+    # Nobody knew: from now on everybody does.
+    await refused(proven(*contained, lost))
+    await refused(client.create(DRAFT))
+    _, state = await service.send("GET", "/v1/witnesses")
+    (missing,) = state["missing"]
+    assert missing["witness"] == witness_of(await client.cluster_id(), NOBODY)
+
+    await service.send("POST", "/v1/witnesses/accept", {"witnesses": [missing["witness"]]})
+
+    # The cluster goes on, and yet nothing that the lost history named is given up.
+    assert await proven(*contained) == now
+    for held in ((*contained, lost), (RowName(3, b"another " * 2), *contained)):
+        with pytest.raises(CopyLost):
+            await proven(*held)
+    await client.cas(now.closed(last_entry=-1, length=0))
+    await client.delete(now.ledger_id, version=now.version + 1)
+    with pytest.raises(CopyLost):
+        await proven(lost)
+    with pytest.raises(NoSuchLedger):
+        await proven(*contained)
+    many = [RowName(version, contained[0].attempt) for version in range(HELD_MAX)]
+    with pytest.raises(CopyLost):
+        await proven(lost, *many)
+
+
+async def test_copies_that_a_bookie_presents_are_looked_for(service: Service) -> None:
+    client = service.client
+    row = await client.create(DRAFT)
+    cluster_id = await client.cluster_id()
+    held = [witness_of(cluster_id, row.attempt)]
+
+    await client.confirm_copies(held, "b1")
+
+    await refused(client.confirm_copies([*held, witness_of(cluster_id, NOBODY)], "b1"))
+    assert await is_told(service)
 
 
 async def test_a_client_without_witnesses_gets_one_and_then_a_proof(service: Service) -> None:

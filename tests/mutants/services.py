@@ -139,8 +139,7 @@ def of_its_own(_original: Any) -> Any:
 def unproven(original: Any) -> Any:
     """No row is read together with the witnesses."""
 
-    async def get(self: MetadataClient, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        del proof
+    async def get(self: MetadataClient, ledger_id: int, **_how: object) -> LedgerMetadata:
         return cast("LedgerMetadata", await original(self, ledger_id))
 
     return get

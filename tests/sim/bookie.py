@@ -39,6 +39,7 @@ from quorumlog.protocol.replica import (
     RunStored,
     Verdict,
 )
+from quorumlog.protocol.row_copy import RowName
 from tests.support import invariants
 from tests.support.invariants import Wrong
 from tests.support.replicas import HeldEntries, add_asked, memory_replica, replay, row_told
@@ -245,6 +246,11 @@ class SimBookie:
             cut = run.ids[rng.randrange(run.count)]
             run = run.where(lambda entry_id: entry_id <= cut)
         return run
+
+    @property
+    def row_names(self) -> tuple[RowName, ...]:
+        """The copies of rows that are held."""
+        return self.replica.holdings.row_names
 
     @property
     def _held(self) -> HeldEntries:

@@ -1,6 +1,6 @@
 """A bookie's rules over entries in memory: what the simulator, the explorer and tests drive."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from quorumlog.protocol.ids import NO_ENTRY
@@ -62,9 +62,10 @@ class HeldEntries(Keyed):
         """Hold a copy of a row from now on."""
         self.copies[row.name] = row
 
-    def drop_row_copies(self) -> None:
-        """Hold no copy of a row any more."""
-        self.copies.clear()
+    def drop_row_copies(self, names: Collection[RowName]) -> None:
+        """Hold these copies of rows no more."""
+        for name in names:
+            del self.copies[name]
 
     def run(self, ranges: Ranges) -> Run | None:
         """What is held of these ranges, as one run."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from quorumlog.cli.cookies import MetadataOption
+from quorumlog.cli.ends import ExitStatus
 from quorumlog.cli.operator import ask, bare
 from quorumlog.cli.printing import (
     WatchOption,
@@ -48,6 +49,48 @@ def _print_cluster(found: dict[str, Any]) -> None:
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
     print_line(f"quarantined by this gateway: {found.get('quarantined', [])}")
     print_line(f"degraded ledgers: {found['degraded_ledgers']}")
+
+
+@app.command()
+def witnesses(
+    metadata: MetadataOption,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Print at most so many kept ledgers.")
+    ] = 20,
+) -> None:
+    """Print whether the database lacks changes that it had answered: the changes that the metadata service looks for,
+    those that are missing and who told of them, and the ledgers of which bookies hold copies of lost rows and
+    therefore drop nothing. Status 1 if any are missing or kept.
+    """
+    urls = ",".join(parse_urls(metadata))
+
+    async def work() -> dict[str, Any]:
+        state = await ask("GET", f"{urls}/v1/witnesses")
+        kept = await ask("GET", f"{urls}/v1/kept-ledgers?limit={limit}")
+        return {**state, "kept_count": kept["count"], "kept_ledgers": kept["ledgers"]}
+
+    found = run_async(work)
+    _print_witnesses(found)
+    if found["missing"] or found["kept_count"]:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _print_witnesses(found: dict[str, Any]) -> None:
+    if common_options().as_json:
+        print_json(found)
+        return
+    print_line(f"held witnesses: {len(found['held'])}")
+    for witness in found["held"]:
+        print_line(f"  {witness}")
+    print_line(f"missing witnesses: {len(found['missing'])}")
+    if found["missing"]:
+        print_rows(found["missing"], ("witness", "holder"))
+    print_line(f"kept ledgers: {found['kept_count']}")
+    if found["kept_ledgers"]:
+        rows = [
+            {**ledger, "holders": ", ".join(ledger["holders"])} for ledger in found["kept_ledgers"]
+        ]
+        print_rows(rows, ("ledger_id", "holders"))
 
 
 @app.command()

@@ -1,10 +1,12 @@
 """The client of the metadata service: rows of ledgers, bookies and their cookies, live services."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
 from quorumlog.errors import (
+    CopyLost,
     MetadataUnavailable,
     NoSuchBookie,
     NoSuchLedger,
@@ -14,7 +16,9 @@ from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_at
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire.bodies import (
+    HELD_MAX,
     Body,
     BookieHeartbeat,
     BookieList,
@@ -51,27 +55,56 @@ class MetadataClient(MetadataRequests):
 
     # A ledger's row.
 
-    async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        """The row from the primary. With `proof` a deletion may rest on the answer (rule 18a).
+    async def get(
+        self,
+        ledger_id: int,
+        *,
+        proof: bool = False,
+        held: Sequence[RowName] = (),
+        holder: str | None = None,
+    ) -> LedgerMetadata:
+        """The row from the primary. With `proof` a deletion may rest on the answer, if the bookie `holder` names
+        the copies of rows that it holds of this ledger (rules 18a, 18c).
 
         Raises: NoSuchLedger (`members["deleted"]` says whether the ledger ever existed),
-        MetadataUnavailable.
+        MetadataUnavailable, CopyLost.
         """
-        row = await self.ask("GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow, proof=proof)
+        attempts = [name.token for name in held if name.token]
+        while len(attempts) > HELD_MAX:
+            some, attempts = attempts[:HELD_MAX], attempts[HELD_MAX:]
+            with contextlib.suppress(NoSuchLedger):
+                await self._get(ledger_id, some, holder, proof=proof)
+        return await self._get(ledger_id, attempts, holder, proof=proof)
+
+    async def _get(
+        self, ledger_id: int, attempts: Sequence[str], holder: str | None, *, proof: bool
+    ) -> LedgerMetadata:
+        query = query_of(held=",".join(attempts) or None, holder=holder)
+        row = await self.ask(
+            "GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow, query=query, proof=proof
+        )
         if row.ledger_id != ledger_id:
             raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
         return row.to_core()
 
     async def read(
-        self, ledger_id: int, *, proof: bool = False
+        self,
+        ledger_id: int,
+        *,
+        proof: bool = False,
+        held: Sequence[RowName] = (),
+        holder: str | None = None,
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row and a status for a machine: UNKNOWN where no service can tell."""
+        """The row and a status for a machine: UNKNOWN where no service can tell, or where the database lacks a
+        change that a held copy is of.
+        """
         try:
-            return CasStatus.OK, await self.get(ledger_id, proof=proof)
+            row = await self.get(ledger_id, proof=proof, held=held, holder=holder)
         except NoSuchLedger as error:
             return _of_missing(error), None
-        except MetadataUnavailable:
+        except (MetadataUnavailable, CopyLost):
             return CasStatus.UNKNOWN, None
+        return CasStatus.OK, row
 
     async def create(
         self,

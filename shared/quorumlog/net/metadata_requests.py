@@ -37,6 +37,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.wire.bodies import (
     Body,
     Change,
+    CopyWitnesses,
     ServiceInfo,
     WitnessState,
 )
@@ -231,6 +232,11 @@ class MetadataRequests:
         DatabaseWentBack, MetadataUnavailable.
         """
         await self.ask("POST", "/v1/witnesses", gives=WitnessState)
+
+    async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
+        """Confirm as `confirm`, with witnesses of copies of rows, which this client does not remember (rule 18c)."""
+        body = CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
+        await self.ask("POST", "/v1/witnesses/copies", body, gives=WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
         """Confirm periodically, for ever, so that every service learns what any service answered."""

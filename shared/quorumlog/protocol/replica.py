@@ -15,7 +15,7 @@ simulator's a dictionary.
 Left out: where bytes lie, limits and queues, and everything that is about more than one ledger.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Protocol
 
@@ -24,7 +24,7 @@ from quorumlog.protocol.keyed import IsKeyed, Keyed
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.row_copy import RowCopy, RowName
+from quorumlog.protocol.row_copy import RowCopy, RowName, superseded
 
 # --- what is asked -----------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class Holdings(Protocol):
     def keep_row_copy(self, row: RowCopy) -> None:
         """Hold a copy of a row from now on."""
 
-    def drop_row_copies(self) -> None:
-        """Hold no copy of a row any more."""
+    def drop_row_copies(self, names: Collection[RowName]) -> None:
+        """Hold these copies of rows no more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -317,6 +317,15 @@ class Replica(Keyed):
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LedgerDeleted())
 
+    def forget_copies(self) -> None:
+        """Forget superseded copies of rows: the database contains the changes of all that are held (rule 18c).
+
+        No record says so: a copy that a replay of the log finds again is a right one, and is forgotten once more.
+        """
+        names = superseded(name for name in self.holdings.row_names if name.token)
+        if names:
+            self.holdings.drop_row_copies(names)
+
     def repeated(self) -> Verdict:
         """Records that say again what is known beside the entries (all are monotone)."""
         records: list[ReplicaRecord] = []
@@ -366,7 +375,7 @@ class Replica(Keyed):
             case LedgerDeleted():
                 self.is_deleted = True
                 self.holdings.drop()
-                self.holdings.drop_row_copies()
+                self.holdings.drop_row_copies(self.holdings.row_names)
         return None
 
     def restore(

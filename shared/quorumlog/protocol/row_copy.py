@@ -1,10 +1,14 @@
 """A bookie's copy of a ledger's row, from which a lost row is made again (rule 18b)."""
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
+COPIES_KEPT: Final = 8
+"""Copies of one ledger's row that a bookie keeps of those that the database contains: the last one is needed, and
+those before it tell from which older rows it descends (taste)."""
 _NO_ATTEMPT: Final = bytes(ATTEMPT_BYTES)
 
 
@@ -19,12 +23,32 @@ class RowName(NamedTuple):
     attempt: bytes
     """The token, a UUID's 16 bytes; zeros where the store kept none."""
 
+    @property
+    def token(self) -> str:
+        """The token as the store writes it; empty where it kept none."""
+        return "" if self.attempt == _NO_ATTEMPT else token_text(self.attempt)
+
 
 class RowCopy(NamedTuple):
     """A row as bookies keep it. The body is opaque to them."""
 
     name: RowName
     body: bytes
+
+
+def token_text(attempt: bytes) -> str:
+    """A token as the store writes it."""
+    text = attempt.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
+    """Copies that a bookie may forget, of those whose changes the database contains, all of them.
+
+    These are of one line of history, so a higher version descends from a lower one, as it does not among copies
+    whose changes the database lacks (rule 18c).
+    """
+    return tuple(sorted(contained)[:-COPIES_KEPT])
 
 
 def name_of(row: LedgerMetadata) -> RowName:

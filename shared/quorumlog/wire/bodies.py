@@ -84,10 +84,8 @@ Key = Annotated[
 Member = Annotated[str, StringConstraints(pattern=rf"^{MEMBER}$", max_length=128)]
 BookieName = Annotated[str, StringConstraints(pattern=rf"^{BOOKIE_NAME}$")]
 LogName = Annotated[str, StringConstraints(pattern=rf"^{LOG_NAME}$")]
-Attempt = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
-]
+ATTEMPT = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+Attempt = Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
 """A random token of one change, sent with each try of it (rule 6)."""
 
 
@@ -268,6 +266,12 @@ class LedgerDelete(Body):
     attempt: Attempt
 
 
+COPIES_PRESENTED_MAX = 1000
+"""Witnesses of copies in one request of a bookie (taste)."""
+
+HELD_MAX = 100
+"""Attempts of held copies in one read of a row: the URL has 4 KB then (taste)."""
+
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
 
 
@@ -283,6 +287,28 @@ class WitnessState(Body):
 
     held: tuple[Witness, ...]
     missing: tuple[MissingWitness, ...]
+
+
+class CopyWitnesses(Body):
+    """`POST /v1/witnesses/copies`: witnesses that a bookie made of its copies of ledgers' rows (rule 18c)."""
+
+    witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=COPIES_PRESENTED_MAX)
+    holder: BookieName
+
+
+class KeptLedger(Body):
+    """A ledger that its holders keep, since the database lacks these changes of its row."""
+
+    ledger_id: LedgerId
+    holders: tuple[Text, ...]
+    attempts: tuple[Attempt, ...]
+
+
+class KeptLedgers(Body):
+    """Ledgers that bookies keep, by id: how many, and the first ones (rule 18c)."""
+
+    count: Annotated[int, Field(ge=0)]
+    ledgers: tuple[KeptLedger, ...]
 
 
 class WitnessAccept(Body):

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ class LateAnswers(MetadataClient):
         self.read_at: list[int] = []
         self.comes = asyncio.Event()
 
-    async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
+    async def get(self, ledger_id: int, **how: Any) -> LedgerMetadata:
         """The row as it was when it was asked for."""
-        row = await super().get(ledger_id, proof=proof)
+        row = await super().get(ledger_id, **how)
         self.read_at.append(row.version)
         await self.comes.wait()
         return row

@@ -150,7 +150,8 @@ class Judge:
         wrong = invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub)
         if self.restores.is_back and wrong is not None:
             if row is not None:  # else it is garbage, by whichever row
-                is_known = bool(self.restores.lost & node.kept_tokens)
+                copies = {name.token for name in node.ledger(ledger_id).row_names}
+                is_known = bool(self.restores.lost & (node.kept_tokens | copies))
                 self.restores.went_by(wrong, node.net.now, is_known=is_known)
             return
         judged(wrong)

@@ -21,6 +21,7 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    CopyLost,
     DatabaseWentBack,
     InvalidRequest,
     LedgerExists,
@@ -38,6 +39,7 @@ from quorumlog.wire.bodies import (
     BookieList,
     Change,
     ClusterId,
+    CopyWitnesses,
     LedgerChange,
     LedgerCreateBody,
     LedgerDelete,
@@ -53,6 +55,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
+from services.metadata.attempts import ACCEPTED
 from services.metadata.memory import Memory, Presented
 from tests.sim.plan import SECOND
 from tests.sim.services.net import Answer, Net, Process, Request
@@ -63,6 +66,7 @@ from tests.sim.services.tables import Tables
 URL: Final = "http://metadata:1"
 CLUSTER_ID: Final = "the-cluster"
 _HELD_MAX: Final = 8
+_COPIES: Final = "/v1/witnesses/copies"
 _CREATE: Final = "create ledger "
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -110,6 +114,7 @@ class Metadata(Process):
             ("GET", "/v1/ledgers", self._list, READS),
             ("POST", "/v1/ledger-heads", self._heads, READS),
             ("POST", "/v1/witnesses", self._confirm, CHANGES),
+            ("POST", _COPIES, self._confirm, CHANGES),
             ("GET", "/v1/witnesses", lambda _request: self._witnesses(), RUNS),
             ("POST", "/v1/witnesses/accept", self._accept_lost, RUNS),
             ("GET", "/v1/bookies", lambda _request: self._bookies(), RUNS),
@@ -128,6 +133,8 @@ class Metadata(Process):
         # A list that can't be read is one witness that counts for nothing, and so is refused.
         witnesses = () if not given else from_header(given) or (given,)
         presented = Presented(witnesses, "a client")
+        if request.path == _COPIES:
+            presented.witnesses += CopyWitnesses.model_validate_json(request.body).witnesses
         work, how = self._routed(request)
         if how is CHANGES or (how is READS and witnesses):
             self._check(presented)
@@ -220,7 +227,8 @@ class Metadata(Process):
             self.net.after(SECOND, self._accept, sorted(strays))
 
     def _accept(self, tokens: list[str]) -> None:
-        self.tables.attempts |= dict.fromkeys(tokens, "accepted as lost")
+        self.tables.attempts |= dict.fromkeys(tokens, ACCEPTED)
+        self.tables.accepted.update(tokens)
 
     def _routed(self, request: Request) -> tuple[Callable[[], Body | Answer], str]:
         """The work that a request asks for, and what the service's database does of it."""
@@ -257,8 +265,19 @@ class Metadata(Process):
         row = self.tables.rows[ledger_id]
         return None if row is None else row.to_core()
 
-    def _get(self, _request: Request, id: str) -> LedgerRow:  # noqa: A002
+    def _get(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
+        if held := request.query.get("held"):
+            self._check_held(held.split(","), request.query["holder"])
         return self._row(int(id))
+
+    def _check_held(self, held: list[str], holder: str) -> None:
+        attempts = self.tables.attempts
+        lost = [token for token in held if attempts.get(token, ACCEPTED) == ACCEPTED]
+        if lost and not self.tables.accepted:
+            self._restores.heard(lost)
+            self.memory.compare(lost, [], holder=holder)
+        if lost:
+            raise CopyLost(attempts=lost)
 
     def _put(self, row: LedgerRow) -> LedgerRow:
         self.tables.rows[row.ledger_id] = row

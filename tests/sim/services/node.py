@@ -32,9 +32,10 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RowTold
-from quorumlog.protocol.row_copy import RowCopy, name_of
+from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 from quorumlog.wire.bodies import BookieInfo, BookieState
 from services.bookie.collect import Collector, MetadataRows
+from services.bookie.fresh import FreshCopies
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
@@ -57,6 +58,7 @@ class Held:
     """What the collector reads of a ledger's row in the index."""
 
     highest: int
+    copy_count: int
 
 
 class _Surroundings:
@@ -109,6 +111,8 @@ class Node(Process):
         self.leaving: set[int] = set()
         self.kept: tuple[str, ...] = ()
         """The file of witnesses (services/bookie/witnesses.py)."""
+        self._fresh = FreshCopies()
+        self._noted: set[RowName] = set()
         self._collect()
         net.listeners[f"http://{name}:1"] = self, self.handle
 
@@ -209,6 +213,8 @@ class Node(Process):
         client = self.client = MetadataClient([URL], cast("Any", Session(self)))
         client.witnesses = self.kept
         rows = MetadataRows(client, partial(setattr, self, "kept"))
+        self._fresh, self._noted = FreshCopies(), set()
+        rows.present(self._fresh, self.name, CLUSTER_ID)
         if self.net.plan.has_restores:
             _ = self.spawn(self._remember(rows))
         every_s, grace_s = self.net.plan.collect
@@ -218,9 +224,17 @@ class Node(Process):
     async def _remember(self, rows: MetadataRows) -> None:
         """As the bookie's runtime does: it keeps what the database is known to have answered."""
         while True:
+            self._note_copies()
             with contextlib.suppress(QuorumLogError):
                 await rows.confirm()
             await self.net.pause(CONFIRM_S)
+
+    def _note_copies(self) -> None:
+        """Copies that came since; after a start all, as where an index is made anew."""
+        for ledger in self.ledgers.values():
+            for name in set(ledger.row_names) - self._noted:
+                self._noted.add(name)
+                self._fresh.note(name)
 
     async def _run(self, collector: Collector, every_s: float) -> None:
         while True:
@@ -275,15 +289,22 @@ class _Held:
 
     def ledgers(self) -> Iterator[tuple[int, Held]]:
         for ledger_id in sorted(self._node.ledgers):
-            yield ledger_id, Held(self._node.ledgers[ledger_id].highest)
+            ledger = self._node.ledgers[ledger_id]
+            yield ledger_id, Held(ledger.highest, len(ledger.row_names))
+
+    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
+        return self._node.ledgers[ledger_id].row_names
 
     def withhold(self, ledger_id: int, *, withheld: bool) -> None:
         (self._node.leaving.add if withheld else self._node.leaving.discard)(ledger_id)
 
     @property
     def moves(self) -> "_Held":
-        """What the collector asks of `Moves`: `drop`."""
+        """What the collector asks of `Moves`."""
         return self
+
+    def forget_copies(self, ledger_id: int) -> None:
+        self._node.ledgers[ledger_id].replica.forget_copies()
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         self._node.drop(ledger_id, keep_stub=keep_stub)

@@ -38,6 +38,8 @@ class Tables:
     """None is a tombstone."""
     versions: dict[int, int] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
+    accepted: set[str] = field(default_factory=set)
+    """Tokens of changes whose loss was accepted."""
     keys: dict[str, int] = field(default_factory=dict)
     """Idempotency keys, and the ledgers that were created with them."""
     repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Tables:
             dict(self.rows),
             dict(self.versions),
             dict(self.attempts),
+            set(self.accepted),
             dict(self.keys),
             {key: replace(item, ranges=list(item.ranges)) for key, item in self.repairs.items()},
             {name: replace(held) for name, held in self.leases.items()},

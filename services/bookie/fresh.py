@@ -1,0 +1,51 @@
+"""Copies of rows that none of this bookie's witnesses stands for yet (rule 18c).
+
+A copy that was confirmed once needs no other look: the witnesses that the bookie keeps stand for it from then on
+(rule 18a). The others are told with the next exchange of witnesses, so that a database which lacks the newest changes
+is found out though all processes that had heard of them are gone. A checkpoint writes them; a replay of the log finds
+those that came later.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from quorumlog.protocol.row_copy import ATTEMPT_BYTES, RowName, token_text
+from quorumlog.wire.witnesses import witness_of
+
+FRESH_MAX: Final = 10_000
+"""Copies that wait for their first confirmation: an index that is rebuilt knows of none that it was confirmed."""
+
+
+def witnesses_of(cluster_id: str, attempts: Iterable[bytes]) -> tuple[str, ...]:
+    """The witnesses that copies are of the changes that made their rows (rule 18a)."""
+    return tuple(witness_of(cluster_id, token_text(attempt)) for attempt in attempts)
+
+
+class FreshCopies:
+    """The names of the fresh copies, in the order in which they came. At most FRESH_MAX: the oldest go."""
+
+    def __init__(self, encoded: bytes = b"") -> None:
+        """Starts from what a checkpoint wrote."""
+        starts = range(0, len(encoded), ATTEMPT_BYTES)
+        self._attempts = dict.fromkeys(encoded[at : at + ATTEMPT_BYTES] for at in starts)
+
+    def note(self, name: RowName) -> None:
+        """A copy came."""
+        if name.token:
+            self._attempts[name.attempt] = None
+            if len(self._attempts) > FRESH_MAX:
+                del self._attempts[next(iter(self._attempts))]
+
+    def first(self, count: int) -> Sequence[bytes]:
+        """The attempts of the oldest ones."""
+        return list(islice(self._attempts, count))
+
+    def confirmed(self, attempts: Iterable[bytes]) -> None:
+        """Witnesses that are kept stand for these."""
+        for attempt in attempts:
+            self._attempts.pop(attempt, None)
+
+    def encode(self) -> bytes:
+        """What a checkpoint writes."""
+        return b"".join(self._attempts)

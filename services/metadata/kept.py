@@ -1,0 +1,86 @@
+"""Ledgers that bookies keep, since they hold a copy of a row whose change the database lacks (rule 18c).
+
+A bookie names the attempts of its copies with the read that a deletion rests on. A change whose loss an operator
+accepted is lacking as well: the operator lets the cluster go on, and gives nothing up that the lost history named.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quorumlog.errors import CopyLost
+from quorumlog.wire.bodies import KeptLedger, KeptLedgers
+from services.metadata.attempts import ACCEPTED
+from services.metadata.database import Connection, RowStore, listing
+from services.metadata.memory import Memory
+
+_CONTAINED: Final = (
+    "SELECT attempt::text AS attempt, target FROM attempts WHERE attempt = ANY($1::uuid[])"
+)
+_NOTE: Final = (
+    "INSERT INTO kept_ledgers (ledger_id, attempt, holder) SELECT $1, unnest($2::uuid[]), $3"
+    " ON CONFLICT DO NOTHING"
+)
+_KEPT: Final = (
+    "SELECT k.ledger_id, array_agg(DISTINCT k.holder) AS holders,"
+    " array_agg(DISTINCT k.attempt::text) AS attempts FROM kept_ledgers k"
+    " WHERE NOT EXISTS (SELECT FROM attempts a WHERE a.attempt = k.attempt"
+    f" AND a.target <> '{ACCEPTED}') GROUP BY k.ledger_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCopies:
+    """The attempts of the copies of one ledger's row that a bookie holds."""
+
+    holder: str
+    attempts: tuple[str, ...]
+
+
+async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -> None:
+    """Check that the database contains the changes that a bookie's copies are of; the caller reads the row in the
+    same snapshot.
+
+    Raises: CopyLost; DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
+    """
+    records = await connection.fetch(_CONTAINED, held.attempts)
+    known = {record["attempt"] for record in records}
+    contained = {record["attempt"] for record in records if record["target"] != ACCEPTED}
+    lost = [attempt for attempt in held.attempts if attempt not in contained]
+    if not lost:
+        return
+    if not await connection.fetchval("SELECT loss_accepted_at IS NOT NULL FROM cluster"):
+        memory.compare(lost, known, holder=held.holder)
+    raise CopyLost(
+        f"the database lacks {len(lost)} changes of which {held.holder} holds copies, {lost[0]} among them",
+        attempts=lost,
+    )
+
+
+class KeptStore(RowStore):
+    """What bookies were refused, as operators read it."""
+
+    async def note(self, ledger_id: int, held: HeldCopies, lost: Sequence[str]) -> None:
+        """Note that a bookie keeps a ledger for these changes."""
+        await self.database.run(
+            lambda connection: connection.execute(_NOTE, ledger_id, lost, held.holder)
+        )
+
+    @listing
+    async def list(self, connection: Connection, *, after: int | None, limit: int) -> KeptLedgers:
+        """How many ledgers are kept, and the first ones with ids above `after`."""
+        count = await connection.fetchval(f"SELECT count(*) FROM ({_KEPT}) AS kept")
+        records = await connection.fetch(
+            f"SELECT * FROM ({_KEPT}) AS kept WHERE ledger_id > $1 ORDER BY ledger_id LIMIT $2",
+            -1 if after is None else after,
+            limit,
+        )
+        ledgers = tuple(
+            KeptLedger(
+                ledger_id=record["ledger_id"],
+                holders=tuple(record["holders"]),
+                attempts=tuple(record["attempts"]),
+            )
+            for record in records
+        )
+        return KeptLedgers(count=count, ledgers=ledgers)
