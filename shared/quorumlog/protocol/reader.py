@@ -21,6 +21,7 @@ from quorumlog.protocol.messages import (
     Failed,
     FenceAnswered,
     MetadataAnswered,
+    PlacedInLog,
     ReadAnswered,
     ReadMetadata,
     RecoverRequested,
@@ -101,6 +102,7 @@ class RangeReader(Keyed):
                 | CloseRequested()
                 | RecoverRequested()
                 | ReplaceRequested()
+                | PlacedInLog()
             ):
                 raise AssertionError(f"{event} is not for a reader")
             case _:

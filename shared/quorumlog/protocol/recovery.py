@@ -25,6 +25,7 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadAnswered,
     RecoverRequested,
     ReplaceRequested,
@@ -138,7 +139,9 @@ class Recovery(Keyed):
             case RecoverRequested():
                 if self.phase is Phase.IDLE:
                     self._begin(event.metadata)
-            case Begin() | AppendRequested() | CloseRequested() | ReplaceRequested():
+            case (
+                Begin() | AppendRequested() | CloseRequested() | ReplaceRequested() | PlacedInLog()
+            ):
                 raise AssertionError(f"{event} is not for a recovery")
             case _:
                 assert_never(event)

@@ -30,6 +30,7 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadAnswered,
     ReadMetadata,
     RecoverRequested,
@@ -181,6 +182,7 @@ class FragmentRepair(Keyed):
                 | CloseRequested()
                 | RecoverRequested()
                 | ReplaceRequested()
+                | PlacedInLog()
             ):
                 raise AssertionError(f"{event} is not for a repair")
             case _:
