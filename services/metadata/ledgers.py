@@ -50,7 +50,8 @@ from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
 _ROW: Final = (
-    f"ledger_id, version, attempt::text AS attempt, body::text AS body, {utc('created_at')}"
+    "ledger_id, version, attempt::text AS attempt, first_offset, body::text AS body,"
+    f" {utc('created_at')}"
 )
 _HEADS: Final = (
     "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
@@ -59,6 +60,8 @@ _HEADS: Final = (
 _IDEMPOTENCY_KEY_HOURS: Final = 24
 """How long an idempotency key is remembered (taste: longer than any client retries)."""
 _CREATE: Final = "create ledger "
+_COLUMNS: Final = {"ledger_id", "version", "attempt", "first_offset", "created_at"}
+"""The fields of a row that have columns of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             f" WHERE {member} AND m.ledger_id > $1)"
         )
     rows = (
-        "SELECT ledger_id, version, attempt, body, created_at, body_bytes FROM ledgers l"
+        "SELECT ledger_id, version, attempt, first_offset, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"
     )
     row = f"{_ROW}, {is_match} AS is_match"
@@ -254,8 +257,13 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 
 def _json_of(record: asyncpg.Record) -> bytes:
     """A row's JSON."""
-    attempt = (record["attempt"] or "").encode()
-    return b'{"ledger_id":%d,"attempt":"%b",%b' % (record["ledger_id"], attempt, json_rest(record))
+    attempt, offset = (record["attempt"] or "").encode(), record["first_offset"]
+    return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,%b' % (
+        record["ledger_id"],
+        attempt,
+        b"null" if offset is None else b"%d" % offset,
+        json_rest(record),
+    )
 
 
 def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
@@ -271,7 +279,7 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
 
 def body_of(row: LedgerDraft) -> str:
     """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude={"ledger_id", "version", "attempt", "created_at"})
+    return row.model_dump_json(exclude=_COLUMNS)
 
 
 def conflict(current: LedgerRow) -> VersionConflict:

@@ -86,7 +86,10 @@ class LogStore(RowStore):
         if old is not None and old["body"] is not None:
             current = _row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
-        await _claim_ledgers(connection, row.name, (item.ledger_id for item in row.items))
+        named = {item.ledger_id for item in row.items}
+        await _lock_ledgers(connection, row.name, named)
+        await _claim_ledgers(connection, row.name, named)
+        await _place_ledgers(connection, _places_of(row), request.attempt)
         record = await connection.fetchrow(
             "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
             f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
@@ -109,7 +112,7 @@ class LogStore(RowStore):
         if await is_applied(connection, request.attempt, target):
             return old
         check_version(old, row.version)
-        changed = await change_row(connection, old, row)
+        changed = await change_row(connection, old, row, attempt=request.attempt)
         await record_attempt(connection, request.attempt, target)
         return changed
 
@@ -215,19 +218,23 @@ async def change_row(
     old: LogRow,
     new: LogRow,
     *,
+    attempt: str,
     published: Collection[int] = (),
     transaction: str = "",
 ) -> LogRow:
-    """Replace `old`, whose row is locked, by `new` of the same version.
+    """Replace `old`, whose row is locked, by `new` of the same version; `attempt` names the change.
 
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
     check_log(old.to_core(), new.to_core())
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
+    places = _places_of(new) - _places_of(old)
+    await _lock_ledgers(connection, new.name, after - before | {place[0] for place in places})
     await _claim_ledgers(connection, new.name, after - before - set(published))
     if published:
         await _claim_published(connection, new.name, published, transaction)
+    await _place_ledgers(connection, places, attempt)
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
@@ -250,11 +257,10 @@ def check_version(current: LogRow, version: int) -> None:
 
 
 async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
-    """Lock ledgers that a log begins to name, and check that it may (rule 22)."""
+    """Check that a log may begin to name ledgers, which are locked (rule 22)."""
     wanted = sorted(ledgers)
     if not wanted:
         return
-    await _lock_ledgers(connection, name, wanted)
     named = await connection.fetch(
         "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id",
         wanted,
@@ -268,7 +274,6 @@ async def _claim_published(
 ) -> None:
     """As `_claim_ledgers`, for ledgers of a transaction."""
     wanted = sorted(ledgers)
-    await _lock_ledgers(connection, name, wanted)
     found = await connection.fetch(
         "SELECT ledger_id FROM transaction_ledgers"
         " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2",
@@ -278,10 +283,14 @@ async def _claim_published(
     _require_all(name, wanted, found)
 
 
-async def _lock_ledgers(connection: Connection, name: str, wanted: list[int]) -> None:
+async def _lock_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
+    """Lock ledgers that a log names or begins to name."""
+    wanted = sorted(ledgers)
+    if not wanted:
+        return
     records = await connection.fetch(
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
-        " AND body IS NOT NULL ORDER BY ledger_id FOR SHARE",
+        " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE",
         wanted,
         name,
     )
@@ -296,6 +305,34 @@ def _require_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) 
             log=name,
             ledger_id=missing[0],
         )
+
+
+def _places_of(log: LogRow) -> set[tuple[int, int]]:
+    """The ledgers whose first offset a row knows, each with it."""
+    return {(i.ledger_id, i.first_offset) for i in log.items if i.first_offset is not None}
+
+
+async def _place_ledgers(
+    connection: Connection, places: Collection[tuple[int, int]], attempt: str
+) -> None:
+    """Set where ledgers begin, which are locked, once their log's row knows it.
+
+    A CLOSED ledger's row gets a new version, since its members have copies: no two copies of one name
+    differ (rule 18b). There is no copy of an open ledger's row: its writer sends the first one, and
+    appends, after this change (rule 23).
+    """
+    if not places:
+        return
+    await connection.execute(
+        "UPDATE ledgers l SET first_offset = p.first_offset,"
+        " version = CASE WHEN state = 'CLOSED' THEN version + 1 ELSE version END,"
+        " attempt = CASE WHEN state = 'CLOSED' THEN $3 ELSE attempt END, changed_at = now()"
+        " FROM unnest($1::bigint[], $2::bigint[]) AS p (ledger_id, first_offset)"
+        " WHERE l.ledger_id = p.ledger_id",
+        [ledger_id for ledger_id, _ in places],
+        [first_offset for _, first_offset in places],
+        attempt,
+    )
 
 
 async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:

@@ -255,6 +255,7 @@ async def _commit(
             connection,
             log,
             request.row,
+            attempt=request.attempt,
             published=[item.ledger_id for item in published],
             transaction=transaction_id,
         )
@@ -355,7 +356,7 @@ async def _check_sealed(
         "SELECT l.ledger_id, l.state, (l.body ->> 'last_entry')::bigint AS last_entry"
         " FROM ledgers l JOIN transaction_ledgers t USING (ledger_id)"
         " WHERE t.transaction = $1 AND l.ledger_id = ANY($2::bigint[])"
-        " ORDER BY l.ledger_id FOR SHARE OF l",
+        " ORDER BY l.ledger_id FOR NO KEY UPDATE OF l",
         transaction_id,
         ids,
     )

@@ -76,6 +76,7 @@ class Judge(LogHistory):
             return
         self.written_is_named_last(ledger)
         self.older_ones_are_closed(ledger)
+        self.copies_tell_its_place(ledger)
 
     def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
         """The row was changed."""
@@ -127,6 +128,14 @@ class Judge(LogHistory):
         item = self._cluster.logs[self._name].base
         if item is None or item.ledger_id != ledger.row.ledger_id:
             self.violated(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+
+    def copies_tell_its_place(self, ledger: Ledger) -> None:
+        """Rule 18b: a writer knows where its ledger begins before it appends, so that each copy of the row
+        that rides on an add says so.
+        """
+        item = self._cluster.logs[self._name].item_of(ledger.row.ledger_id)
+        if item is not None and item.first_offset != ledger.told_offset:
+            self.violated(f"rule 18b: ledger {ledger.row.ledger_id} is written without its place")
 
     def deleted_takes_nothing(self, sent: "Sent", done: RecordsAppended) -> None:
         """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat

@@ -76,6 +76,8 @@ class Ledger:
     in_flight: list[tuple[bytes, asyncio.Future[EntriesAppended]]] = field(default_factory=list)
     since_s: float = 0.0
     """When it was made, or its log let go of it; long ago where its transaction was ended."""
+    told_offset: int | None = None
+    """Where the ledger begins in its log, as far as its writer was told: bookies' copies say so (rule 18b)."""
     drops_at: float = float("inf")
     """When the bookies have given up what they know of it: a grace after its deletion."""
 
@@ -386,6 +388,14 @@ class Gateway:
             self._in_background(self._pump(ledger))
         # They are confirmed in order: the last one's answer is that of all.
         return self._pumped(_from(future, expect))
+
+    def place_in_log(self, ledger_id: int, first_offset: int) -> None:
+        ledger = self.cluster.ledgers.get(ledger_id)
+        if ledger is not None and ledger.row.writer == self.writer:
+            ledger.told_offset = first_offset
+
+    async def copy_rows(self, _ledger_ids: Sequence[int]) -> None:
+        await self.step()
 
     def _submit_to_deleted(
         self, ledger_id: int, expect: int | None

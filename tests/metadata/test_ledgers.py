@@ -112,6 +112,15 @@ async def test_a_row_names_the_change_that_made_it(service: Service) -> None:
     assert second == refused == listed == await service.client.get(row.ledger_id)
 
 
+async def test_a_change_of_a_row_places_no_ledger_in_a_log(service: Service) -> None:
+    row = await service.client.create(replace(DRAFT, log="a-log"))
+
+    _, second = await service.client.cas(replace(row.in_recovery(), first_offset=7))
+
+    assert second is not None
+    assert second.first_offset is None
+
+
 async def test_an_applied_attempt_is_answered_with_the_present_row(service: Service) -> None:
     row = await service.client.create(DRAFT)
     attempt = new_attempt()

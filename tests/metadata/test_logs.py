@@ -14,9 +14,12 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import LogRow
+from services.metadata.database import Connection
+from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, Service
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -144,6 +147,79 @@ async def test_a_ledger_that_a_log_names_is_not_deleted(service: Service, logs: 
     with pytest.raises(NoSuchLedger):
         await service.client.get(one.ledger_id)
     assert await logs.orphans(older_than_s=0) == ()
+
+
+async def test_a_ledger_is_placed_once_its_logs_row_has_its_first_offset(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    one = await ledger(service)
+
+    _, named = await logs.cas(replace(row, items=(LogItem(one.ledger_id, None),)))
+    unplaced = await service.client.get(one.ledger_id)
+    await logs.cas(replace(named, items=(LogItem(one.ledger_id, 7),)))
+
+    assert unplaced == one
+    placed = replace(one, first_offset=7)
+    assert await service.client.get(one.ledger_id) == placed, "of the same name: nobody has a copy"
+    assert (await service.client.list(log="a-log"))[0] == [placed]
+
+
+async def test_a_log_that_is_created_with_a_ledger_places_it(
+    service: Service, logs: LogClient
+) -> None:
+    one = await ledger(service)
+
+    await logs.create(first(LOG, one))
+
+    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+
+
+async def test_placing_a_closed_ledger_is_a_change_of_its_row(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    one = await ledger(service)
+    _, closed = await service.client.cas(one.closed(last_entry=4, length=9))
+    assert closed is not None
+
+    _, named = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 7, 11),)))
+    placed = await service.client.get(one.ledger_id)
+    await logs.cas(replace(named, archived_through=8))
+    conflict, now = await service.client.cas(closed.given_up(0, 0, ()))
+
+    assert (placed.first_offset, placed.version) == (7, closed.version + 1)
+    assert placed.attempt not in (one.attempt, closed.attempt)
+    assert (conflict, now) == (CasStatus.CONFLICT, placed), "placed once"
+
+
+async def test_a_ledger_that_its_log_lets_go_of_keeps_its_place(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    one = await ledger(service)
+    _, named = await logs.cas(first(row, one))
+
+    await logs.cas(replace(named, items=(), first_offset=0))
+
+    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+
+
+async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
+    service: Service, logs: LogClient, stores: Stores
+) -> None:
+    row, _ = await logs.create(LOG)
+    one, other = await ledger(service), await ledger(service)
+    await logs.cas(first(row, one))
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
+    await connection.execute("ALTER TABLE ledgers DROP COLUMN first_offset")
+    await connection.execute("DELETE FROM migrations WHERE number = 13")
+
+    await migrate(connection)
+    await connection.close()
+
+    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+    assert await service.client.get(other.ledger_id) == other
 
 
 async def test_orphans_come_in_pages_by_id(service: Service, logs: LogClient) -> None:

@@ -125,6 +125,27 @@ async def test_a_commit_publishes_what_it_names_and_queues_the_rest(world: World
             await world.logs.delete_unnamed(kept)
 
 
+async def test_a_commit_places_what_it_publishes_by_a_change_of_each_row(
+    world: World, stores: Stores
+) -> None:
+    begun = await world.begin()
+    one, two, loser = [await world.ledger(begun.id) for _ in range(3)]
+    before = [await world.service.client.get(ledger) for ledger in (one, two, loser)]
+
+    await world.commit(begun.id, [two, one])
+
+    found = [await world.service.client.get(ledger) for ledger in (one, two, loser)]
+    assert [row.first_offset for row in found] == [5, 0, None]
+    assert [row.version - old.version for row, old in zip(found, before, strict=True)] == [1, 1, 0]
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    target = "SELECT target FROM attempts WHERE attempt = $1"
+    targets = [await connection.fetchval(target, row.attempt) for row in found[:2]]
+    await connection.close()
+    assert targets == [f"transaction {begun.id}"] * 2, "a witness of the commit (rule 18a)"
+    last = world.log.items[-1]
+    assert (await world.service.client.get(last.ledger_id)).first_offset == last.first_offset
+
+
 async def test_the_same_commit_again_gets_the_same_answer_and_others_are_refused(
     world: World,
 ) -> None:

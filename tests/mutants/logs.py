@@ -25,6 +25,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
 from services.gateway.logs import manager
+from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.reading import LogReader
 from tests.explore.scopes import (
     LOG_DELETION,
@@ -313,6 +314,11 @@ LOG_MUTANTS: Final = (
         "an owner asks for no writer token",
         "rule 22",
         (Patch(Tenancy, "check_token", skipped_now),),
+    ),
+    Mutant(
+        "a ledger's writer is not told its place in the log",
+        "rule 18b",
+        (Patch(LogDriver, "_place_last", skipped_now),),
     ),
     Mutant(
         "a roll does not wait for what is in flight",

@@ -16,6 +16,7 @@ from quorumlog.protocol.messages import (
     FindBookies,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadMetadata,
     RecoveryNeeded,
     ReplaceRequested,
@@ -211,6 +212,26 @@ def test_a_new_bookie_gets_nothing_before_the_cas_that_names_it() -> None:
     bench.cas(row=applied(update))
 
     assert [(add.member, add.run.first) for add in bench.all(SendAdd)] == [(B4, 0), (B4, 1)]
+
+
+def test_rows_that_ride_on_adds_tell_the_place_in_the_log() -> None:
+    bench = Bench()
+    bench.do(PlacedInLog(7))
+
+    assert [add.row and add.row.first_offset for add in bench.append()] == [7, 7, 7]
+
+
+def test_a_row_from_before_the_log_placed_its_ledger_does_not_unplace_it() -> None:
+    bench = Bench()
+    bench.do(ReplaceRequested(B1))
+    bench.found(B4)
+    changed = applied(bench.one(UpdateMetadata))
+    bench.do(PlacedInLog(7))
+
+    bench.cas(row=changed)
+
+    assert bench.writer.metadata == replace(changed, first_offset=7)
+    assert {add.row for add in bench.append()} == {bench.writer.metadata}
 
 
 def test_acks_of_a_replaced_bookie_do_not_count_while_a_change_is_pending() -> None:

@@ -48,6 +48,8 @@ from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_close
 from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
 
 _HEARTBEAT_S: Final = 1.0
+_COPIED_AT_ONCE: Final = 32
+"""Rows whose copies are sent at once (taste)."""
 
 
 class Engine:
@@ -88,6 +90,7 @@ class Engine:
             lacs=bookies,
         )
         self.rereads = self.handles.rereads
+        self.place_in_log = self.handles.place_in_log
         self.on_gap.append(self.rereads.gap)
         self._creations = Creations(
             self.handles,
@@ -237,6 +240,19 @@ class Engine:
                 continue
             break
         self._rows.deleted(ledger_id)
+
+    async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
+        """Send members copies of rows that others have changed (rule 18b). A row that cannot be read is left
+        to autorecovery's check.
+        """
+        room = asyncio.Semaphore(_COPIED_AT_ONCE)
+
+        async def copy(ledger_id: int) -> None:
+            async with room:
+                with contextlib.suppress(QuorumLogError):
+                    await self._copied(await self._rows.fresh(ledger_id))
+
+        await asyncio.gather(*map(copy, ledger_ids))
 
     async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
         """The row of an answered end, of which members have copies (rule 18b). A repeat sends them again: who was

@@ -38,6 +38,7 @@ from quorumlog.protocol.messages import (
     EntriesRead,
     Failed,
     MissedRange,
+    PlacedInLog,
     RecoveryNeeded,
     Repaired,
     ReplaceRequested,
@@ -239,6 +240,10 @@ class WriteHandle:
         """Request a member's replacement in the open fragment (rule 21)."""
         if self.is_live:
             self._driver.post(ReplaceRequested(member))
+
+    def place_in_log(self, first_offset: int) -> None:
+        """Send copies of the row with the ledger's place in its log (rule 18b)."""
+        self._driver.post(PlacedInLog(first_offset))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
         """Somebody else closed the ledger; noticed before a bookie answered fenced."""

@@ -97,8 +97,19 @@ class Handles:
             gateway_in_flight=self.in_flight,
             delays_change=self._config.delays_ensemble_change,
         )
-        # Nobody waits: the first append brings a copy too (rule 18b).
-        _ = spread(row, self._ports)
+        if row.log is None:
+            # Nobody waits: the first append brings a copy too (rule 18b).
+            _ = spread(row, self._ports)
+
+    def place_in_log(self, ledger_id: int, first_offset: int) -> None:
+        """A log's row names a ledger with its first offset. If this process writes it, the members' copies
+        of its row say so. There is no copy before: one that says more, of the same name, would not replace
+        it (rule 18b).
+        """
+        handle = self.by_ledger.get(ledger_id)
+        if handle is not None and handle.is_live:
+            handle.place_in_log(first_offset)
+            _ = spread(handle.row, self._ports)
 
     @property
     def live(self) -> Sequence[WriteHandle]:

@@ -32,6 +32,7 @@ from quorumlog.protocol.log.messages import (
     BatchesRead,
     CloseLedger,
     Commit,
+    Committed,
     CountBookies,
     CreateLedger,
     DeleteLedger,
@@ -254,13 +255,19 @@ class LogDriver:
             case ReadLog(name):
                 return await store.get(name)
             case SwapLog(row):
-                return await store.cas(row)
+                swapped = await store.cas(row)
+                if isinstance(swapped, LogMetadata):
+                    self._place_last(swapped)
+                return swapped
             case DeleteLog(row):
                 return await store.delete(row)
             case ReadTransaction(transaction):
                 return await store.transaction(transaction)
             case Commit(transaction, ledgers, row):
-                return await store.commit(transaction, ledgers, row)
+                committed = await store.commit(transaction, ledgers, row)
+                if isinstance(committed, Committed) and committed.log is not None:
+                    self._place_last(committed.log)
+                return committed
             case CreateLedger(row):
                 return await engine.create(options_of(row))
             case ReadLedger(ledger_id):
@@ -285,6 +292,12 @@ class LogDriver:
             case Wait(pause):
                 jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
                 return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
+
+    def _place_last(self, row: LogMetadata) -> None:
+        """Tell the writer of a log's last ledger its first offset, before the machine appends to it."""
+        last = row.last_item
+        if last is not None and last.first_offset is not None:
+            self._ports.engine.place_in_log(last.ledger_id, last.first_offset)
 
     async def _forward(self, asked: Forward) -> Any:
         """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""

@@ -35,6 +35,9 @@ from services.gateway.logs.values import Publish
 
 log = logging.getLogger(__name__)
 
+_COPIES_S: Final = 5.0
+"""How long a commit waits for the copies of its ledgers' rows, which are sent on after that (taste)."""
+
 EXPIRES_IN_S: Final = 3600
 """Longer than a stage computes before its first append (taste)."""
 
@@ -149,7 +152,16 @@ class Transactions:
         else:
             done = await self._commit_nothing(transaction_id, ledgers)
         self.clear()
+        await self._copy_places(done)
         return done
+
+    async def _copy_places(self, done: Transaction) -> None:
+        """Have members keep the places of published ledgers (rule 18b). A repeat sends the copies again: the
+        gateway that was asked first may have ended before.
+        """
+        if done.ledgers:
+            work = self._engine.copy_rows([ledger.ledger_id for ledger in done.ledgers])
+            await asyncio.wait({self._logs.ownership.task(work)}, timeout=_COPIES_S)
 
     async def _commit_nothing(
         self, transaction_id: str, ledgers: tuple[Sealed, ...]

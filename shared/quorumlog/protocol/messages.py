@@ -269,6 +269,15 @@ class ReplaceRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedInLog:
+    """A log's row says that this ledger begins at `first_offset`: before the first append (rule 23). The
+    members' copies of the ledger's row say so too (rule 18b).
+    """
+
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class AddAnswered:
     """The answer to SendAdd: position, member, generation and the run's range as they were asked."""
 
@@ -350,6 +359,7 @@ Event = (
     | CloseRequested
     | RecoverRequested
     | ReplaceRequested
+    | PlacedInLog
     | AddAnswered
     | FenceAnswered
     | ReadAnswered

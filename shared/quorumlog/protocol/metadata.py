@@ -88,6 +88,9 @@ class LedgerMetadata:
     """Key of the password (rule 30); empty where the ledger has none."""
     custom: tuple[tuple[str, str], ...] = ()
     log: str | None = None
+    """The log that the ledger was created for, or None."""
+    first_offset: int | None = None
+    """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
     created_at: str = ""
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""

@@ -21,6 +21,7 @@ from quorumlog.protocol.messages import (
     Failed,
     FenceAnswered,
     MetadataAnswered,
+    PlacedInLog,
     ReadAnswered,
     ReadMetadata,
     RecoverRequested,
@@ -103,6 +104,7 @@ class RangeReader(Keyed):
                 | RecoverRequested()
                 | ReplaceRequested()
                 | RowAnswered()
+                | PlacedInLog()
             ):
                 raise AssertionError(f"{event} is not for a reader")
             case _:

@@ -25,6 +25,7 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadAnswered,
     RecoverRequested,
     ReplaceRequested,
@@ -140,7 +141,12 @@ class Recovery(Keyed):
                 if self.phase is Phase.IDLE:
                     self._begin(event.metadata)
             case (
-                Begin() | AppendRequested() | CloseRequested() | ReplaceRequested() | RowAnswered()
+                Begin()
+                | AppendRequested()
+                | CloseRequested()
+                | ReplaceRequested()
+                | RowAnswered()
+                | PlacedInLog()
             ):
                 raise AssertionError(f"{event} is not for a recovery")
             case _:

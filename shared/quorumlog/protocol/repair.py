@@ -33,6 +33,7 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadAnswered,
     ReadMetadata,
     RecoverRequested,
@@ -191,6 +192,7 @@ class FragmentRepair(Keyed):
                 | CloseRequested()
                 | RecoverRequested()
                 | ReplaceRequested()
+                | PlacedInLog()
             ):
                 raise AssertionError(f"{event} is not for a repair")
             case _:

@@ -25,6 +25,7 @@ from quorumlog.protocol.messages import (
     FenceAnswered,
     MetadataAnswered,
     MissedRange,
+    PlacedInLog,
     ReadAnswered,
     ReadMetadata,
     RecoverRequested,
@@ -202,6 +203,9 @@ class LedgerWriter(Keyed):
                 self._close_requested()
             case ReplaceRequested():
                 self._replace_requested(event)
+            case PlacedInLog(first_offset):
+                self.metadata = replace(self.metadata, first_offset=first_offset)
+                self._slots.row = self.metadata
             case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested() | RowAnswered():
                 raise AssertionError(f"{event} is not for a writer")
             case _:
@@ -371,6 +375,9 @@ class LedgerWriter(Keyed):
         if task is None or task.kind is _Kind.FIND or task.attempt != event.attempt:
             return
         row = event.metadata
+        if row is not None and row.first_offset is None:
+            # An answer from before the log's row placed this ledger came after the news of it.
+            row = replace(row, first_offset=self.metadata.first_offset)
         if event.status is CasStatus.UNKNOWN or (
             row is None and event.status is not CasStatus.MISSING
         ):

@@ -191,17 +191,19 @@ class LedgerRow(LedgerDraft):
     version: Version
     attempt: Attempt | Literal[""] = ""
     """The token of the change that made this version; empty for a row from before tokens were kept."""
+    first_offset: Annotated[int, Field(ge=0, le=ID_MAX)] | None = None
+    """Where the ledger begins in its log. A change of the log's row sets it, never a change of this row."""
     created_at: Text = ""
 
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
-        return replace(core, attempt=self.attempt)
+        return replace(core, attempt=self.attempt, first_offset=self.first_offset)
 
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
         """The row that carries a protocol value."""
-        fields = fields_of(core, ("ledger_id", "version", "attempt", "created_at"))
+        fields = fields_of(core, ("ledger_id", "version", "attempt", "first_offset", "created_at"))
         return body_of(cls, _draft_fields(core) | fields)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -147,6 +148,33 @@ async def test_a_ledger_without_entries_is_known_to_its_members(stores: Stores) 
             return keepers(world, row) == world.of(row)
 
         await until(is_known, "all members have a copy")
+
+
+async def test_members_know_no_ledger_of_a_log_before_its_place(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine, log="a-log")
+        placed = replace(row, first_offset=7)
+
+        world.engine.place_in_log(row.ledger_id, 7)
+
+        async def is_known() -> bool:
+            return keepers(world, placed) == world.of(placed)
+
+        await until(is_known, "all members have a copy with the place, and none without it")
+
+
+async def test_rows_that_others_changed_are_kept_by_the_members(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
+        await world.engine.append(row.ledger_id, [b"one"])
+        closed = await world.engine.close(row.ledger_id)
+        _, changed = await world.metadata.cas(closed.given_up(0, 0, ()))
+        assert changed is not None
+        never = row.ledger_id + 1
+
+        await world.other.copy_rows([never, row.ledger_id])
+
+        assert keepers(world, changed) == world.of(changed)
 
 
 async def test_an_accepted_loss_is_kept_by_the_members(

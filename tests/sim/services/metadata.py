@@ -326,6 +326,7 @@ class Metadata(Process):
         changed = {
             "version": old.version + 1,
             "attempt": body.attempt,
+            "first_offset": old.first_offset,
             "created_at": old.created_at,
         }
         new = body.row.model_copy(update=changed)
