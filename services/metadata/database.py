@@ -22,6 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.memory import PRESENTED, Memory, Presented
+from services.metadata.servers import connect_to_primary, dsn_of_each
 
 if TYPE_CHECKING:
     _Connection = asyncpg.Connection[asyncpg.Record]
@@ -81,7 +82,7 @@ class Database:
     """
 
     def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
-        self._dsn = dsn
+        self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
@@ -223,12 +224,22 @@ class Database:
             asked.answer = witnesses
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
-        """A connection outside the pool; the caller closes it. Raises as asyncpg does."""
+        """A connection to the primary outside the pool; the caller closes it.
+
+        Raises: as asyncpg does; SeveralPrimaries (a ConnectionError).
+        """
+        async with asyncio.timeout(self._deadline_s if timeout_s is None else timeout_s):
+            if len(self._dsns) == 1:
+                return await self._connect(self._dsns[0], settings)
+            return await connect_to_primary(
+                [self._connect(dsn, settings) for dsn in self._dsns], self._has_history
+            )
+
+    async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
         limit_ms = str(int(self._deadline_s * 1000))
         return await asyncpg.connect(
-            self._dsn,
+            dsn,
             connection_class=Connection,
-            timeout=self._deadline_s if timeout_s is None else timeout_s,
             target_session_attrs=_PRIMARY_ONLY,
             server_settings={
                 "application_name": "quorumlog-metadata",
@@ -242,6 +253,11 @@ class Database:
             }
             | settings,
         )
+
+    async def _has_history(self, connection: Connection) -> bool:
+        """Whether a server has every change known to have been answered (rule 18a)."""
+        wanted = {*self.memory.wanted, *self.memory.presented(PRESENTED.get())}
+        return not wanted or len(await connection.fetch(CONTAINED, sorted(wanted))) == len(wanted)
 
     async def close(self) -> None:
         """Terminate all idle connections."""
