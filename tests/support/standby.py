@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.ports import free_ports
 from loadtest.stores import scratch
-from services.local.embedded import Postgres, _environment, set_up_postgres
+from services.local.embedded import EmbeddedError, Postgres, _environment, set_up_postgres
 from services.local.process import start, stop
 from tests.support.waiting import until
 
@@ -123,7 +123,12 @@ class Server:
 
     async def promote(self) -> None:
         """Of a standby: become the primary."""
-        assert await self.sql("SELECT pg_promote()") == "t"
+
+        async def is_promoted() -> bool:
+            return await self.sql("SELECT pg_promote()") == "t"
+
+        # It may have been started just now.
+        await until(is_promoted, "the standby is promoted", passing=(EmbeddedError,))
 
     async def _is(self, question: str) -> bool:
         return int(await self.sql(question)) > 0
