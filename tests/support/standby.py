@@ -173,7 +173,19 @@ class Pair:
         """Kill the primary and promote the standby; from then on they have changed their names."""
         await self.primary.kill()
         await self.standby.promote()
+        self.swap()
+
+    def swap(self) -> None:
+        """The other one is the primary."""
         self.primary, self.standby = self.standby, self.primary
+
+    async def follow_again(self) -> None:
+        """Make the server that is no primary a standby, from a new base backup."""
+        old = self.standby
+        await old.stop()
+        self.standby = await self.primary.follower(old.folder, old.postgres.port)
+        await self.standby.start()
+        await self.primary.until_followed()
 
     async def end(self) -> None:
         """Stop both."""
