@@ -41,10 +41,14 @@ _LISTING_WAIT_S: Final = 1.0
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
 
+SERVER: Final = "SELECT pg_postmaster_start_time()::text"
+"""Which server this is, since when."""
+
 
 class Connection(_Connection):
     """A connection to Postgres."""
 
+    is_new = True
     settled: str | None = None
     """The attempt token written by the transaction on this connection, if any."""
 
@@ -94,9 +98,18 @@ class Database:
         self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then no statement runs."""
-        self.has_asked = False
+        self.server = ""
+        """When the server started that was connected to last: a standby that took over is another one, and
+        so is one that was restored from its write-ahead log."""
+        self.asked_about: str | None = None
+        """The server about which this process has asked the bookies what they know of it."""
+
+    @property
+    def has_asked(self) -> bool:
         """Whether this process has asked the bookies what they know of the database. Until then nothing is
-        changed or proven: nobody here would notice a database that went back (rule 18a)."""
+        changed or proven: nobody here would notice a database that went back (rule 18a).
+        """
+        return self.asked_about == self.server
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
@@ -283,6 +296,9 @@ class Database:
         watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
         is_sound = False
         try:
+            if connection.is_new:
+                self.server = await connection.fetchval(SERVER)
+                connection.is_new = False
             result = await work(connection)
             self.is_up = is_sound = True
             return result

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,22 @@ from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
-from tests.metadata.test_went_back import LOG, all_refused, closed, cookie, is_told, newcomer
+from tests.metadata.test_inquiry import bookie_at, learns
+from tests.metadata.test_went_back import (
+    LOG,
+    all_refused,
+    closed,
+    cookie,
+    is_told,
+    newcomer,
+    refused,
+)
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.standby import Pair, Server, dsn_of, pair
 from tests.support.waiting import until
 
 Change = Callable[[], Coroutine[Any, Any, Any]]
+TOKENS = "SELECT attempt FROM attempts"
 CHANGES = "SELECT count(*) FROM attempts"
 WAITS_FOR_STANDBY = (
     "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT;'"
@@ -100,6 +111,43 @@ async def test_changes_that_a_promoted_standby_lacks_stop_all_changes_in_both_pr
                 await all_refused(nobody, lost.row)
                 assert await nobody.get(lost.row.ledger_id) == lost.row, "plain reads go on"
                 assert (await TransactionClient(nobody).get(lost.transaction)).state == "OPEN"
+
+
+async def test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted_standby(
+    stores: Stores, tmp_path: Path
+) -> None:
+    await asks_about_the_standby(stores, tmp_path)
+
+
+async def asks_about_the_standby(stores: Stores, folder: Path) -> None:
+    """D4 without a restart: the process that answered the lost commit is gone."""
+    async with contextlib.AsyncExitStack() as stack:
+        asynchronous = await stack.enter_async_context(pair())
+        on_both = on(stores, asynchronous.dsn)
+        other = await stack.enter_async_context(serving(on_both, expiry_every_s=0.05))
+        async with serving(on_both) as service:
+            bookie = await stack.enter_async_context(bookie_at(service, folder))
+            await LogClient(service.client).create(LOG)
+            transactions = TransactionClient(service.client)
+            begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
+            await asynchronous.standby.has_all_of(asynchronous.primary)
+            await asynchronous.standby.stop_following()
+            known = set((await asynchronous.primary.sql(TOKENS)).split())
+            await transactions.commit(begun.id, (), None)
+            await learns(bookie, known)
+        await asynchronous.fail_over()
+        await asynchronous.primary.sql("UPDATE transactions SET expires_at = now()")
+
+        async def is_over() -> bool:
+            return await is_told(other) or (await state()) != "OPEN"
+
+        async def state() -> str:
+            return (await TransactionClient(other.client).get(begun.id)).state
+
+        await until(is_over, "the loss is told", passing=(QuorumLogError,))
+        assert await state() == "OPEN", "a committed transaction was expired"
+        async with newcomer(other) as nobody:
+            await refused(nobody.create(DRAFT))
 
 
 async def test_the_old_primary_ends_the_state_of_a_standby_that_lacked_changes(

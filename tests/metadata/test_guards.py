@@ -30,7 +30,7 @@ from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 from tests.bookie.test_went_back import gives_nothing_up
 from tests.metadata.support import DRAFT, serving
-from tests.metadata.test_failover import repeated_without_standby, split
+from tests.metadata.test_failover import asks_about_the_standby, repeated_without_standby, split
 from tests.metadata.test_inquiry import (
     accepts_with_its_bookies,
     accepts_without_a_bookie,
@@ -246,6 +246,11 @@ def first_primary(_original: Any) -> Any:
     return connect
 
 
+def asked_once(_original: Any) -> Any:
+    """Who has asked about one server believes any other."""
+    return property(lambda database: database.asked_about is not None)
+
+
 def unlocked(_original: Any) -> Any:
     """An attempt is looked for without a lock, so that its transaction writes nothing."""
 
@@ -408,6 +413,12 @@ GUARDS: Final = (
         "the first of two primaries is used",
         ((database, "connect_to_primary", first_primary),),
         the_new_primary_is_used,
+    ),
+    Guard(
+        "rule 18a",
+        "nobody asks about a standby that took over",
+        ((Database, "has_asked", asked_once),),
+        asks_about_the_standby,
     ),
     Guard(
         "rule 6",
