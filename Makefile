@@ -126,10 +126,15 @@ mutants: setup ## take each safety guard out; its absence must be noticed: RULES
 mutate: setup ## take every if, early return, lock and SQL condition out in turn for TIME=: PATHS=, ARGS=--resume
 	@exec $(PY) -m tests.mutate $(if $(PATHS),--paths $(PATHS)) $(if $(TIME),--time $(TIME)) $(ARGS)
 
-chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS= METADATA_CUTS=
+chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS= METADATA_CUTS= FAILOVERS=
 	@exec $(PY) -m tests.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \
 		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) \
-		--metadata-cuts $(or $(METADATA_CUTS),0) $(ARGS)
+		--metadata-cuts $(or $(METADATA_CUTS),0) --failovers $(or $(FAILOVERS),0) $(ARGS)
+
+.PHONY: restore
+restore: setup ## restores of older dumps (RESTORES=) and failovers (FAILOVERS=) of Postgres in a storm: SEED=
+	@exec $(PY) -m tests.restore --seed $(or $(SEED),1) $(if $(RESTORES),--restores $(RESTORES)) \
+		$(if $(FAILOVERS),--failovers $(FAILOVERS))
 
 fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
 	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)

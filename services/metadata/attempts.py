@@ -16,8 +16,10 @@ ACCEPTED: Final = "accepted as lost"
 
 async def target_of(connection: Connection, attempt: str) -> str | None:
     """The change that used this token, or None."""
+    # The lock is a write: a transaction that answers by this token commits after a synchronous standby
+    # has the token. A primary that was killed shows commits after its restart which no standby has.
     found: str | None = await connection.fetchval(
-        "SELECT target FROM attempts WHERE attempt = $1", attempt
+        "SELECT target FROM attempts WHERE attempt = $1 FOR KEY SHARE", attempt
     )
     return found
 

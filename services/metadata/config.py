@@ -8,7 +8,10 @@ from quorumlog.net.service import ServiceSettings
 class Config(ServiceSettings):
     """The settings of the metadata service."""
 
-    postgres_dsn: str = Field(min_length=1, description="the database of all rows")
+    postgres_dsn: str = Field(
+        min_length=1,
+        description="the database of all rows; a standby behind a comma: `db-1:5432,db-2:5432`",
+    )
     redis_url: str = Field(min_length=1, description="Redis for liveness; its data may vanish")
     redis_prefix: str = Field(
         "quorumlog",

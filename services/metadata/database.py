@@ -22,6 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.memory import PRESENTED, Memory, Presented
+from services.metadata.servers import connect_to_primary, dsn_of_each
 
 if TYPE_CHECKING:
     _Connection = asyncpg.Connection[asyncpg.Record]
@@ -40,10 +41,14 @@ _LISTING_WAIT_S: Final = 1.0
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
 
+SERVER: Final = "SELECT pg_postmaster_start_time()::text"
+"""Which server this is, since when."""
+
 
 class Connection(_Connection):
     """A connection to Postgres."""
 
+    is_new = True
     settled: str | None = None
     """The attempt token written by the transaction on this connection, if any."""
 
@@ -81,7 +86,7 @@ class Database:
     """
 
     def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
-        self._dsn = dsn
+        self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
@@ -93,9 +98,18 @@ class Database:
         self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then no statement runs."""
-        self.has_asked = False
+        self.server = ""
+        """When the server started that was connected to last: a standby that took over is another one, and
+        so is one that was restored from its write-ahead log."""
+        self.asked_about: str | None = None
+        """The server about which this process has asked the bookies what they know of it."""
+
+    @property
+    def has_asked(self) -> bool:
         """Whether this process has asked the bookies what they know of the database. Until then nothing is
-        changed or proven: nobody here would notice a database that went back (rule 18a)."""
+        changed or proven: nobody here would notice a database that went back (rule 18a).
+        """
+        return self.asked_about == self.server
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
@@ -223,12 +237,22 @@ class Database:
             asked.answer = witnesses
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
-        """A connection outside the pool; the caller closes it. Raises as asyncpg does."""
+        """A connection to the primary outside the pool; the caller closes it.
+
+        Raises: as asyncpg does; SeveralPrimaries (a ConnectionError).
+        """
+        async with asyncio.timeout(self._deadline_s if timeout_s is None else timeout_s):
+            if len(self._dsns) == 1:
+                return await self._connect(self._dsns[0], settings)
+            return await connect_to_primary(
+                [self._connect(dsn, settings) for dsn in self._dsns], self._has_history
+            )
+
+    async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
         limit_ms = str(int(self._deadline_s * 1000))
         return await asyncpg.connect(
-            self._dsn,
+            dsn,
             connection_class=Connection,
-            timeout=self._deadline_s if timeout_s is None else timeout_s,
             target_session_attrs=_PRIMARY_ONLY,
             server_settings={
                 "application_name": "quorumlog-metadata",
@@ -242,6 +266,11 @@ class Database:
             }
             | settings,
         )
+
+    async def _has_history(self, connection: Connection) -> bool:
+        """Whether a server has every change known to have been answered (rule 18a)."""
+        wanted = {*self.memory.wanted, *self.memory.presented(PRESENTED.get())}
+        return not wanted or len(await connection.fetch(CONTAINED, sorted(wanted))) == len(wanted)
 
     async def close(self) -> None:
         """Terminate all idle connections."""
@@ -267,6 +296,9 @@ class Database:
         watchdog = asyncio.get_running_loop().call_at(deadline, connection.terminate)
         is_sound = False
         try:
+            if connection.is_new:
+                self.server = await connection.fetchval(SERVER)
+                connection.is_new = False
             result = await work(connection)
             self.is_up = is_sound = True
             return result

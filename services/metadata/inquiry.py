@@ -17,7 +17,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses
 from services.metadata.cookies import CookieStore
-from services.metadata.database import Database
+from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
 from services.metadata.memory import Presented
 
@@ -43,9 +43,15 @@ class Inquiry:
         self._database, self._cookies, self._liveness = database, cookies, liveness
 
     async def run(self) -> None:
-        """Ask once, as soon as the database answers; then this process may change the database."""
-        while not self._database.has_asked:
+        """Ask as soon as the database answers, and again about a server that took over; then this process
+        may change the database.
+        """
+        while True:
+            if self._database.has_asked:
+                await asyncio.sleep(_RETRY_S)
+                continue
             try:
+                server = await self._database.run(lambda connection: connection.fetchval(SERVER))
                 silent = await self.ask()
             except MetadataUnavailable as error:
                 log.warning("bookies-not-asked", extra={"why": error.detail})
@@ -57,7 +63,7 @@ class Inquiry:
                 if silent:
                     # No reason to wait: after a power cut the bookies wait for this service.
                     log.warning("bookies-silent", extra={"bookies": silent})
-                self._database.has_asked = True
+                self._database.asked_about = server
 
     async def ask(self) -> list[str]:
         """Learn what all bookies know, and assign no id that one of them holds; returns the registered

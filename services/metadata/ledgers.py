@@ -112,7 +112,11 @@ class LedgerStore(RowStore):
         try:
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
-            return await self.get(repeated.ledger_id)
+            ledger_id = repeated.ledger_id
+            # Not read alone: a synchronous standby may lack the first try (`target_of`).
+            return await self.database.transact(
+                lambda connection: lock_ledger(connection, ledger_id)
+            )
 
     @transactional
     async def change(

@@ -273,7 +273,7 @@ async def _answer_ended(
     """
     row: LogRow | None = None
     target = f"transaction {record['id']}"
-    if request.row is not None and await is_applied(connection, request.attempt, target):
+    if await is_applied(connection, request.attempt, target) and request.row is not None:
         # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
             row = await lock_log(connection, record["log"])

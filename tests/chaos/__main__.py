@@ -59,6 +59,9 @@ def parsed() -> argparse.Namespace:
         "--metadata-cuts", type=int, default=0, help="the same of gateways that lose metadata only"
     )
     parser.add_argument(
+        "--failovers", type=int, default=0, help="the same of Postgres's standbys that take over"
+    )
+    parser.add_argument(
         "--sites",
         action="store_true",
         help="the same of each call of a bookie, as recorded, that fails",
@@ -82,6 +85,7 @@ class Plan:
             "kills": asked.kills,
             "power_cuts": 0 if "power cut" in machine.lacks else asked.power_cuts,
             "metadata_cuts": asked.metadata_cuts,
+            "failovers": asked.failovers,
             "partitions": 0 if "partition" in machine.lacks else asked.partitions,
         }
         self.counts = {name: int(count * share) for name, count in counts.items() if count}
@@ -111,7 +115,8 @@ def weights(asked: argparse.Namespace, *, is_deferred: bool) -> Weights:
     if is_deferred:
         # One bookie at a time is hurt, and most of them by power: that is what is promised.
         return Weights(cut_power=20)
-    if not (asked.kills or asked.power_cuts or asked.partitions or asked.metadata_cuts):
+    counts = (asked.kills, asked.power_cuts, asked.partitions, asked.metadata_cuts, asked.failovers)
+    if not any(counts):
         return Weights(break_a_call=SITES_WEIGHT) if asked.sites else Weights()
     return Weights(
         kill=asked.kills * 0.7,  # a fault kills more than one, and others kill too
@@ -121,6 +126,7 @@ def weights(asked: argparse.Namespace, *, is_deferred: bool) -> Weights:
         pause=max(asked.kills * 0.1, 1),
         trouble_a_store=max(asked.kills * 0.1, 1),
         kill_a_store=max(asked.kills * 0.01, 0.1),
+        fail_over=max(asked.failovers, asked.kills * 0.02, 0.1),
         break_a_call=SITES_WEIGHT if asked.sites else max(asked.kills * 0.03, 0.1),
     )
 

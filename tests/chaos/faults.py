@@ -18,6 +18,7 @@ import aiohttp
 
 from loadtest.cluster import Cluster
 from tests.chaos.disks import KEEP_JOURNAL, LOSE_JOURNAL, Disk, is_frozen
+from tests.chaos.failovers import Failovers
 from tests.chaos.network import SHAPES, Network
 from tests.chaos.report import Report
 from tests.chaos.stores import OutOfReach, StoreHands
@@ -63,6 +64,7 @@ class World:
 
     cluster: Cluster
     stores: StoreHands
+    failovers: Failovers | None = None
     disks: dict[str, Disk] = field(default_factory=dict)
     network: Network | None = None
     links: dict[str, Proxy] = field(default_factory=dict)
@@ -118,6 +120,24 @@ class Faults:
         victims = self._take(dice, ["postgres", "redis", "redis"], 1)
         await self._killed(victims)
         return self._revival(victims, dice.choice(DEAD_S))
+
+    async def fail_over(self, dice: random.Random) -> Mend | None:
+        """Postgres's primary is killed, and its standby takes over: nothing goes back."""
+        failovers = self._world.failovers
+        if failovers is None:
+            self._skip("failover")
+            return None
+        victims = self._take(dice, ["postgres"], 1)
+        if not victims:
+            return None
+        await failovers.fail_over()
+        self._report.failovers += 1
+
+        async def mend() -> None:
+            await failovers.follow()
+            self._give(victims)
+
+        return mend
 
     async def pause(self, dice: random.Random) -> Mend | None:
         """A process stands still for a while, and keeps its connections."""

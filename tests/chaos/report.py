@@ -29,6 +29,8 @@ class Report:
     partitions: int = 0
     metadata_cuts: int = 0
     """How often one gateway lost metadata, and nothing else."""
+    failovers: int = 0
+    """How often Postgres's standby took over from its killed primary."""
     cut_on: Counter[str] = field(default_factory=Counter)
     """Power cuts, by the kind of file system."""
     others: Counter[str] = field(default_factory=Counter)
@@ -58,7 +60,7 @@ class Report:
     def faults(self) -> int:
         """All of them."""
         hurt = self.kills + self.pauses + self.power_cuts + self.partitions
-        hurt += self.metadata_cuts
+        hurt += self.metadata_cuts + self.failovers
         return hurt + self.others.total() + self.sites.total()
 
     @property
@@ -74,7 +76,16 @@ class Report:
         """Take in what another storm did."""
         for name in ("seconds", "kills", "pauses", "power_cuts", "partitions", "metadata_cuts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("ledgers", "deleted", "logs", "remade", "acknowledged", "unknown", "read"):
+        for name in (
+            "failovers",
+            "ledgers",
+            "deleted",
+            "logs",
+            "remade",
+            "acknowledged",
+            "unknown",
+            "read",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("cut_on", "others", "sites", "skipped"):
             getattr(self, name).update(getattr(other, name))
@@ -97,7 +108,8 @@ class Report:
         """How far it is, in a line."""
         return (
             f"{self.durability}, {self.stage}: {self.kills} kills, {self.power_cuts} power cuts,"
-            f" {self.partitions} partitions, {self.metadata_cuts} metadata cuts, {self._failing()},"
+            f" {self.partitions} partitions, {self.metadata_cuts} metadata cuts,"
+            f" {self.failovers} failovers, {self._failing()},"
             f" {self.acknowledged} acknowledged, {self.read} read"
         )
 
@@ -109,7 +121,7 @@ class Report:
         """The last line of `make chaos`."""
         return (
             f"chaos: {self.kills} kills, {self.power_cuts} power cuts, {self.partitions}"
-            f" partitions, {self.metadata_cuts} metadata cuts,"
+            f" partitions, {self.metadata_cuts} metadata cuts, {self.failovers} failovers,"
             f" {self.acknowledged} acknowledged, {self.count('lost', 'gone')} lost,"
             f" {self.count('duplicate')} duplicated, {self.skipped.total()} skipped"
             + (", broken off" if self.broken_off else ", interrupted" * self.is_interrupted)
@@ -121,7 +133,8 @@ class Report:
             f"seed {self.seed}, {self.durability}, {self.seconds:.0f} s, {self.faults} faults",
             (
                 f"  killed {self.kills}, paused {self.pauses}, power cut {self.power_cuts},"
-                f" partitioned {self.partitions}, cut off from metadata {self.metadata_cuts}"
+                f" partitioned {self.partitions}, cut off from metadata {self.metadata_cuts},"
+                f" failed over {self.failovers}"
             ),
             *_listed("power cut on", self.cut_on),
             *_listed("stores", self.others),
@@ -145,6 +158,7 @@ class Report:
         simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
         counts = (
             "metadata_cuts",
+            "failovers",
             "known_sites",
             "ledgers",
             "deleted",

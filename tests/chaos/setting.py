@@ -102,6 +102,7 @@ class Machine:
             yield World(
                 cluster=cluster,
                 stores=stores,
+                failovers=await stores.follow(cluster),
                 disks=mounted,
                 network=network,
                 links=await _linked(stack, cluster, network),

@@ -8,11 +8,16 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import orjson
+from asyncpg.connect_utils import SessionAttribute
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from loadtest.cluster import Cluster
+from loadtest.ports import free_ports
 from loadtest.waiting import DeadlineMissed, until
+from tests.chaos.failovers import Failovers
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.standby import dsn_of
 
 _FOREVER_MS: Final = 60_000
 """How long a lie stands, if the truth does not replace it a heartbeat later."""
@@ -41,21 +46,42 @@ class StoreHands:
         self._stack = stack
         self._dsn = ""
         self._redis_url = ""
-        self._proxy: Proxy | None = None
+        self._standby_port = 0
+        self._proxies: tuple[Proxy, ...] = ()
+        self._failovers: Failovers | None = None
 
     async def reach(self, url: str) -> str:
-        """The way for the services to a store."""
+        """The way for the services to a store: to Postgres, and to a standby that comes later."""
         if urlsplit(url).scheme != "postgresql":
             self._redis_url = url
             return url
-        self._dsn = url
-        self._proxy = await self._stack.enter_async_context(proxy_to(url))
-        return self._proxy.url(url)
+        self._stack.push_async_callback(self._end)
+        self._standby_port = free_ports(1)[0]
+        address = urlsplit(url).netloc.rpartition("@")[2]
+        addresses = (address, f"127.0.0.1:{self._standby_port}")
+        self._dsn = dsn_of(url, *addresses)
+        proxies = [
+            await self._stack.enter_async_context(proxy_to(dsn_of(url, each))) for each in addresses
+        ]
+        self._proxies = tuple(proxies)
+        return dsn_of(url, *(f"127.0.0.1:{proxy.port}" for proxy in proxies))
+
+    async def follow(self, cluster: Cluster) -> Failovers:
+        """Add the standby."""
+        self._failovers = await Failovers.of(cluster, self._dsn, self._standby_port)
+        return self._failovers
+
+    async def _end(self) -> None:
+        """After the cluster, which may have the standby for its primary."""
+        if self._failovers is not None:
+            await self._failovers.end()
 
     async def end_backends(self, dice: random.Random) -> None:
         """End sessions of the metadata service, in whatever they are."""
         try:
-            connection = await asyncpg.connect(self._dsn, timeout=20)
+            connection = await asyncpg.connect(
+                self._dsn, timeout=20, target_session_attrs=SessionAttribute.primary
+            )
             try:
                 await connection.fetchval(_END_ALL, dice.choice((0.3, 1.0)), timeout=20)
             finally:
@@ -67,17 +93,21 @@ class StoreHands:
         """Cut the next connection that says something of a change: before the server has heard it,
         or after it. Returns when that has happened, at the latest after a while.
         """
-        proxy = self._proxy
-        assert proxy is not None
+        proxies = self._proxies
         plan = (dice.choice(_WORDS), dice.random() < 0.7)
-        cuts = proxy.cuts
-        proxy.cut_around.append(plan)
+        for proxy in proxies:
+            proxy.cut_around.append(plan)
         try:
-            await until(lambda: proxy.cuts > cuts, "a change was cut", _CHANGE_S)
+            await until(
+                lambda: any(plan not in proxy.cut_around for proxy in proxies),
+                "a change was cut",
+                _CHANGE_S,
+            )
         except DeadlineMissed as error:
-            if plan in proxy.cut_around:
-                proxy.cut_around.remove(plan)
             raise OutOfReach from error
+        finally:
+            for proxy in proxies:
+                proxy.cut_around.clear()
 
     async def flush(self, _dice: random.Random) -> None:
         """Redis forgets all."""

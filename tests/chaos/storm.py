@@ -42,6 +42,7 @@ class Weights:
     pause: float = 2
     trouble_a_store: float = 2
     kill_a_store: float = 0.2
+    fail_over: float = 0.4
     break_a_call: float = 1
 
 

@@ -7,13 +7,14 @@ from tests.support.history import Violation
 
 
 def test_the_last_line_counts_what_was_done_found_and_skipped() -> None:
-    report = Report(kills=3, power_cuts=2, partitions=1, metadata_cuts=5, acknowledged=7)
+    report = Report(kills=3, power_cuts=2, partitions=1, metadata_cuts=5, failovers=6)
+    report.acknowledged = 7
     report.skipped["partition: needs root"] += 4
     report.violations += [Violation("lost", 1, 0, ""), Violation("gone", 1, 1, "")]
     report.violations += [Violation("duplicate", 1, 2, ""), Violation("lac", 1, 3, "")]
 
     assert report.last_line() == (
-        "chaos: 3 kills, 2 power cuts, 1 partitions, 5 metadata cuts,"
+        "chaos: 3 kills, 2 power cuts, 1 partitions, 5 metadata cuts, 6 failovers,"
         " 7 acknowledged, 2 lost, 1 duplicated, 4 skipped"
     )
     assert report.has_failed

@@ -17,10 +17,11 @@ SEED: Final = 1
 KILLS: Final = 10
 POWER_CUTS: Final = 4
 PARTITIONS: Final = 2
+FAILOVERS: Final = 1
 MISSED_STATUS: Final = 3
 LAST_LINE: Final = re.compile(
     r"chaos: (?P<kills>\d+) kills, (?P<power_cuts>\d+) power cuts, (?P<partitions>\d+) partitions,"
-    r" (?P<metadata_cuts>\d+) metadata cuts,"
+    r" (?P<metadata_cuts>\d+) metadata cuts, (?P<failovers>\d+) failovers,"
     r" (?P<acknowledged>\d+) acknowledged, (?P<lost>\d+) lost, (?P<duplicated>\d+) duplicated,"
     r" (?P<skipped>\d+) skipped(, broken off)?"
 )
@@ -64,7 +65,12 @@ def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """One test with several claims, not several tests with one storm: workers would run it each."""
-    counts = {"--kills": KILLS, "--power-cuts": POWER_CUTS, "--partitions": PARTITIONS}
+    counts = {
+        "--kills": KILLS,
+        "--power-cuts": POWER_CUTS,
+        "--partitions": PARTITIONS,
+        "--failovers": FAILOVERS,
+    }
     options = [word for name, count in counts.items() for word in (name, str(count))]
     told = stormed(tmp_path, "--durability", "synced", *options)
     if told.status == MISSED_STATUS:
@@ -73,6 +79,7 @@ def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
     assert told.status == 0, told.output[-20_000:]
     assert told.number("acknowledged") > 0
     assert told.number("kills") >= KILLS
+    assert told.number("failovers") >= FAILOVERS
     assert told.number("lost") == 0
     assert told.number("duplicated") == 0
     with subtests.test("power was cut"):

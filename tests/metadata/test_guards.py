@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 from asyncpg.connect_utils import SessionAttribute
 
-from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.errors import MetadataUnavailable, VersionConflict
 from quorumlog.net import metadata_requests
@@ -41,6 +40,7 @@ from tests.bookie.test_went_back import (
     gives_nothing_up,
 )
 from tests.metadata.support import DRAFT, serving
+from tests.metadata.test_failover import asks_about_the_standby, repeated_without_standby, split
 from tests.metadata.test_inquiry import (
     accepts_with_its_bookies,
     accepts_without_a_bookie,
@@ -60,7 +60,8 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
-from tests.support.waiting import turns, until_sync
+from tests.support.standby import dsn_of, pair
+from tests.support.waiting import turns
 
 Scenario = Callable[[Stores, Path], Awaitable[None]]
 
@@ -144,43 +145,46 @@ async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> No
         assert (status, problem["first"]) == (409, [row.ledger_id])
 
 
-async def only_the_primary_is_used(_stores: Stores, folder: Path) -> None:
-    """A standby knows less than was answered. Of several servers in the DSN it comes first here."""
-    ports = free_ports(2)
-    primary = set_up_postgres(folder / "primary" / "postgres", ports[0], is_durable=False)
-    process = start(primary.program, folder / "primary.log")
-    standby_process = None
+async def is_standby(dsn: str) -> bool:
+    """Whether a service with this DSN would use a standby."""
+    used = Database(dsn, connections_max=1, deadline_s=30)
+    used.is_open = True
     try:
-        until_sync(primary.is_ready, "the primary takes connections")
-        stop(process, primary.program.stop_signal, 30)
-        shutil.copytree(folder / "primary", folder / "standby")
-        (folder / "standby" / "postgres" / "data" / "standby.signal").touch()
-        standby = set_up_postgres(folder / "standby" / "postgres", ports[1], is_durable=False)
-        process = start(primary.program, folder / "primary.log")
-        standby_process = start(standby.program, folder / "standby.log")
-        for server in (primary, standby):
-            until_sync(server.is_ready, "the server takes connections")
-        both = standby.dsn().replace(
-            f"127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[1]},127.0.0.1:{ports[0]}"
+        return await used.run(lambda connection: connection.fetchval("SELECT pg_is_in_recovery()"))
+    finally:
+        await used.close()
+
+
+async def only_the_primary_is_used(_stores: Stores, _folder: Path) -> None:
+    """A standby knows less than was answered. Of several servers in the DSN it comes first here."""
+    async with pair() as both:
+        primary, standby = both.primary, both.standby
+        with pytest.raises(MetadataUnavailable):
+            await is_standby(standby.postgres.dsn())
+        assert not await is_standby(
+            dsn_of(standby.postgres.dsn(), standby.address, primary.address)
         )
 
-        async def is_standby(dsn: str) -> bool:
-            used = Database(dsn, connections_max=1, deadline_s=30)
-            used.is_open = True
-            try:
-                return await used.run(
-                    lambda connection: connection.fetchval("SELECT pg_is_in_recovery()")
-                )
-            finally:
-                await used.close()
 
-        assert not await is_standby(both)
-        with pytest.raises(MetadataUnavailable):
-            await is_standby(standby.dsn())
-    finally:
-        for running in (process, standby_process):
-            if running is not None:
-                stop(running, primary.program.stop_signal, 30)
+async def the_new_primary_is_used(stores: Stores, _folder: Path) -> None:
+    """The old primary comes back as a primary, and is the first of the DSN."""
+    async with pair() as both, serving(replace(stores, postgres_dsn=both.dsn)) as service:
+        row, now = await split(both, service)
+        assert await service.client.get(row.ledger_id) == now
+
+
+async def a_repeat_waits_for_the_standby(stores: Stores, _folder: Path) -> None:
+    """A restarted primary has the change, and its standby has not."""
+    async with (
+        pair(is_synchronous=True) as both,
+        serving(replace(stores, postgres_dsn=both.dsn), expiry_every_s=1000) as service,
+    ):
+        given = await cookie(service.client)
+        await service.client.put_cookie("b1", given, version=None)
+        newer = given.model_copy(update={"incarnation": 2})
+        await repeated_without_standby(
+            both, lambda: service.client.put_cookie("b1", newer, version=1)
+        )
 
 
 # --- a database that went back (rule 18a) ----------------------------------------------------------
@@ -266,6 +270,34 @@ def nobody_presents(_original: Any) -> Any:
     nobody: ContextVar[Presented | None] = ContextVar("nobody")
     nobody.set(Presented((), "nobody"))
     return nobody
+
+
+def first_primary(_original: Any) -> Any:
+    """The first primary of the DSN is used, whatever it lacks."""
+
+    async def connect(connects: Sequence[Any], _has_history: Any) -> Any:
+        tried = await asyncio.gather(*connects, return_exceptions=True)
+        found, *others = [each for each in tried if isinstance(each, Connection)]
+        for other in others:
+            other.terminate()
+        return found
+
+    return connect
+
+
+def asked_once(_original: Any) -> Any:
+    """Who has asked about one server believes any other."""
+    return property(lambda database: database.asked_about is not None)
+
+
+def unlocked(_original: Any) -> Any:
+    """An attempt is looked for without a lock, so that its transaction writes nothing."""
+
+    async def is_applied(connection: Connection, attempt: str, _target: str) -> bool:
+        found = "SELECT true FROM attempts WHERE attempt = $1"
+        return await connection.fetchval(found, attempt) is not None
+
+    return is_applied
 
 
 def nothing_presented(_original: Any) -> Any:
@@ -420,6 +452,24 @@ GUARDS: Final = (
         "any server is taken for the primary",
         ((database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any),),
         only_the_primary_is_used,
+    ),
+    Guard(
+        "rule 18a",
+        "the first of two primaries is used",
+        ((database, "connect_to_primary", first_primary),),
+        the_new_primary_is_used,
+    ),
+    Guard(
+        "rule 18a",
+        "nobody asks about a standby that took over",
+        ((Database, "has_asked", asked_once),),
+        asks_about_the_standby,
+    ),
+    Guard(
+        "rule 6",
+        "a repeat is answered although the standby lacks it",
+        ((cookies, "is_applied", unlocked),),
+        a_repeat_waits_for_the_standby,
     ),
     Guard(
         "rule 18a",

@@ -249,7 +249,7 @@ async def test_a_connection_cut_inside_a_statement_counts_as_an_unavailable_data
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(stores.postgres_dsn, connections_max=1, deadline_s=60)
-    database.is_open = database.has_asked = True
+    database.is_open = True
     prepare: Any = vars(asyncpg.Connection)["_get_statement"]
 
     async def cut(connection: Any, *args: Any, **kwargs: Any) -> Any:

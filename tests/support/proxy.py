@@ -127,6 +127,7 @@ class Proxy:
                         writer.write(data)
                         await writer.drain()
                     self.cuts += 1
+                    self.is_down = self.is_down or self.down_after_cut
                     for end in both:
                         end.close() if end is writer and is_let_through else _reset(end)
                     return

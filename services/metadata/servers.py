@@ -1,0 +1,76 @@
+"""The primary among a DSN's servers.
+
+All servers are asked at once: one whose machine is gone does not answer at all, and would use up the
+time of those behind it. And of two primaries (a standby was promoted, and the old primary is back)
+only the one with the known history is used (rule 18a).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound="asyncpg.Connection[Any]")
+
+_LATE_S: Final = 0.2
+"""How long the other servers may take once a primary has answered (taste)."""
+
+
+class SeveralPrimaries(ConnectionError):
+    """More than one server is a primary, and the known history does not tell which is the right one."""
+
+
+def dsn_of_each(dsn: str) -> tuple[str, ...]:
+    """A DSN for each server of a DSN."""
+    parts = urlsplit(dsn)
+    login, at, servers = parts.netloc.rpartition("@")
+    return tuple(
+        urlunsplit(parts._replace(netloc=f"{login}{at}{server}")) for server in servers.split(",")
+    )
+
+
+async def connect_to_primary(
+    connects: Sequence[Coroutine[Any, Any, C]], has_history: Callable[[C], Awaitable[bool]]
+) -> C:
+    """Connect to all servers, and keep the connection to the primary.
+
+    `connects` fail where a server is no primary. Raises: what the first of them raised where none is,
+    SeveralPrimaries.
+    """
+    tries = [asyncio.create_task(connect) for connect in connects]
+    chosen: C | None = None
+    try:
+        await _ended(tries)
+        primaries = _connected(tries)
+        if len(primaries) > 1:
+            log.error("several-primaries", extra={"servers": len(primaries)})
+            primaries = [found for found in primaries if await has_history(found)]
+            if len(primaries) != 1:
+                raise SeveralPrimaries("more than one of the DSN's servers is a primary: stop one")
+        chosen = primaries[0] if primaries else tries[0].result()
+        return chosen
+    finally:
+        for task in tries:
+            task.cancel()
+        for connection in _connected(tries):
+            if connection is not chosen:
+                connection.terminate()
+
+
+async def _ended(tries: "Sequence[asyncio.Task[C]]") -> None:
+    """Wait until each try has ended, or soon after one has found a primary."""
+    pending = set(tries)
+    while pending and not _connected(tries):
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    if pending:
+        await asyncio.wait(pending, timeout=_LATE_S)
+
+
+def _connected(tries: "Sequence[asyncio.Task[C]]") -> list[C]:
+    ended = (task for task in tries if task.done() and not task.cancelled())
+    return [task.result() for task in ended if task.exception() is None]
