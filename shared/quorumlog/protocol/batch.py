@@ -1,7 +1,7 @@
-"""A log's entry: one append request as an atomic record batch (rule 25).
+"""Record batches: the entries of a log's ledgers. One append request is one batch, all or nothing (rule 25).
 
-A batch says how many records precede it in its ledger, so a record's offset is its ledger's
-`first_offset` plus its place, and a takeover learns everything from the last entries alone.
+A batch has the count of the records that precede it in its ledger. So a record's offset is its ledger's
+`first_offset` plus its position in the ledger, and a takeover reads only the last entries of a ledger.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | 0 u16 | count u32 | append time ms i64 | records before i64
@@ -10,8 +10,8 @@ Layout, big-endian, columns first:
     headers sizes u32[count] with flag 8 | value sizes u32[count]
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
-Flag 16: a batch of a producer precedes this one in its ledger; without it and without flag 1 a
-takeover has no producers to learn from the ledger.
+Flag 16: a producer's batch precedes this one in its ledger. Where the last batch has neither flag 16 nor
+flag 1, the ledger has no producers that a takeover must replay.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER = 1, 2, 4, 8, 16
 NO_TIME: Final = -(2**63)
-"""What stands for "the time of the append" in the column of times."""
+"""In the column of times: the record has the batch's append time."""
 
 RECORDS_MAX: Final = 10_000
-"""Records of one batch (docs/guides/http.md, Bounds)."""
+"""Most records in one batch (docs/guides/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
+"""Most bytes in one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
 
 
 class BadBatch(ValueError):
@@ -40,7 +40,7 @@ class BadBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log. `timestamp_ms` is the client's; None stands for the append time."""
+    """One record of a log. `timestamp_ms` is set by the client; None: the record has the append time."""
 
     value: bytes
     key: bytes | None = None
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Characters of the headers, and bytes of all else."""
+        """The length of value and key in bytes, plus that of the headers in characters."""
         size = len(self.value) + len(self.key or b"")
         if self.headers:
             size += sum(len(name) + len(text) for name, text in self.headers)
@@ -58,7 +58,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeq:
-    """Which request of which producer a batch is: `seq` counts its requests in one epoch."""
+    """The producer of a batch, and the number of the request: `seq` counts requests within an epoch."""
 
     id: str
     epoch: int
@@ -67,7 +67,7 @@ class ProducerSeq:
 
 @dataclass(frozen=True, slots=True)
 class BatchHead:
-    """What a batch says of itself, without its records."""
+    """A batch's fields without its records."""
 
     count: int
     append_time_ms: int
@@ -77,13 +77,13 @@ class BatchHead:
 
     @property
     def records_after(self) -> int:
-        """Records of the ledger up to and including this batch."""
+        """Count of the ledger's records up to and including this batch."""
         return self.records_before + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the columns of a batch begin, in bytes; None for one that it does not have."""
+    """Byte offsets of a batch's columns; None: the batch does not have the column."""
 
     head: BatchHead
     times_at: int | None
@@ -91,7 +91,7 @@ class Layout:
     header_sizes_at: int | None
     value_sizes_at: int
     columns_at: int
-    """Where keys, headers and values follow, one column after another."""
+    """The start of the keys, which headers and values follow."""
 
 
 def encode(
@@ -102,7 +102,7 @@ def encode(
     producer: ProducerSeq | None = None,
     after_producer: bool = False,
 ) -> bytes:
-    """The entry of these records, at least one."""
+    """Encode at least one record as the entry of a ledger."""
     assert records, "a batch has at least one record"
     count, flags = len(records), _AFTER_PRODUCER if after_producer else 0
     parts: list[bytes] = []
@@ -134,13 +134,13 @@ def encode(
 
 
 def decode_head(data: bytes) -> BatchHead:
-    """What a batch says of itself. Raises BadBatch."""
+    """Decode a batch without its records. Raises BadBatch."""
     return _parse_head(data)[0]
 
 
 def content(data: bytes) -> str:
-    """A digest of what the client sent in a batch: of its records, not of when and where they were
-    appended. Equal requests of one producer have equal contents. Raises BadBatch.
+    """A digest of a batch's records, which does not depend on time and place of the append: equal requests of
+    one producer have equal digests. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
     digest = hashlib.sha256(
@@ -151,7 +151,7 @@ def content(data: bytes) -> str:
 
 
 def layout(data: bytes) -> Layout:
-    """Where a batch has its columns; their sizes are not checked. Raises BadBatch."""
+    """Locate a batch's columns, without a check of the sizes in them. Raises BadBatch."""
     head, flags, at = _parse_head(data)
     places: list[int | None] = []
     for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
@@ -163,7 +163,7 @@ def layout(data: bytes) -> Layout:
 
 
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
-    """A batch and its records. Raises BadBatch where the bytes do not add up."""
+    """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
     found = layout(data)
     head, count = found.head, found.head.count
     times: Sequence[int | None] = [None] * count
@@ -223,7 +223,7 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
-    """The headers of one record. Raises BadBatch."""
+    """Decode the headers of one record. Raises BadBatch."""
     texts, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")
