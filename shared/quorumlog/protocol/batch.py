@@ -97,12 +97,12 @@ class Layout:
 def encode(
     records: Sequence[Record],
     *,
-    append_time_ms: int,
-    records_before: int,
+    append_time_ms: int = 0,
+    records_before: int = 0,
     producer: ProducerSeq | None = None,
     after_producer: bool = False,
 ) -> bytes:
-    """Encode at least one record as the entry of a ledger."""
+    """Encode at least one record. `placed` gives a request's batch its time and place in a ledger."""
     assert records, "a batch has at least one record"
     count, flags = len(records), _AFTER_PRODUCER if after_producer else 0
     parts: list[bytes] = []
@@ -131,6 +131,16 @@ def encode(
     parts += [record.value for record in records]
     head = _HEAD.pack(VERSION, flags, 0, count, append_time_ms, records_before)
     return b"".join((head, *parts))
+
+
+def placed(
+    data: bytes, *, append_time_ms: int, records_before: int, after_producer: bool = False
+) -> bytes:
+    """The entry that a request's batch becomes. Copies the records without reading them."""
+    version, flags, zero, count, _, _ = _HEAD.unpack_from(data)
+    flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
+    head = _HEAD.pack(version, flags, zero, count, append_time_ms, records_before)
+    return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
 def decode_head(data: bytes) -> BatchHead:
@@ -162,25 +172,25 @@ def layout(data: bytes) -> Layout:
     return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
 
 
+def check(data: bytes) -> BatchHead:
+    """Decode a batch without its records. Raises BadBatch where `decode` would."""
+    found, key_sizes, header_sizes, _ = _sizes(data)
+    at = found.columns_at + sum(size for size in key_sizes if size > 0)
+    for size in header_sizes if any(header_sizes) else ():
+        decode_headers(data[at : at + size])
+        at += size
+    return found.head
+
+
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
-    found = layout(data)
-    head, count = found.head, found.head.count
-    times: Sequence[int | None] = [None] * count
+    found, key_sizes, header_sizes, value_sizes = _sizes(data)
+    times: Sequence[int | None] = [None] * found.head.count
     if found.times_at is not None:
-        times = struct.unpack_from(f">{count}q", data, found.times_at)
-    key_sizes: Sequence[int] = [-1] * count
-    if found.key_sizes_at is not None:
-        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
-    header_sizes: Sequence[int] = [0] * count
-    if found.header_sizes_at is not None:
-        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
-    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
+        times = struct.unpack_from(f">{found.head.count}q", data, found.times_at)
     at = found.columns_at
-    values_at = at + sum(size for size in key_sizes if size > 0) + sum(header_sizes)
-    if any(size < -1 for size in key_sizes) or values_at + sum(value_sizes) != len(data):
-        raise BadBatch("a record batch's sizes do not add up")
-    headers_at = values_at - sum(header_sizes)
+    headers_at = at + sum(size for size in key_sizes if size > 0)
+    values_at = headers_at + sum(header_sizes)
     records = []
     for time, key_size, header_size, value_size in zip(
         times, key_sizes, header_sizes, value_sizes, strict=True
@@ -192,7 +202,24 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
         own_time = None if time == NO_TIME else time
         records.append(Record(data[values_at : values_at + value_size], key, headers, own_time))
         values_at += value_size
-    return head, records
+    return found.head, records
+
+
+def _sizes(data: bytes) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
+    """A batch's layout with the sizes of the records' keys (-1: none), headers and values."""
+    found = layout(data)
+    count = found.head.count
+    key_sizes: Sequence[int] = [-1] * count
+    if found.key_sizes_at is not None:
+        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
+    header_sizes: Sequence[int] = [0] * count
+    if found.header_sizes_at is not None:
+        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
+    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
+    size = sum(size for size in key_sizes if size > 0) + sum(header_sizes) + sum(value_sizes)
+    if min(key_sizes) < -1 or found.columns_at + size != len(data):
+        raise BadBatch("a record batch's sizes do not add up")
+    return found, key_sizes, header_sizes, value_sizes
 
 
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
