@@ -43,35 +43,29 @@ class Bench(Hand):
 
     def append(self, *payloads: bytes) -> list[SendAdd]:
         self.do(AppendRequested(payloads or (b"x",)))
-        return self.keep()
+        return self.all(SendAdd)
 
-    def keep(self) -> list[SendAdd]:
-        sent = self.all(SendAdd)
-        self.adds.update({(add.run.first, add.position): add for add in sent})
-        return sent
+    def keep(self) -> None:
+        self.adds.update({(add.run.first, add.position): add for add in self.all(SendAdd)})
 
     def ok(self, first: int, *positions: int) -> list[Confirmed]:
         confirmed = []
         for position in positions:
             self.do(answer(self.adds[first, position]))
-            self.keep()
             confirmed += self.all(Confirmed)
         return confirmed
 
     def fails(self, first: int, position: int, status: Status = Status.UNKNOWN) -> None:
         self.do(answer(self.adds[first, position], status))
-        self.keep()
 
     def found(self, *members: str) -> None:
         self.do(BookiesFound(self.attempt(), members))
-        self.keep()
 
     def attempt(self) -> int:
         return self.writer._attempt
 
     def cas(self, status: CasStatus = CasStatus.OK, row: LedgerMetadata | None = None) -> None:
         self.do(MetadataAnswered(self.attempt(), status, row))
-        self.keep()
 
 
 def changing(*, at: int = 0) -> tuple[Bench, UpdateMetadata]:
