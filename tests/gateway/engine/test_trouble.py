@@ -476,39 +476,6 @@ async def test_a_ledger_is_closed_again_when_its_close_is_remembered_no_more(
         assert [row.last_entry for row in again] == [row.last_entry for row in first] == [0, 0]
 
 
-async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
-    async def wait(number: int) -> int:
-        engine = (world.engine, world.other)[number % 2]
-        known = await engine.last_add_confirmed(ledger_id, after=after, wait_s=60)
-        return known.last_add_confirmed
-
-    return [asyncio.ensure_future(wait(number)) for number in range(20)]
-
-
-async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(
-    stores: Stores,
-) -> None:
-    async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        waiting = await waiting_tails(world, row.ledger_id, -1)
-        await world.engine.append(row.ledger_id, [b"x", b"y"])
-        async with within("all are woken"):
-            assert await asyncio.gather(*waiting) == [1] * 20
-
-        waiting = await waiting_tails(world, row.ledger_id, 1)
-        await world.other.close(row.ledger_id)
-        async with within("all are woken"):
-            assert await asyncio.gather(*waiting) == [1] * 20
-
-
-async def test_a_wait_at_the_tail_times_out(stores: Stores) -> None:
-    async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        for engine in (world.engine, world.other):
-            known = await engine.last_add_confirmed(row.ledger_id, after=-1, wait_s=0.01)
-            assert (known.last_add_confirmed, known.closed) == (-1, False)
-
-
 async def test_readers_of_a_lost_writers_ledger_get_the_bookies_lac(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
