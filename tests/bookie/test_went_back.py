@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
@@ -27,12 +26,6 @@ from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
 TOKEN: Final = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-went-back-") as folder:
-        yield folder
 
 
 async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
