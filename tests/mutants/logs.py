@@ -140,7 +140,7 @@ def appended_again(original: Any) -> Any:
 
 def counting_nothing(original: Any) -> Any:
     """A batch does not say how many records precede it."""
-    return lambda records, **kwargs: original(records, **(kwargs | {"records_before": 0}))
+    return lambda data, **kwargs: original(data, **(kwargs | {"records_before": 0}))
 
 
 def taken_for_ours(original: Any) -> Any:
@@ -341,7 +341,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a batch does not count the records before it",
         "rule 25",
-        (Patch(batch, "encode", counting_nothing),),
+        (Patch(batch, "placed", counting_nothing),),
         scope=LOG_TWO,
     ),
     Mutant(

@@ -175,7 +175,7 @@ def layout(data: bytes) -> Layout:
 def check(data: bytes) -> BatchHead:
     """Decode a batch without its records. Raises BadBatch where `decode` would."""
     found, key_sizes, header_sizes, _ = _sizes(data)
-    at = found.columns_at + sum(size for size in key_sizes if size > 0)
+    at = found.columns_at + _bytes_of_keys(key_sizes)
     for size in header_sizes if any(header_sizes) else ():
         decode_headers(data[at : at + size])
         at += size
@@ -189,7 +189,7 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     if found.times_at is not None:
         times = struct.unpack_from(f">{found.head.count}q", data, found.times_at)
     at = found.columns_at
-    headers_at = at + sum(size for size in key_sizes if size > 0)
+    headers_at = at + _bytes_of_keys(key_sizes)
     values_at = headers_at + sum(header_sizes)
     records = []
     for time, key_size, header_size, value_size in zip(
@@ -216,10 +216,14 @@ def _sizes(data: bytes) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[
     if found.header_sizes_at is not None:
         header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
     value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
-    size = sum(size for size in key_sizes if size > 0) + sum(header_sizes) + sum(value_sizes)
+    size = _bytes_of_keys(key_sizes) + sum(header_sizes) + sum(value_sizes)
     if min(key_sizes) < -1 or found.columns_at + size != len(data):
         raise BadBatch("a record batch's sizes do not add up")
     return found, key_sizes, header_sizes, value_sizes
+
+
+def _bytes_of_keys(sizes: Sequence[int]) -> int:
+    return sum(size for size in sizes if size > 0)
 
 
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
