@@ -176,7 +176,7 @@ def check(data: bytes) -> BatchHead:
     """Decode a batch without its records. Raises BadBatch where `decode` would."""
     found, key_sizes, header_sizes, _ = _sizes(data)
     at = found.columns_at + _bytes_of_keys(key_sizes)
-    for size in header_sizes if any(header_sizes) else ():
+    for size in filter(None, header_sizes):
         decode_headers(data[at : at + size])
         at += size
     return found.head
