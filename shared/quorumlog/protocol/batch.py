@@ -185,15 +185,16 @@ def check(data: bytes) -> BatchHead:
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
     found, key_sizes, header_sizes, value_sizes = _sizes(data)
-    times: Sequence[int | None] = [None] * found.head.count
+    count = found.head.count
+    times: Sequence[int | None] = [None] * count
     if found.times_at is not None:
-        times = struct.unpack_from(f">{found.head.count}q", data, found.times_at)
+        times = struct.unpack_from(f">{count}q", data, found.times_at)
     at = found.columns_at
     headers_at = at + _bytes_of_keys(key_sizes)
     values_at = headers_at + sum(header_sizes)
     records = []
     for time, key_size, header_size, value_size in zip(
-        times, key_sizes, header_sizes, value_sizes, strict=True
+        times, key_sizes or [-1] * count, header_sizes or [0] * count, value_sizes, strict=True
     ):
         key = None if key_size < 0 else data[at : at + key_size]
         at += max(key_size, 0)
@@ -206,18 +207,20 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
 
 
 def _sizes(data: bytes) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
-    """A batch's layout with the sizes of the records' keys (-1: none), headers and values."""
+    """A batch's layout with the sizes of the records' keys (-1: none), headers and values; a column that the
+    batch does not have is empty.
+    """
     found = layout(data)
     count = found.head.count
-    key_sizes: Sequence[int] = [-1] * count
+    key_sizes: Sequence[int] = ()
     if found.key_sizes_at is not None:
         key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
-    header_sizes: Sequence[int] = [0] * count
+    header_sizes: Sequence[int] = ()
     if found.header_sizes_at is not None:
         header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
     value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
     size = _bytes_of_keys(key_sizes) + sum(header_sizes) + sum(value_sizes)
-    if min(key_sizes) < -1 or found.columns_at + size != len(data):
+    if min(key_sizes, default=0) < -1 or found.columns_at + size != len(data):
         raise BadBatch("a record batch's sizes do not add up")
     return found, key_sizes, header_sizes, value_sizes
 
