@@ -28,7 +28,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import EndlessTimers, PacedBookies
 from services.autorecovery.steering import Steering
-from services.autorecovery.worker import RepairCounts, Workers
+from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
@@ -78,6 +78,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, pace)
         losses = KnownLosses(HoldingsClient(directory, session))
+        worker = Worker(repairs, directory, paced, session, counts, losses)
         parts = AutorecoveryParts(
             Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
             Checker(config, metadata, repairs, directory, session, losses, ports),
@@ -87,7 +88,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             pace,
             repairs,
             steering,
-            Workers(repairs, directory, paced, session, counts, steering, losses),
+            Workers(worker, repairs, steering),
         )
         for work in (
             partial(_send_heartbeats, metadata, name, config.url),

@@ -65,20 +65,9 @@ class RepairCounts:
 class Workers:
     """Runs as many repairs at a time as operators want."""
 
-    def __init__(
-        self,
-        repairs: RepairClient,
-        directory: Directory,
-        ports: Ports,
-        session: aiohttp.ClientSession,
-        counts: RepairCounts,
-        steering: Steering,
-        losses: KnownLosses,
-    ) -> None:
-        """`ports` are those of repair: paced, and without a quorum timer."""
-        self._worker = Worker(repairs, directory, ports, session, counts, losses)
-        self._repairs = repairs
-        self._steering = steering
+    def __init__(self, worker: "Worker", repairs: RepairClient, steering: Steering) -> None:
+        """`worker` does the repairs; a repair of one item knows nothing of the others."""
+        self._worker, self._repairs, self._steering = worker, repairs, steering
         self.working = 0
 
     async def run(self, tasks: Tasks) -> None:
@@ -124,6 +113,7 @@ class Worker:
         counts: RepairCounts,
         losses: KnownLosses,
     ) -> None:
+        """`ports` are those of repair: paced, and without a quorum timer."""
         self._repairs = repairs
         self._directory = directory
         self._ports = ports

@@ -8,13 +8,11 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.stores import scratch
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import AddAsked, Verdict
 from services.bookie.config import Config
@@ -36,12 +34,6 @@ from tests.bookie.support import (
 )
 from tests.bookie.test_store import Gate
 from tests.support.waiting import DEADLINE_S, until
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-at-once-") as folder:
-        yield folder
 
 
 @pytest.fixture

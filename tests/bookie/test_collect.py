@@ -1,13 +1,12 @@
 """Space is given up on proof, by whole segments, and crashes on the way lose nothing."""
 
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -70,12 +69,6 @@ class Rows:
     async def ledgers_naming(self, bookie: str) -> set[int]:
         assert bookie == "b1"
         return self.listed
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-collect-") as folder:
-        yield folder
 
 
 def collector_of(store: Store, rows: Rows) -> Collector:

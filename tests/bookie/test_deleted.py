@@ -1,13 +1,12 @@
 """Rule 16a: a deleted ledger's id outlives its fence. Nothing is taken, defined or denied under it."""
 
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.stores import scratch
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.messages import Status
 from services.bookie import space
@@ -35,12 +34,6 @@ from tests.bookie.test_at_once import cut
 from tests.bookie.test_collect import GONE, Rows, collector_of
 from tests.bookie.test_store import Gate
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-deleted-") as folder:
-        yield folder
 
 
 @pytest.fixture

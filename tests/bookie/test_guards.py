@@ -4,13 +4,11 @@ Their mutants stand in mutants.py.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.stores import scratch
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import FenceAsked, Verdict
 from services.bookie.collect import Collector
@@ -20,12 +18,6 @@ from tests.bookie.test_at_once import rot
 from tests.bookie.test_collect import GONE, Rows, filled
 from tests.bookie.test_store import Gate
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-guards-") as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import ID_MAX
@@ -30,12 +30,6 @@ OLD, NOW = "b1@1", "b1@2"
 async def service(stores: Stores) -> AsyncIterator[Service]:
     async with serving(stores) as running:
         yield running
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-limbo-") as folder:
-        yield folder
 
 
 def limbo_of(store: Store, service: Service) -> Limbo:

@@ -2,12 +2,10 @@
 
 import random
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from loadtest.stores import scratch
 from quorumlog.protocol.record import make
 from services.bookie.log import BATCH_HEAD, SECTOR, Kind, LogDamaged, QueuedRecord, encode_batch
 from services.bookie.segments import Segments
@@ -27,13 +25,6 @@ from tests.bookie.support import (
     run_of,
     started,
 )
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    """A folder for stores and images of them."""
-    with scratch("ql-log-") as folder:
-        yield folder
 
 
 async def filled(directory: Path, runs: int = 6) -> Store:

@@ -5,14 +5,12 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.stores import scratch
 from quorumlog.errors import Overloaded
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
@@ -41,13 +39,6 @@ from tests.bookie.support import (
     write_lac,
 )
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    """A folder for stores."""
-    with scratch("ql-store-") as folder:
-        yield folder
 
 
 class Gate:

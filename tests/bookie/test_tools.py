@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,18 +31,16 @@ from tests.bookie.support import (
     started,
 )
 from tests.bookie.test_cookie import FOUND, LOCAL
+from tests.bookie.test_log import filled
 
 
 @pytest.fixture
-async def directory() -> AsyncIterator[Path]:
+async def directory(root: Path) -> Path:
     """A bookie's directory after an orderly stop."""
-    with scratch("ql-tools-") as folder:
-        store = started(folder / "d")
-        for number in range(6):
-            await add(store, run_of(7, range(number * 10, number * 10 + 10)))
-        await fence(store, 7)
-        await store.stop()
-        yield folder / "d"
+    store = await filled(root / "d", runs=6)
+    await fence(store, 7)
+    await store.stop()
+    return root / "d"
 
 
 def test_verify_finds_no_problem_in_an_undamaged_log(directory: Path) -> None:
@@ -119,57 +117,52 @@ def damage_below_a_sync_point(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [cut_last_segment, lose_last_segment, damage_below_a_sync_point])
-async def test_verify_reports_every_log_that_a_start_refuses(lose: Callable[[Path], None]) -> None:
-    with scratch("ql-tools-") as folder:
-        store = started(folder / "d")
-        for number in range(6):
-            await add(store, run_of(7, range(number * 10, number * 10 + 10)))
-        crashed = image(store, folder / "crashed")
-        await store.checkpoint()
-        under_index = image(store, folder / "under-index")
-        await store.stop()
-        directory = under_index if lose is lose_last_segment else crashed
-        assert CliRunner().invoke(app, ["verify", str(directory)]).exit_code == 0
-        lose(directory)
+async def test_verify_reports_every_log_that_a_start_refuses(
+    root: Path, lose: Callable[[Path], None]
+) -> None:
+    store = await filled(root / "d", runs=6)
+    crashed = image(store, root / "crashed")
+    await store.checkpoint()
+    under_index = image(store, root / "under-index")
+    await store.stop()
+    directory = under_index if lose is lose_last_segment else crashed
+    assert CliRunner().invoke(app, ["verify", str(directory)]).exit_code == 0
+    lose(directory)
 
-        result = CliRunner().invoke(app, ["verify", str(directory)])
+    result = CliRunner().invoke(app, ["verify", str(directory)])
 
-        assert result.exit_code == 1, result.output
-        with pytest.raises(LogDamaged):
-            opened(directory)
+    assert result.exit_code == 1, result.output
+    with pytest.raises(LogDamaged):
+        opened(directory)
 
 
-async def test_verify_does_not_report_a_torn_tail() -> None:
-    with scratch("ql-tools-") as folder:
-        store = started(folder / "d")
-        for number in range(3):
-            await add(store, run_of(7, range(number * 10, number * 10 + 10)))
-        crashed = image(store, folder / "crashed")
-        await store.stop()
-        path = last_segment(crashed)
-        batch = batches_of(path)[-1]
-        data = bytearray(path.read_bytes())
-        data[batch.offset + 100 : batch.end] = bytes(batch.end - batch.offset - 100)
-        path.write_bytes(data)
+async def test_verify_does_not_report_a_torn_tail(root: Path) -> None:
+    store = await filled(root / "d", runs=3)
+    crashed = image(store, root / "crashed")
+    await store.stop()
+    path = last_segment(crashed)
+    batch = batches_of(path)[-1]
+    data = bytearray(path.read_bytes())
+    data[batch.offset + 100 : batch.end] = bytes(batch.end - batch.offset - 100)
+    path.write_bytes(data)
 
-        result = CliRunner().invoke(app, ["verify", str(crashed), "--json"])
+    result = CliRunner().invoke(app, ["verify", str(crashed), "--json"])
 
-        report = json.loads(result.stdout)
-        assert (result.exit_code, report["problems"]) == (0, [])
-        assert f"torn at segment 1, offset {batch.offset}" in report["tail"]
-        store = opened(crashed)
-        assert store.replayed.cut_bytes > 0
-        store.close()
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["problems"]) == (0, [])
+    assert f"torn at segment 1, offset {batch.offset}" in report["tail"]
+    store = opened(crashed)
+    assert store.replayed.cut_bytes > 0
+    store.close()
 
 
 @pytest.mark.parametrize("command", ["verify", "dump", "rebuild-index", "salvage"])
-def test_a_directory_without_a_log_is_left_alone(command: str) -> None:
-    with scratch("ql-tools-") as folder:
-        result = CliRunner().invoke(app, [command, str(folder)])
+def test_a_directory_without_a_log_is_left_alone(root: Path, command: str) -> None:
+    result = CliRunner().invoke(app, [command, str(root)])
 
-        assert result.exit_code == 2
-        assert "holds no bookie's log" in result.output
-        assert list(folder.iterdir()) == []
+    assert result.exit_code == 2
+    assert "holds no bookie's log" in result.output
+    assert list(root.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["verify", "rebuild-index", "salvage"])

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.bookie_client import BookieClient
@@ -37,12 +37,6 @@ from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
 TOKEN: Final = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture
-async def root() -> AsyncIterator[Path]:
-    with scratch("ql-went-back-") as folder:
-        yield folder
 
 
 async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:

@@ -396,7 +396,7 @@ class Explorer:
                 continue
             if result.violation is not None:
                 return result  # a story is a story, whatever else could have happened
-            if self.symmetry.refuted() is not None:
+            if self.symmetry.counterexample() is not None:
                 self._begin(is_symmetric=False)
                 continue
             wrong = self._refuted()

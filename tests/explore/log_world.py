@@ -104,8 +104,8 @@ def call_of(name: str, since: int = 0) -> Append:
     """A client's request by its name: `p0` is the first record of the producer p, `a` a plain record."""
     record = (Record(name.encode()),)
     if len(name) > 1:
-        return Append(record, ProducerSeq(name[0], 0, int(name[1:])), since=since)
-    return Append(record)
+        return Append.of(record, ProducerSeq(name[0], 0, int(name[1:])), since=since)
+    return Append.of(record)
 
 
 def writer_of(life: Life) -> Writer:

@@ -1,11 +1,12 @@
-"""Bookies of one ensemble are alike where every entry goes to all of them, and so are recoverers.
+"""Symmetry reduction: states that differ only in the names of bookies or recoverers count once.
 
-Worlds that differ only in names are one world: a search keeps the least of them. That the shipped
-machines treat bookies alike is not believed but proven after the search (`refuted`): each step that
-was taken is taken again under every other naming, and must come to the same.
+Bookies are interchangeable where the write set is the whole ensemble, and recoverers always are. Of the
+states that a renaming maps onto each other, the search keeps the least. The search proves afterwards that
+the shipped machines do not tell bookies apart (`counterexample`): it repeats each step under every other
+naming, and compares the results.
 
-A naming moves positions and names together, so that the first ensemble stays what it is. How a
-machine's state looks under a naming is found by doing again, renamed, what led to it.
+A naming permutes positions and names together, so that the first ensemble keeps its order of names. The
+image of a machine's state under a naming is computed by a replay: the renamed events that led to the state.
 """
 
 import itertools
@@ -37,22 +38,21 @@ _BITS = 16
 
 
 class Naming:
-    """One way to name bookies and recoverers anew."""
+    """One permutation of bookies and recoverers. Each method returns the image of its argument."""
 
     def __init__(
         self, parts: LedgerParts, places: tuple[int, ...], clients: tuple[int, ...]
     ) -> None:
-        """The bookie at position p goes to `places[p]`, client c becomes `clients[c]`."""
+        """The bookie at position p moves to position `places[p]`; client c becomes `clients[c]`."""
         self.parts = parts
         self.places = places
         self.clients = clients
         size = len(places)
         self._names = {parts.names[p]: parts.names[place] for p, place in enumerate(places)}
-        back = sorted(range(size), key=places.__getitem__)
-        self._from = (*back, *range(size, len(parts.names)))
-        """By new index of a bookie: the old one. Spares stay."""
-        back = sorted(range(len(clients)), key=clients.__getitem__)
-        self._client_from = tuple(back)
+        inverse = sorted(range(size), key=places.__getitem__)
+        self._old_indices = (*inverse, *range(size, len(parts.names)))
+        """By the new index of a bookie: its old index. Spares keep theirs."""
+        self._old_clients = tuple(sorted(range(len(clients)), key=clients.__getitem__))
         self._machines: dict[int, int] = {}
         self._bookies: dict[int, int] = {}
         self._rows: dict[int, int] = {}
@@ -66,7 +66,7 @@ class Naming:
         return member_of(self._names.get(name, name), member_incarnation(member))
 
     def bookies(self, bookies: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(self.member(bookies[old]) for old in self._from[: len(bookies)])
+        return tuple(self.member(bookies[old]) for old in self._old_indices[: len(bookies)])
 
     def row_value(self, row: LedgerMetadata) -> LedgerMetadata:
         return replace(
@@ -75,7 +75,7 @@ class Naming:
         )
 
     def value(self, what: Any) -> Any:
-        """An event or effect. Lists that have no order are sorted."""
+        """The image of an event or effect. Lists whose order means nothing are sorted."""
         match what:
             case SendAdd(row=LedgerMetadata() as row):
                 place = self.places[what.position]
@@ -107,7 +107,9 @@ class Naming:
             case BookiesFound():
                 return replace(what, members=tuple(map(self.member, what.members)))
             case Failed():
-                return Failed(what.code, what.first)  # told to people, in their order
+                return Failed(
+                    what.code, what.first
+                )  # `detail` is text for people, and lists members in order
             case _:
                 return what
 
@@ -132,16 +134,16 @@ class Naming:
     def machine(self, number: int) -> int:
         known = self._machines.get(number)
         if known is None:
-            todo = [number]  # a way back may be long
-            while todo[-1] in self.parts.made_by and todo[-1] not in self._machines:
-                todo.append(self.parts.made_by[todo[-1]][0])
-            for one in reversed(todo):
-                if one not in self.parts.made_by:
-                    self._machines[one] = one  # the beginning: it looks the same to all
-                elif one not in self._machines:
-                    before, event = self.parts.made_by[one]
+            history = [number]  # a loop, not a recursion: a history may be long
+            while history[-1] in self.parts.made_by and history[-1] not in self._machines:
+                history.append(self.parts.made_by[history[-1]][0])
+            for state in reversed(history):
+                if state not in self.parts.made_by:
+                    self._machines[state] = state  # an initial state is its own image
+                elif state not in self._machines:
+                    before, event = self.parts.made_by[state]
                     after, _ = self.parts.step(self._machines[before], self.value(event))
-                    self._machines[one] = after
+                    self._machines[state] = after
             known = self._machines[number]
         return known
 
@@ -162,36 +164,36 @@ class Naming:
             self._bookies[number] = known
         return known
 
-    # --- parts of a state ----------------------------------------------------------------------
+    # --- components of a world ----------------------------------------------------------------------
 
     def all_machines(self, clients: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.machine(clients[old]) for old in self._client_from)
+        return tuple(self.machine(clients[old]) for old in self._old_clients)
 
     def all_bookies(self, bookies: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.bookie(bookies[old]) for old in self._from)
+        return tuple(self.bookie(bookies[old]) for old in self._old_indices)
 
     def flight(self, flight: int) -> int:
-        """A mask of messages, sixteen at a time."""
-        out, at, known = 0, 0, self._flights
+        """The image of a mask of messages. Images of 16-bit chunks are cached."""
+        image, index, known = 0, 0, self._flights
         while flight:
-            some = flight & 0xFFFF
-            if some:
-                key = some << 8 | at
+            chunk = flight & 0xFFFF
+            if chunk:
+                key = chunk << 8 | index
                 moved = known.get(key)
                 if moved is None:
                     moved = 0
                     for bit in range(_BITS):
-                        if some >> bit & 1:
-                            moved |= 1 << self.message(at * _BITS + bit)
+                        if chunk >> bit & 1:
+                            moved |= 1 << self.message(index * _BITS + bit)
                     known[key] = moved
-                out |= moved
+                image |= moved
             flight >>= _BITS
-            at += 1
-        return out
+            index += 1
+        return image
 
 
 class Symmetry:
-    """All namings of a world. The first one changes nothing."""
+    """All namings of a world. The first is the identity."""
 
     def __init__(self, parts: LedgerParts, *, is_trivial: bool) -> None:
         size, count = parts.scope.shape[0], parts.scope.recoverers
@@ -211,58 +213,62 @@ class Symmetry:
     def least(
         self, clients: tuple[int, ...], bookies: tuple[int, ...], row: int, flight: int
     ) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-        """The same world under its least naming."""
-        first = self._by_clients.get((clients, row))
-        if first is None:
-            first = self._by_clients[clients, row] = self._least_clients(clients, row)
-        clients, row, which = first
-        second = self._by_bookies.get((which, bookies))
-        if second is None:
-            second = self._by_bookies[which, bookies] = self._least_bookies(which, bookies)
-        bookies, which = second
+        """The least of the world's images: by machines and row, then by bookies, then by messages."""
+        by_clients = self._by_clients.get((clients, row))
+        if by_clients is None:
+            by_clients = self._by_clients[clients, row] = self._least_clients(clients, row)
+        clients, row, tied = by_clients
+        by_bookies = self._by_bookies.get((tied, bookies))
+        if by_bookies is None:
+            by_bookies = self._by_bookies[tied, bookies] = self._least_bookies(tied, bookies)
+        bookies, tied = by_bookies
         namings = self.namings
-        if len(which) == 1:
-            index = which[0]
+        if len(tied) == 1:
+            index = tied[0]
             return clients, bookies, row, namings[index].flight(flight) if index else flight
-        return clients, bookies, row, min([namings[index].flight(flight) for index in which])
+        return clients, bookies, row, min([namings[index].flight(flight) for index in tied])
 
     def _least_clients(
         self, clients: tuple[int, ...], row: int
     ) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-        found = [(n.all_machines(clients), n.row(row)) for n in self.namings]
-        least = min(found)
-        return (*least, tuple(i for i, one in enumerate(found) if one == least))
+        """The least machines and row, and the indices of the namings that lead to them."""
+        images = [(n.all_machines(clients), n.row(row)) for n in self.namings]
+        least = min(images)
+        return (*least, tuple(i for i, image in enumerate(images) if image == least))
 
     def _least_bookies(
-        self, which: tuple[int, ...], bookies: tuple[int, ...]
+        self, tied: tuple[int, ...], bookies: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        found = [self.namings[index].all_bookies(bookies) for index in which]
-        least = min(found)
-        return least, tuple(i for i, one in zip(which, found, strict=True) if one == least)
+        """The least bookies among the images under the `tied` namings, and the namings still tied."""
+        images = [self.namings[index].all_bookies(bookies) for index in tied]
+        least = min(images)
+        return least, tuple(i for i, image in zip(tied, images, strict=True) if image == least)
 
     # --- the proof -----------------------------------------------------------------------------
 
-    def refuted(self) -> str | None:
-        """A step that comes to something else under another name, if there is one."""
+    def counterexample(self) -> str | None:
+        """A step whose result depends on names, or None: the machines are symmetric."""
         if len(self.namings) == 1:
             return None
-        return self._steps_differ() or self._answers_differ() or self._namings_differ()
+        return self._asymmetric_step() or self._asymmetric_answer() or self._broken_composition()
 
-    def _steps_differ(self) -> str | None:
-        plain = self.namings[0]
+    def _asymmetric_step(self) -> str | None:
+        identity = self.namings[0]
         for (machine, event), (after, effects) in list(self.parts.steps.items()):
             for naming in self.namings[1:]:
-                there, told = self.parts.step(naming.machine(machine), naming.value(event))
-                if there != naming.machine(after) or _set(naming, effects) != _set(plain, told):
+                renamed, told = self.parts.step(naming.machine(machine), naming.value(event))
+                if renamed != naming.machine(after) or _set(naming, effects) != _set(
+                    identity, told
+                ):
                     return f"{self.parts.machines.values[machine]!r} and {event}"
         return None
 
-    def _answers_differ(self) -> str | None:
-        plain = self.namings[0]
+    def _asymmetric_answer(self) -> str | None:
+        identity = self.namings[0]
         for (bookie, number), (after, event) in list(self.parts.answers.items()):
             for naming in self.namings[1:]:
-                there, told = self.parts.answer(naming.bookie(bookie), naming.message(number))
-                if there != naming.bookie(after) or naming.value(event) != plain.value(told):
+                renamed, told = self.parts.answer(naming.bookie(bookie), naming.message(number))
+                if renamed != naming.bookie(after) or naming.value(event) != identity.value(told):
                     return f"bookie and {self.parts.messages.values[number]}"
         for bookie, after in list(self.parts.losses.items()):
             for naming in self.namings[1:]:
@@ -271,24 +277,24 @@ class Symmetry:
         for bookie, after in list(self.parts.deletions.items()):
             for naming in self.namings[1:]:
                 if self.parts.deleted(naming.bookie(bookie)) != naming.bookie(after):
-                    return "a bookie that gave the ledger up"
+                    return "a bookie that dropped the ledger"
         return None
 
-    def _namings_differ(self) -> str | None:
-        """Namings, one after another, are a naming."""
+    def _broken_composition(self) -> str | None:
+        """A number whose image under two namings in turn is not that of their composition."""
         by_kind = {(n.places, n.clients): n for n in self.namings}
         for a, b in itertools.product(self.namings, repeat=2):
             places = tuple(b.places[place] for place in a.places)
             both = by_kind[places, tuple(b.clients[client] for client in a.clients)]
             for number in range(len(self.parts.machines.values)):
                 if b.machine(a.machine(number)) != both.machine(number):
-                    return f"names of machine {number}"
+                    return f"the images of machine {number}"
             for number in range(len(self.parts.bookies.values)):
                 if b.bookie(a.bookie(number)) != both.bookie(number):
-                    return f"names of bookie {number}"
+                    return f"the images of bookie {number}"
         return None
 
 
 def _set(naming: Naming, effects: tuple[Effect | Event, ...]) -> frozenset[Any]:
-    """Effects of one step have no order."""
+    """The images of effects, as a set: effects of one step have no order."""
     return frozenset(naming.value(effect) for effect in effects)

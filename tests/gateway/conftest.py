@@ -17,7 +17,7 @@ from quorumlog.net.listen import Listener, ListenLimits, listening
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from tests.gateway.fake_engine import FakeEngine
-from tests.support.waiting import DEADLINE_S, within
+from tests.support.waiting import DEADLINE_S, until, within
 
 AUTOMATIC = ("Content-Type", "Accept", "Accept-Encoding")
 
@@ -125,3 +125,33 @@ async def running(
 async def gateway() -> AsyncIterator[Gateway]:
     async with running() as started:
         yield started
+
+
+async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
+    """The next message: a value, bytes, or the code with which the socket was closed."""
+    async with within("a message comes"):
+        message = await socket.receive()
+    if message.type is aiohttp.WSMsgType.TEXT:
+        return orjson.loads(message.data)
+    return message.data
+
+
+async def held_bytes(gateway: Gateway) -> float:
+    text = (await gateway.ask("GET", "/metrics")).body.decode()
+    return float(text.partition("\nquorumlog_http_held_bytes ")[2].partition("\n")[0])
+
+
+async def until_held(gateway: Gateway, least: int, what: str) -> None:
+    """Wait until bodies and messages in memory have so many bytes."""
+
+    async def is_held() -> bool:
+        return await held_bytes(gateway) >= least
+
+    await until(is_held, what)
+
+
+async def until_nothing_held(gateway: Gateway) -> None:
+    async def is_given_back() -> bool:
+        return await held_bytes(gateway) == 0
+
+    await until(is_given_back, "the room is given back")

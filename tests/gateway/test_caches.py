@@ -99,7 +99,7 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
             await gateway.logs.put(name, LogSettings(Quorum(3, 3, 2)))
         for number in range(6):
             for name in names:
-                await gateway.logs.append(name, Append(records(f"{name} {number}")))
+                await gateway.logs.append(name, Append.of(records(f"{name} {number}")))
                 if number == 3:
                     await gateway.logs.roll(name)
         for start in (0, 5, 2):

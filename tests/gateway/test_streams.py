@@ -1,9 +1,7 @@
-"""NDJSON both ways, Server-Sent Events and WebSockets."""
+"""NDJSON both ways, and Server-Sent Events."""
 
 import asyncio
-import contextlib
 import random
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +12,14 @@ import pytest
 from quorumlog.errors import LedgerFenced
 from services.gateway.edge.limits import Limits
 from services.gateway.interface import LedgerOptions
-from tests.gateway.conftest import Answer, Gateway, running
+from tests.gateway.conftest import (
+    Answer,
+    Gateway,
+    received,
+    running,
+    until_held,
+    until_nothing_held,
+)
 from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
@@ -326,277 +331,15 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
     assert (await gateway.ask("GET", ENTRIES)).status == 200
 
 
-async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
-    """The next message: a value, bytes, or the code with which the socket was closed."""
-    async with within("a message comes"):
-        message = await socket.receive()
-    if message.type is aiohttp.WSMsgType.TEXT:
-        return orjson.loads(message.data)
-    return message.data
-
-
-async def test_a_socket_appends_and_tells_what_is_acknowledged(gateway: Gateway) -> None:
-    await gateway.create()
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        await socket.send_str('{"text":"a"}')
-        first = await received(socket)
-        await socket.send_bytes(struct.pack(">I", 1) + b"b" + struct.pack(">I", 0))
-        await socket.send_str('{"entries":[{"data":"ZA=="},{"json":[1]}]}')
-        last = first["last_entry"]
-        while last < 4:
-            acknowledged = await received(socket)
-            assert acknowledged["first_entry"] == last + 1
-            last = acknowledged["last_entry"]
-
-    assert first == {"first_entry": 0, "last_entry": 0, "last_add_confirmed": 0}
-    assert gateway.engine.entries[1] == [b"a", b"b", b"", b"d", b"[1]"]
-
-
-async def test_a_socket_follows_the_tail(gateway: Gateway) -> None:
-    await gateway.create()
-    gateway.engine.entries[1] = [b"a", b"b"]
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        await socket.send_str('{"tail":{"from":1,"encoding":"text"}}')
-        assert await received(socket) == {
-            "entries": [{"entry_id": 1, "text": "b"}],
-            "next": 2,
-            "last_add_confirmed": 1,
-            "closed": False,
-        }
-        await until(lambda: gateway.engine.waiting == 1, "the tail waits")
-        await gateway.ask("POST", ENTRIES, json={"text": "c"})
-        assert (await received(socket))["entries"] == [{"entry_id": 2, "text": "c"}]
-        await gateway.ask("POST", "/v1/ledgers/1/close")
-        assert await received(socket) == {"end": {"last_entry": 2}}
-
-
-async def test_a_socket_follows_the_tail_as_frames(gateway: Gateway) -> None:
-    await gateway.create()
-    gateway.engine.entries[1] = [b"a", b""]
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        await socket.send_str('{"tail":{"encoding":"frames"}}')
-
-        expected = struct.pack(">QI", 0, 1) + b"a" + struct.pack(">QI", 1, 0)
-        assert await received(socket) == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("nonsense", "bad-request"),
-        ("{}", "invalid"),
-        ('{"text":1}', "invalid"),
-        ('{"tail":1}', "invalid"),
-        ('{"tail":{"from":-1}}', "invalid"),
-        ('{"tail":{"from":1.0}}', "invalid"),
-        ('{"tail":{"encoding":"x"}}', "invalid"),
-        ('{"tail":{"to":1}}', "invalid"),
-        ('{"tail":{},"text":"a"}', "invalid"),
-        ('{"tail":{},"tail":{}}', "bad-request"),
-        (b"", "invalid"),
-        (b"\0\0\0\1", "bad-request"),
-        (b"\xff\xff\xff\xff", "too-large"),
-    ],
-)
-async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
-    gateway: Gateway, message: str | bytes, code: str
-) -> None:
-    await gateway.create()
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        if isinstance(message, str):
-            await socket.send_str(message)
-        else:
-            await socket.send_bytes(message)
-
-        assert (await received(socket))["code"] == code
-        assert await received(socket) == aiohttp.WSCloseCode.POLICY_VIOLATION
-    assert gateway.engine.entries[1] == []
-
-
-async def test_an_error_of_the_ledger_ends_the_socket(gateway: Gateway) -> None:
-    await gateway.create()
-    await gateway.engine.close(1)
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        await socket.send_str('{"text":"a"}')
-
-        assert (await received(socket))["code"] == "ledger-closed"
-        assert await received(socket) == aiohttp.WSCloseCode.POLICY_VIOLATION
-
-
-async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> None:
-    await gateway.create()
-
-    plain = await gateway.ask("GET", "/v1/ledgers/1/ws")
-    missing = await gateway.ask("GET", "/v1/ledgers/9/ws")
-
-    assert (plain.status, plain.code) == (400, "bad-request")
-    assert (missing.status, missing.code) == (404, "no-such-ledger")
-
-
-@pytest.mark.parametrize("name", [b"Upgrade", b"Connection", b"Sec-WebSocket-Version"])
-async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: bytes) -> None:
-    await gateway.create()
-    handshake = {
-        b"Host": b"localhost",
-        b"Connection": b"Upgrade",
-        b"Upgrade": b"websocket",
-        b"Sec-WebSocket-Version": b"13",
-        b"Sec-WebSocket-Key": b"AAAAAAAAAAAAAAAAAAAAAA==",
-        name: b"\xff\xfe",
-    }
-
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
-    lines = [b"%b: %b\r\n" % pair for pair in handshake.items()]
-    writer.write(b"GET /v1/ledgers/1/ws HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
-    async with within("it is answered"):
-        told = await reader.readline()
-    writer.close()
-
-    assert b" 400 " in told
-
-
-async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
-    await gateway.create()
-
-    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-        await socket.send_str('{"text":"a"}')
-        assert (await received(socket))["last_entry"] == 0
-        await gateway.drain()
-
-        assert await received(socket) == aiohttp.WSCloseCode.GOING_AWAY
-
-
-async def held_bytes(gateway: Gateway) -> float:
-    text = (await gateway.ask("GET", "/metrics")).body.decode()
-    return float(text.partition("\nquorumlog_http_held_bytes ")[2].partition("\n")[0])
-
-
-@contextlib.asynccontextmanager
-async def raw_socket(gateway: Gateway, frames: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """A socket over which these bytes came after the handshake, and no more come."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
-    try:
-        writer.write(
-            b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
-            b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        )
-        async with within("the socket opens"):
-            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-        writer.write(frames)
-        yield reader
-    finally:
-        writer.close()
-
-
-def message_under_way(
-    gateway: Gateway, count: int
-) -> contextlib.AbstractAsyncContextManager[asyncio.StreamReader]:
-    """A socket over which so many bytes of a message of 8 MiB came, and no more come."""
-    head = b"\x82\xff" + struct.pack(">Q", 8 << 20) + bytes(4)
-    return raw_socket(gateway, head + bytes(count))
-
-
-async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: Gateway) -> None:
-    await gateway.create()
-
-    async def is_counted() -> bool:
-        return await held_bytes(gateway) >= 6 << 20
-
-    async def is_given_back() -> bool:
-        return await held_bytes(gateway) == 0
-
-    async with message_under_way(gateway, 3 << 20), message_under_way(gateway, 3 << 20):
-        await until(is_counted, "what came of both is counted")
-    await until(is_given_back, "the room is given back")
-
-
-async def test_pings_between_the_fragments_of_a_message_do_not_hide_what_came(
-    gateway: Gateway,
-) -> None:
-    await gateway.create()
-    ping = b"\x89\x84" + bytes(4) + b"ping"
-    first, later = (kind + b"\xff" + struct.pack(">Q", 1 << 20) for kind in (b"\x02", b"\x00"))
-    fragments = [start + bytes(4) + bytes(1 << 20) + ping for start in (first, later, later)]
-
-    async def is_counted() -> bool:
-        return await held_bytes(gateway) >= 3 << 20
-
-    async def is_given_back() -> bool:
-        return await held_bytes(gateway) == 0
-
-    async with raw_socket(gateway, b"".join(fragments)):
-        await until(is_counted, "all fragments are counted")
-    await until(is_given_back, "the room is given back")
-
-
-async def test_pings_alone_hold_nothing(gateway: Gateway) -> None:
-    await gateway.create()
-    pings = b"".join(b"\x89" + bytes([0x80 | size]) + bytes(4 + size) for size in range(126))
-    one = b"\x82\x85" + bytes(4) + b"\0\0\0\1x"
-
-    async with raw_socket(gateway, pings + one) as reader:
-        async with within("the append after them is acknowledged"):
-            await reader.readuntil(b"last_add_confirmed")
-
-        async def is_given_back() -> bool:
-            return await held_bytes(gateway) == 0
-
-        await until(is_given_back, "nothing is held")
-
-
-async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:
-    async with running(limits=Limits(held_bytes_max=4 << 20)) as gateway:
-        await gateway.create()
-        octets = {"Content-Type": "application/octet-stream"}
-
-        async with message_under_way(gateway, 7 << 20) as reader:
-            async with within("the socket is told"):
-                told = await reader.readuntil(b'"status":429')
-            # The socket is still open: what came of its message is freed at once.
-            done = await gateway.ask("POST", ENTRIES, b"x" * (1 << 20), headers=octets)
-
-        assert b"/problems/overloaded" in told
-        assert done.status == 201
-
-
-async def test_a_message_is_counted_until_its_stream_takes_it() -> None:
-    async with running() as gateway:
-        await gateway.create()
-        gateway.engine.gate = asyncio.Event()
-        entries = b"".join([struct.pack(">I", 1 << 20) + bytes(1 << 20)] * 3)
-
-        async def is_counted() -> bool:
-            return await held_bytes(gateway) > 10 << 20
-
-        async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
-            for _ in range(3):
-                await socket.send_bytes(entries)
-            # One run of at most 2 MiB is the engine's, the rest of 9 MiB waits.
-            await until(is_counted, "what waits is counted, and the message that it came in")
-            gateway.engine.gate.set()
-
-
 async def test_what_came_of_a_line_is_counted_until_its_stream_ends(gateway: Gateway) -> None:
     await gateway.create()
-
-    async def is_counted() -> bool:
-        return await held_bytes(gateway) >= 3 << 20
-
-    async def is_given_back() -> bool:
-        return await held_bytes(gateway) == 0
 
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
     head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     writer.write(f"{head}Content-Length: {8 << 20}\r\n\r\n".encode() + b" " * (3 << 20))
-    await until(is_counted, "what came is counted")
+    await until_held(gateway, 3 << 20, "what came is counted")
     writer.close()
-    await until(is_given_back, "the room is given back")
+    await until_nothing_held(gateway)
 
 
 def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
@@ -610,11 +353,7 @@ def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
         head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson"
         length = f"Content-Length: {len(line)}"
         writer.write(f"{head}\r\n{length}\r\n\r\n".encode() + line[:500])
-
-        async def has_begun() -> bool:
-            return await held_bytes(gateway) == 500
-
-        await until(has_begun, "half of the line came")
+        await until_held(gateway, 500, "half of the line came")
         loop.time = lambda: time() + standstill_s  # type: ignore[method-assign]
         writer.write(line[500:])
         standstill_s = 3600.0

@@ -70,7 +70,7 @@ class Demands:
         self.sent += 1
         producer = ProducerSeq(f"last-{self.sent}", 0, 0)
         record = Record(f"last-{self.sent}".encode())
-        call = Append((record,), producer, token=token, since=since)
+        call = Append.of((record,), producer, token=token, since=since)
         done = await insist(APPEND, lambda: gateway.logs.append(self.name, call))
         return int(done.first_offset)
 
@@ -215,7 +215,7 @@ class Namesakes:
 
     async def append(self, producer: str, seq: int, value: str, offset: int) -> None:
         """One record, which must be at an offset."""
-        call = Append((Record(value.encode()),), ProducerSeq(producer, 0, seq))
+        call = Append.of((Record(value.encode()),), ProducerSeq(producer, 0, seq))
         done, _ = await self.insist(APPEND, lambda gateway: gateway.logs.append(self.NAME, call))
         if done.first_offset != offset:
             raise Violation(f"{value} of a namesake is told to be at {done.first_offset}")

@@ -179,7 +179,7 @@ class Run:
             for _ in range(TRIES_MAX):
                 records = tuple(Record(value.encode()) for value in values)
                 token = self.tokens.get(name)
-                call = Append(records, producer, token=token, since=since)
+                call = Append.of(records, producer, token=token, since=since)
                 try:
                     if await self.appended(name, call, values, op):
                         break
@@ -224,7 +224,7 @@ class Run:
             return
         else:
             self.tell(f"{call.producer} again is at {done.first_offset}")
-            self.acknowledge(op, done.first_offset, len(call.records))
+            self.acknowledge(op, done.first_offset, call.count)
 
     def is_true(self, call: Append, error: QuorumLogError) -> None:
         """Raise Violation where a producer is told what is not so: all its requests before this one

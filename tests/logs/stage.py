@@ -15,6 +15,7 @@ from unittest import mock
 
 from quorumlog.errors import QuorumLogError, SequenceGap
 from quorumlog.net.directory import Directory
+from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, producers
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -246,7 +247,7 @@ class LogStage:
             op = self.judge.produce(LOG, *values, producer=named, seq=number)
             self._requests[id_, number] = op
         named_seq = ProducerSeq(id_, 0, number) if producer else None
-        call = Append(tuple(map(Record, values)), named_seq, since=int(since or 0))
+        call = Append.of(tuple(map(Record, values)), named_seq, since=int(since or 0))
         asked = op
 
         async def append() -> str:
@@ -328,8 +329,8 @@ class LogStage:
         appends = Appends(cast(Any, {number: handle}), *[cast(Any, None)] * 3)
 
         async def append() -> str:
-            values = tuple(Record(value.encode()) for value in records.split())
-            done = await appends.append_records_here(number, values)
+            data = batch.encode([Record(value.encode()) for value in records.split()])
+            done = await appends.append_batch_here(number, data)
             return f"entry {done.first}"
 
         self._begin(who, f"{records} to ledger {number}: ", append())

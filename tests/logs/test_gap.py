@@ -109,8 +109,7 @@ async def test_a_log_that_was_deleted_and_made_again_elsewhere_is_another_one(
 async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: Stores) -> None:
     async with pair_of(stores) as pair:
         engine = pair.one.engine
-        row = await ledger(engine)
-        await engine.append(row.ledger_id, [b"one"])
+        row = await ledger(engine, b"one")
         async with outage(pair.one.proxy):
             await engine.append(row.ledger_id, [b"two"])
             await pair.two.engine.delete(row.ledger_id)
@@ -128,8 +127,7 @@ async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(
     """The row says it, nobody is fenced yet: what is pending is acknowledged no more."""
     async with pair_of(stores) as pair:
         engine = pair.one.engine
-        row = await ledger(engine)
-        await engine.append(row.ledger_id, [b"one"])
+        row = await ledger(engine, b"one")
         gate = Gate(pair.world.of(row))
         pending = asyncio.ensure_future(engine.append(row.ledger_id, [b"two"]))
         async with outage(pair.one.proxy):
@@ -147,8 +145,7 @@ async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(
 
 async def test_news_that_a_ledger_is_in_recovery_end_its_handle(stores: Stores) -> None:
     async with pair_of(stores) as pair:
-        row = await ledger(pair.one.engine)
-        await pair.one.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(pair.one.engine, b"one")
         Gate(pair.world.of(row))
 
         await pair.world.metadata.cas(row.in_recovery())
@@ -159,8 +156,7 @@ async def test_news_that_a_ledger_is_in_recovery_end_its_handle(stores: Stores) 
 async def test_a_handle_whose_row_is_as_it_was_goes_on_after_a_gap(stores: Stores) -> None:
     async with pair_of(stores) as pair:
         engine = pair.one.engine
-        row = await ledger(engine)
-        await engine.append(row.ledger_id, [b"one"])
+        row = await ledger(engine, b"one")
         gaps = engine.rereads.gaps
         async with outage(pair.one.proxy):
             # Its own change, of which it hears after the gap or before.
@@ -177,8 +173,7 @@ async def test_a_row_that_is_lost_without_a_tombstone_ends_nothing(stores: Store
     """A database that went back knows nothing of the ledger: that is an alarm and no verdict."""
     async with pair_of(stores) as pair:
         engine = pair.one.engine
-        row = await ledger(engine)
-        await engine.append(row.ledger_id, [b"one"])
+        row = await ledger(engine, b"one")
         gaps = engine.rereads.gaps
         async with outage(pair.one.proxy):
             await _forget_row(stores, row.ledger_id)

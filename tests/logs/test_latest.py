@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from quorumlog.client import Client
+from tests.gateway.conftest import received
 from tests.logs.support import Http
 from tests.logs.test_http import ENTRIES, LOG, appended, http, log
-from tests.logs.test_sockets import received
 from tests.logs.test_streams import lines_of
 from tests.support.waiting import until, within
 

@@ -57,7 +57,7 @@ def call(
     producer: str = "p",
 ) -> Append:
     who = None if seq is None else ProducerSeq(producer, epoch, seq)
-    return Append(records(*values), who, expect, token)
+    return Append.of(records(*values), who, expect=expect, token=token)
 
 
 async def contents(gateway: Gateway, start: int = 0, page: int = 7) -> list[str]:

@@ -1,24 +1,15 @@
 """A log over one WebSocket: appends with cumulative acknowledgements, and the tail."""
 
 import struct
-from typing import Any
 
 import aiohttp
-import orjson
 import pytest
 
+from tests.gateway.conftest import received
 from tests.logs.support import Http
 from tests.logs.test_http import ENTRIES, LOG, appended, code, http, log
-from tests.support.waiting import within
 
 __all__ = ["http", "log"]
-
-
-async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
-    """The next message: a value, bytes, or the code with which the socket was closed."""
-    async with within("a message comes"):
-        message = await socket.receive()
-    return orjson.loads(message.data) if message.type is aiohttp.WSMsgType.TEXT else message.data
 
 
 async def test_a_socket_appends_and_tells_what_is_acknowledged(log: Http) -> None:

@@ -59,7 +59,7 @@ async def test_a_gateway_whose_clock_is_ahead_deletes_nothing_before_its_time() 
     async with a_cluster(settings=settings) as (cluster, (one, two)):
         one.skew_ms, two.skew_ms = -400 * DAY_MS, 400 * DAY_MS
         for value in "ab":
-            await one.logs.append("log", Append(records(value)))
+            await one.logs.append("log", Append.of(records(value)))
             await one.logs.roll("log")
         await sweep_of(one).sweep_logs()
         one.kill()
@@ -94,7 +94,7 @@ def test_the_last_ledger_of_a_sealed_log_stays() -> None:
 
 async def test_a_log_whose_owner_died_is_sealed_and_one_whose_owner_lives_is_left_alone() -> None:
     async with a_cluster() as (cluster, (one, two)):
-        await one.logs.append("log", Append(records("a")))
+        await one.logs.append("log", Append.of(records("a")))
         await sweep_of(two).sweep_logs()
         assert cluster.logs["log"].end_offset is None
 
@@ -109,9 +109,9 @@ async def test_the_owner_sweeps_its_retention_and_the_ledgers_are_gone() -> None
     settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, retention_bytes=1)
     async with a_cluster(settings=settings) as (cluster, (one, two)):
         for value in ("a", "b", "c"):
-            await one.logs.append("log", Append(records(value)))
+            await one.logs.append("log", Append.of(records(value)))
             await one.logs.roll("log")
-        await one.logs.append("log", Append(records("d")))
+        await one.logs.append("log", Append.of(records("d")))
 
         await sweep_of(two).sweep_logs()
         assert cluster.logs["log"].first_offset == 0
@@ -125,7 +125,7 @@ async def test_the_owner_sweeps_its_retention_and_the_ledgers_are_gone() -> None
 
 async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
     async with a_cluster() as (cluster, (one, two)):
-        await one.logs.append("log", Append(records("a")))
+        await one.logs.append("log", Append.of(records("a")))
         orphan = await two.create(_options())
         cluster.ledgers[orphan.ledger_id].row = replace(orphan, state=State.OPEN)
 
@@ -189,7 +189,7 @@ def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
     async def main() -> None:
         settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=3600)
         async with a_cluster(settings=settings) as (cluster, (one, _two)):
-            await one.logs.append("log", Append(records("a")))
+            await one.logs.append("log", Append.of(records("a")))
             await asyncio.sleep(3590)
             await sweep_of(one).sweep_logs()
             await asyncio.sleep(1)
@@ -211,7 +211,7 @@ def test_a_log_that_nobody_asks_for_is_sealed_within_ten_seconds_of_its_owner_s_
     async def main() -> float:
         async with a_cluster(seed=3) as (cluster, (one, two)):
             sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run())
-            await one.logs.append("log", Append(records("a")))
+            await one.logs.append("log", Append.of(records("a")))
             died_s = asyncio.get_running_loop().time()
             one.kill()
             await until(lambda: cluster.logs["log"].end_offset is not None, "it is sealed")
@@ -224,7 +224,7 @@ def test_a_log_that_nobody_asks_for_is_sealed_within_ten_seconds_of_its_owner_s_
 def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() -> None:
     async def main() -> None:
         async with a_cluster(seed=4) as (cluster, (one, two)):
-            await one.logs.append("log", Append(records("a")))
+            await one.logs.append("log", Append.of(records("a")))
             # It dies between creating a ledger and naming it: nobody else knows of that.
             left = await one.create(_options())
             one.kill()

@@ -21,7 +21,7 @@ async def filled(*values: bytes) -> tuple[Cluster, Gateway, int]:
     cluster = Cluster(1)
     gateway = cluster.gateway()
     await gateway.logs.put(LOG, LogSettings(Quorum.of(3, 3, 2)))
-    done = [await gateway.logs.append(LOG, Append((Record(value),))) for value in values]
+    done = [await gateway.logs.append(LOG, Append.of((Record(value),))) for value in values]
     return cluster, gateway, done[0].ledger_id
 
 
@@ -71,7 +71,7 @@ async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
         await gateway.logs.put(LOG, LogSettings(Quorum.of(3, 3, 2)))
         large = tuple((f"h{n}", "x" * 60_000) for n in range(BATCH_BYTES_MAX // 70_000))
         await asyncio.gather(
-            *(gateway.logs.append(LOG, Append((Record(b"v", None, large),))) for _ in range(3))
+            *(gateway.logs.append(LOG, Append.of((Record(b"v", None, large),))) for _ in range(3))
         )
 
         page = await gateway.logs.read(LOG, 0, max_bytes=1 << 20)

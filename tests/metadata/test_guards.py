@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,8 +20,6 @@ from quorumlog.protocol.metadata import Repair
 from services.bookie.collect import MetadataRows
 from services.bookie.fresh import FreshCopies
 from services.bookie.witnesses import WitnessFile
-from services.local.embedded import set_up_postgres
-from services.local.process import start, stop
 from services.metadata import cookies, database, kept, ledgers, logs, transactions, witness_handlers
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry

@@ -141,7 +141,7 @@ def appended_again(original: Any) -> Any:
 
 def counting_nothing(original: Any) -> Any:
     """A batch does not say how many records precede it."""
-    return lambda records, **kwargs: original(records, **(kwargs | {"records_before": 0}))
+    return lambda data, **kwargs: original(data, **(kwargs | {"records_before": 0}))
 
 
 def taken_for_ours(original: Any) -> Any:
@@ -254,7 +254,7 @@ async def ledger_of_a_log_is_refused() -> str | None:
     handles = {7: SimpleNamespace(access_row=row, records=0)}
     here = Appends(cast(Any, handles), *[cast(Any, None)] * 3)
     try:
-        await here.append_records_here(7, (Record(b"x"),))
+        await here.append_batch_here(7, batch.encode([Record(b"x")]))
     except OwnedByLog:
         return None
     except AttributeError:
@@ -347,7 +347,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a batch does not count the records before it",
         "rule 25",
-        (Patch(batch, "encode", counting_nothing),),
+        (Patch(batch, "placed", counting_nothing),),
         scope=LOG_TWO,
     ),
     Mutant(

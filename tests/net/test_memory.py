@@ -1,11 +1,17 @@
 """Memory that was freed goes back to the system, whenever it was taken and freed."""
 
+import asyncio
+import itertools
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from quorumlog.net.memory import Heap
+from quorumlog.net import memory, timers
+from quorumlog.net.memory import Heap, trim_forever
+from quorumlog.net.timers import Tasks
+from tests.support.waiting import within
 
 MIB = 1 << 20
 BLOCK_BYTES = 100_000
@@ -23,11 +29,15 @@ def busy_time() -> list[bytes]:
     return blocks[:: BLOCKS // 10] + blocks[-1:]
 
 
-def test_memory_of_a_busy_time_between_two_looks_goes_back_each_time() -> None:
+@pytest.fixture
+def heap() -> Heap:
     try:
-        heap = Heap()
+        return Heap()
     except (AttributeError, OSError):
         pytest.skip("not glibc on Linux")
+
+
+def test_memory_of_a_busy_time_between_two_looks_goes_back_each_time(heap: Heap) -> None:
     before = resident_bytes()
 
     kept = [busy_time()]
@@ -41,12 +51,8 @@ def test_memory_of_a_busy_time_between_two_looks_goes_back_each_time() -> None:
     assert len(kept) == 2
 
 
-def test_memory_that_small_blocks_kept_at_a_trim_goes_back_after_them() -> None:
+def test_memory_that_small_blocks_kept_at_a_trim_goes_back_after_them(heap: Heap) -> None:
     """A block of 1,000 bytes keeps its page of 4,096; the last block keeps the heap's top."""
-    try:
-        heap = Heap()
-    except (AttributeError, OSError):
-        pytest.skip("not glibc on Linux")
     before = resident_bytes()
 
     blocks = [bytes(1000) for _ in range(200_000)]
@@ -60,3 +66,28 @@ def test_memory_that_small_blocks_kept_at_a_trim_goes_back_after_them() -> None:
     assert while_kept > 80 * MIB
     assert resident_bytes() - before < 40 * MIB
     assert len(last) == 1000
+
+
+@pytest.mark.usefixtures("heap")
+async def test_memory_goes_back_again_after_a_look_for_which_no_thread_could_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, looked_again = itertools.count(1), asyncio.Event()
+
+    async def to_thread(_trim: Callable[[int], int], _worth_bytes: int) -> int:
+        if next(looks) == 1:
+            raise RuntimeError("can't start new thread")
+        looked_again.set()
+        return 0
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(memory, "_LOOK_S", 0.0)
+    monkeypatch.setattr(timers, "_RESTART_S", 0.0)
+
+    tasks = Tasks()
+    tasks.start(trim_forever())
+    async with within("a look after the one that failed"):
+        await looked_again.wait()
+    await tasks.close()
+
+    assert "background-work-failed" in caplog.text

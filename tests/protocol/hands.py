@@ -6,7 +6,9 @@ from quorumlog.protocol.messages import (
     AddAnswered,
     Effect,
     Event,
+    ReadAnswered,
     SendAdd,
+    SendRead,
     Status,
     UpdateMetadata,
 )
@@ -63,7 +65,7 @@ def run_of(*payloads: bytes, first: int = 0, lac: int = -1, before: int = 0) -> 
 
 
 class Hand:
-    """Steps a machine; keeps what the last step asked for."""
+    """Steps a machine; keeps what the last step asked for, and in `keep` what tests need of it later."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -73,7 +75,11 @@ class Hand:
         self.out = self.machine.step(event)
         self.machine.check()
         hash(self.machine.key())
+        self.keep()
         return self.out
+
+    def keep(self) -> None:
+        """Nothing, unless a test's hand overrides it."""
 
     def all(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.out if isinstance(effect, kind)]
@@ -91,6 +97,13 @@ def answer(add: SendAdd, status: Status = Status.OK) -> AddAnswered:
     return AddAnswered(
         add.position, add.member, add.generation, add.run.first, add.run.last, status
     )
+
+
+def reply(
+    read: SendRead, run: Run | None = None, *absent: int, status: Status = Status.OK
+) -> ReadAnswered:
+    ranges = tuple((entry_id, entry_id) for entry_id in absent)
+    return ReadAnswered(read.position, read.member, read.first, read.last, status, run, ranges)
 
 
 def applied(update: UpdateMetadata) -> LedgerMetadata:

@@ -41,9 +41,22 @@ def test_a_batch_is_read_as_it_was_written(
     head, read = batch.decode(data)
 
     assert head == batch.BatchHead(len(records), 7, before, producer, after)
-    assert head == batch.decode_head(data)
+    assert head == batch.decode_head(data) == batch.check(data)
     assert head.records_after == before + len(records)
     assert read == records
+
+
+@given(RECORDS, PRODUCERS, st.integers(0, 2**53), st.booleans())
+def test_a_batch_that_gets_its_place_later_is_the_one_encoded_for_that_place(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, before: int, after: bool
+) -> None:
+    data = batch.encode(records, producer=producer, after_producer=not after)
+
+    entry = batch.placed(data, append_time_ms=7, records_before=before, after_producer=after)
+
+    assert entry == batch.encode(
+        records, append_time_ms=7, records_before=before, producer=producer, after_producer=after
+    )
 
 
 @given(RECORDS, PRODUCERS, RECORDS)
@@ -70,6 +83,24 @@ def test_a_batch_cut_short_or_grown_is_refused(
     for damaged in (whole[:cut], whole + b"\0"):
         with pytest.raises(batch.BadBatch):
             batch.decode(damaged)
+
+
+@given(RECORDS, st.data())
+def test_a_check_refuses_just_the_batches_that_cannot_be_decoded(
+    records: list[batch.Record], data: st.DataObject
+) -> None:
+    damaged = bytearray(batch.encode(records))
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        head, read = batch.decode(bytes(damaged))
+    except batch.BadBatch:
+        with pytest.raises(batch.BadBatch):
+            batch.check(bytes(damaged))
+    else:
+        assert batch.check(bytes(damaged)) == head
+        assert head.count == len(read)
 
 
 @given(st.binary(max_size=200))

@@ -101,7 +101,7 @@ class Hand:
 
 def call(name: str, *, seq: int | None = None, epoch: int = 0) -> Append:
     producer = None if seq is None else ProducerSeq("p", epoch, seq)
-    return Append((Record(name.encode()),), producer)
+    return Append.of((Record(name.encode()),), producer)
 
 
 def ledger(ledger_id: int, last_entry: int | None = None) -> LedgerMetadata:

@@ -139,7 +139,7 @@ class Hand:
 
 def call(name: str, seq: int | None = None) -> Append:
     producer = None if seq is None else ProducerSeq("p", 0, seq)
-    return Append((Record(name.encode()),), producer)
+    return Append.of((Record(name.encode()),), producer)
 
 
 def ledger(ledger_id: int, writer: Writer | None) -> LedgerMetadata:

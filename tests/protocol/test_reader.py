@@ -8,7 +8,6 @@ from quorumlog.protocol.messages import (
     EntriesRead,
     Failed,
     MetadataAnswered,
-    ReadAnswered,
     ReadMetadata,
     SendRead,
     StartTimer,
@@ -19,7 +18,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
-from tests.protocol.hands import B1, B2, B3, B4, Hand, ledger, run_of
+from tests.protocol.hands import B1, B2, B3, B4, Hand, ledger, reply, run_of
 
 
 class Bench(Hand):
@@ -33,7 +32,6 @@ class Bench(Hand):
         self.asked: dict[int, SendRead] = {}
         self.read: list[int] = []
         self.do(Begin())
-        self.keep()
 
     def keep(self) -> None:
         self.asked.update({read.position: read for read in self.all(SendRead)})
@@ -43,14 +41,10 @@ class Bench(Hand):
     def gets(
         self, position: int, run: Run | None = None, *absent: int, status: Status = Status.OK
     ) -> None:
-        read = self.asked[position]
-        ranges = tuple((entry_id, entry_id) for entry_id in absent)
-        self.do(ReadAnswered(position, read.member, read.first, read.last, status, run, ranges))
-        self.keep()
+        self.do(reply(self.asked[position], run, *absent, status=status))
 
     def hedge(self) -> None:
         self.do(TimerFired(Timer.HEDGE, self.reader._round))
-        self.keep()
 
 
 AB = run_of(b"a", b"b")
@@ -146,7 +140,6 @@ def test_an_entry_moved_by_repair_is_found_where_metadata_says_now() -> None:
         fragments=((0, (B4, B2, B3)),), state=State.CLOSED, last_entry=1, length=2, version=9
     )
     bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, moved))
-    bench.keep()
     assert bench.one(SendRead).member == B4
     bench.gets(0, AB)
     assert bench.read == [0, 1]
@@ -246,7 +239,6 @@ def test_a_ledger_that_ended_within_the_range_is_read_to_its_end() -> None:
             bench.one(ReadMetadata).attempt, CasStatus.OK, replace(elsewhere, version=2)
         )
     )
-    bench.keep()
     read = bench.one(SendRead)
     bench.gets(read.position, AB)
 

@@ -20,7 +20,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
-from tests.protocol.hands import B1, B2, B3, B4, ledger, run_of
+from tests.protocol.hands import B1, B2, B3, B4, ledger, reply, run_of
 from tests.protocol.test_reader import AB, Bench
 
 A = run_of(b"a")
@@ -49,7 +49,6 @@ def test_an_entry_that_moved_is_read_from_its_new_place_in_an_open_ledger_and_at
     bench = unavailable(row)
 
     bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, moved(row)))
-    bench.keep()
     for position in (0, 1):
         bench.gets(position, status=Status.UNKNOWN)
 
@@ -86,7 +85,7 @@ def test_while_the_row_is_read_nobody_else_is_heard_or_asked() -> None:
         bench.gets(position, status=Status.UNKNOWN)
     before = bench.reader.key()
 
-    assert bench.do(ReadAnswered(0, read.member, read.first, read.last, Status.OK, A)) == []
+    assert bench.do(reply(read, A)) == []
     assert bench.do(TimerFired(Timer.HEDGE, bench.reader._round)) == []
     assert bench.reader.key() == before
 
@@ -206,7 +205,6 @@ def test_an_answer_to_another_question_is_not_taken() -> None:
     bench = unavailable()
     row = replace(ledger(), fragments=(Fragment(0, (B4, B2, B3)),), version=2)
     bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, row))
-    bench.keep()
     read = bench.one(SendRead)
     assert (read.position, read.member) == (0, B4)
     before = bench.reader.key()

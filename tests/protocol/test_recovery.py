@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Phase, Recovery
-from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, run_of
+from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, reply, run_of
 
 
 class Bench(Hand):
@@ -49,20 +49,17 @@ class Bench(Hand):
 
     def start(self) -> None:
         self.do(RecoverRequested(self.row))
-        self.keep()
 
     def cas(self, status: CasStatus = CasStatus.OK, row: LedgerMetadata | None = None) -> None:
         assert self.update is not None
         given = applied(self.update) if status is CasStatus.OK and row is None else row
         self.do(MetadataAnswered(self.update.attempt, status, given))
-        self.keep()
 
     def fenced(self, *lacs: int | None) -> None:
         members = self.recovery.metadata.last_fragment.bookies
         for position, lac in enumerate(lacs):
             if lac is not None:
                 self.do(FenceAnswered(position, members[position], Status.OK, lac))
-                self.keep()
 
     def reads_at(
         self, position: int, run: Run | None = None, *, absent_from: int | None = None
@@ -70,17 +67,13 @@ class Bench(Hand):
         read = self.reads[position]
         absent = () if absent_from is None else ((absent_from, read.last),)
         self.do(ReadAnswered(position, read.member, read.first, read.last, Status.OK, run, absent))
-        self.keep()
 
     def read_fails(self, position: int, status: Status = Status.UNKNOWN) -> None:
-        read = self.reads[position]
-        self.do(ReadAnswered(position, read.member, read.first, read.last, status))
-        self.keep()
+        self.do(reply(self.reads[position], status=status))
 
     def wrote(self, *at: int, status: Status = Status.OK) -> None:
         for position in at:
             self.do(answer(self.adds[position], status))
-            self.keep()
 
 
 def reading(row: LedgerMetadata | None = None, *lacs: int | None, **options: object) -> Bench:
@@ -360,7 +353,6 @@ def test_a_replacement_found_during_recovery_stays_in_memory_until_the_close() -
     bench = below_quorum()
     assert bench.one(FindBookies).exclude == (B1, B2, B3)
     bench.do(BookiesFound(bench.recovery._attempt, (B4,)))
-    bench.keep()
     bench.none(UpdateMetadata)
     assert [(add.member, add.run.first) for add in bench.all(SendAdd)] == [(B4, 1)]
 
@@ -377,7 +369,6 @@ def test_reads_go_to_the_ensemble_found_at_the_start() -> None:
     """X6."""
     bench = below_quorum()
     bench.do(BookiesFound(bench.recovery._attempt, (B4,)))
-    bench.keep()
     bench.wrote(0, 1)
     assert {read.member for read in bench.reads.values()} == {B1, B2, B3}
 
@@ -418,7 +409,6 @@ def test_a_late_write_of_a_replaced_bookie_does_not_count() -> None:
     bench = below_quorum()
     late = bench.adds[1]
     bench.do(BookiesFound(bench.recovery._attempt, (B4,)))
-    bench.keep()
     bench.wrote(0)
     bench.do(answer(late))
     assert bench.recovery._window.last_confirmed == 0
@@ -565,7 +555,6 @@ def test_entries_found_are_written_to_spares_where_members_are_declared_lost() -
     bench.fenced(-1)
     bench.reads_at(0, run_of(b"a"), absent_from=1)
     bench.do(BookiesFound(bench.recovery._attempt, (B4, B5)))
-    bench.keep()
     bench.wrote(0, 1, 2)
     closed = bench.one(UpdateMetadata).metadata
     assert closed.fragments == (Fragment(0, (B1, B4, B5)),)

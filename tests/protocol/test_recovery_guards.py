@@ -143,7 +143,6 @@ def test_a_write_that_is_answered_during_the_close_changes_nothing(status: Statu
     bench.reads_at(1, absent_from=0)
     bench.wrote(0, 1)
     bench.do(TimerFired(Timer.HEDGE))
-    bench.keep()
     assert bench.recovery.phase is Phase.CLOSING
     before = bench.recovery.key()
 
@@ -159,7 +158,6 @@ def test_a_bookie_that_was_only_slow_is_written_to_again() -> None:
     slow = bench.adds[2]
     bench.wrote(0, 1)
     bench.do(TimerFired(Timer.ADD, 1))  # bookie 2 is silent
-    bench.keep()
     bench.reads_at(0, run_of(b"b", first=1, before=1))
     assert {add.position for add in bench.all(SendAdd)} == {0, 1}
 
@@ -321,10 +319,8 @@ def test_what_a_replaced_bookie_missed_is_handed_over_under_its_own_name() -> No
     bench.reads_at(0, run_of(b"b", first=1, before=1))
     bench.wrote(0, 1, status=Status.UNKNOWN)
     bench.do(BookiesFound(bench.one(FindBookies).attempt, (B5, "b6@1", "b7@1")))
-    bench.keep()
 
     bench.do(answer(slow))
-    bench.keep()
     bench.wrote(0, 1, 2, 3)
     for position in (0, 1, 2):
         bench.reads_at(position, absent_from=2)

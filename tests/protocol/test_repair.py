@@ -10,7 +10,6 @@ from quorumlog.protocol.messages import (
     Failed,
     MetadataAnswered,
     MissedRange,
-    ReadAnswered,
     ReadMetadata,
     Repaired,
     RowAnswered,
@@ -26,7 +25,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair, State
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.repair import FragmentRange, FragmentRepair, Stage, fragment_ranges
-from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, run_of
+from tests.protocol.hands import B1, B2, B3, B4, B5, Hand, answer, applied, ledger, reply, run_of
 
 CLOSED = ledger(state=State.CLOSED, last_entry=1, length=2)
 AB = run_of(b"a", b"b")
@@ -65,10 +64,7 @@ class Bench(Hand):
     def gets(
         self, read: SendRead, run: Run | None, *absent: int, status: Status = Status.OK
     ) -> None:
-        ranges = tuple((entry_id, entry_id) for entry_id in absent)
-        self.do(
-            ReadAnswered(read.position, read.member, read.first, read.last, status, run, ranges)
-        )
+        self.do(reply(read, run, *absent, status=status))
 
 
 def copying() -> Bench:

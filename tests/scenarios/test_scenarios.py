@@ -3,9 +3,6 @@
 A scenario of a rule names the guards without which it goes otherwise: they are the rule's switches.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS
 from tests.scenarios.script import FOLDER, goes_wrong, paths, played, switches
 from tests.scenarios.stage import Stage, Wrong
+from tests.support.salted import printed_under_salts
 
 MUTANT_OF = {mutant.name: mutant for mutant in (*MUTANTS, *LOG_MUTANTS)}
 SWITCHES = [(path, name) for path in paths() for name in switches(path)]
@@ -33,17 +31,7 @@ def test_without_its_guard_a_scenario_goes_wrong(path: Path, name: str) -> None:
 
 
 def test_scenarios_go_the_same_in_any_process() -> None:
-    for salt in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.scenarios"],
-            env=os.environ | {"PYTHONHASHSEED": salt},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert printed_under_salts("-m", "tests.scenarios") == {""}
 
 
 def test_a_line_that_nobody_can_play_is_an_error() -> None:

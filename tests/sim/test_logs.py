@@ -1,12 +1,9 @@
 """Some seeds of the log simulation; many: `make logsim`. What it would miss: `make mutants`."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.logs.simulation import run_seed
+from tests.support.salted import printed_under_salts
 
 CHUNK = 10
 
@@ -25,15 +22,8 @@ def test_a_seed_is_one_schedule_in_any_process(seed: int) -> None:
     here = run_seed(seed)
 
     there = {
-        subprocess.run(
-            [sys.executable, "-m", "tests.logs", "--seeds", "1", "--seed", str(seed)],
-            env=os.environ | {"PYTHONHASHSEED": salt},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout.splitlines()[-2]
-        for salt in ("1", "2")
+        told.splitlines()[-2]
+        for told in printed_under_salts("-m", "tests.logs", "--seeds", "1", "--seed", str(seed))
     }
 
     assert there == {f"digest {here.digest}"}

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given, invalid
+from quorumlog.protocol import batch
 from services.gateway.edge import arrow, body
 from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
@@ -59,7 +60,8 @@ class EntryRoutes:
         transaction = await self._engine.transaction_of(ledger_id)
         if transaction is not None and self._transactions is not None:
             records = await read_records(request, self._room, media)
-            done = await self._transactions.append(transaction, ledger_id, records, expect=expect)
+            data = batch.encode(records)
+            done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
             return _appended(ledger_id, done, is_batch=False)
         payloads, is_batch = await self._payloads(request, media)
         done = await self._engine.append(ledger_id, payloads, password=password, expect=expect)

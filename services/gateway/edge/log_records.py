@@ -59,7 +59,8 @@ class RecordRoutes:
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
         accepted(request)
         records = await read_records(request, self._room, media)
-        call = Append(records, producer, expect, token, given[op.PRODUCER_SINCE] or 0)
+        since = given[op.PRODUCER_SINCE] or 0
+        call = Append.of(records, producer, expect=expect, token=token, since=since)
         done = await self._logs.append(name, call)
         return json_bytes(
             b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
@@ -110,7 +111,7 @@ class RecordRoutes:
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
-            call = Append(tuple(records), expect=expect, token=token)
+            call = Append.of(records, expect=expect, token=token)
             done = await self._logs.append(name, call)
             return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from quorumlog.errors import LedgerFenced, NoSuchLedger, OwnedByLog, TooLarge, WriterLost
 from quorumlog.protocol import batch
-from quorumlog.protocol.batch import Record
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
 from services.gateway.engine.handle import WriteHandle
@@ -90,27 +89,26 @@ class Appends:
         """
         return self._handles.get(ledger_id).append(payloads, sum(map(len, payloads)), expect)
 
-    async def append_records(
-        self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
+    async def append_batch(
+        self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
-        """Append records as one entry; returns when it is acknowledged."""
+        """Append a batch without time and place as one entry; returns when it is acknowledged."""
         if ledger_id in self._handles.by_ledger:
-            return await self.append_records_here(ledger_id, records, expect=expect)
+            return await self.append_batch_here(ledger_id, data, expect=expect)
         writer = self._handles.writer_of(await self._row(ledger_id))
-        data = batch.encode(records, append_time_ms=0, records_before=0)
         return await self._forwarded(
-            ledger_id, self._peers.append_records(writer, ledger_id, data, expect=expect)
+            ledger_id, self._peers.append_batch(writer, ledger_id, data, expect=expect)
         )
 
-    async def append_records_here(
-        self, ledger_id: int, records: Sequence[Record], *, expect: int | None = None
+    async def append_batch_here(
+        self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
-        """Append records to a ledger of this process, for its own clients and other gateways."""
+        """Append a batch to a ledger of this process, for its own clients and other gateways."""
         handle = self._handles.get(ledger_id)
         if transaction_of(handle.access_row) is None:
             raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
         try:
-            submitted = _submit_records(handle, records, expect)
+            submitted = _submit_batch(handle, data, expect)
         except (LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
@@ -149,17 +147,17 @@ class Appends:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
 
-def _submit_records(
-    handle: WriteHandle, records: Sequence[Record], expect: int | None
+def _submit_batch(
+    handle: WriteHandle, data: bytes, expect: int | None
 ) -> asyncio.Future[EntriesAppended]:
     """Begin an append. No await between counting and assigning the id, so that both have one order."""
-    data = batch.encode(
-        records,
+    if len(data) > batch.BATCH_BYTES_MAX:
+        raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+    entry = batch.placed(
+        data,
         append_time_ms=int(datetime.now(UTC).timestamp() * 1000),
         records_before=handle.records,
     )
-    if len(data) > batch.BATCH_BYTES_MAX:
-        raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
-    submitted = handle.append((data,), len(data), expect)
-    handle.records += len(records)
+    submitted = handle.append((entry,), len(entry), expect)
+    handle.records += batch.decode_head(data).count
     return submitted

@@ -106,7 +106,7 @@ class Engine:
         self.last_add_confirmed = self.reading.last_add_confirmed
         self.append = self.appends.append
         self.submit = self.appends.submit
-        self.append_records = self.appends.append_records
+        self.append_batch = self.appends.append_batch
         self.transaction_of = self.appends.transaction_of
         self.get = self._rows.fresh
         self.bookies = directory.refresh

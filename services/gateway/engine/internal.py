@@ -128,9 +128,11 @@ class _InternalLedgerRoutes(InternalRoutes):
     async def append_records(self, request: web.Request, given: Given) -> web.Response:
         """Append a record batch to a transaction's ledger of this process."""
         ledger_id = self._ledger_of(given)
-        _, records = await read_batch(request, self.bodies)
+        data, head = await read_batch(request, self.bodies)
+        if head.producer is not None:
+            raise InvalidRequest("a transaction's ledger has no producers")
         return self.answer(
-            await self._engine.appends.append_records_here(ledger_id, records, expect=given[EXPECT])
+            await self._engine.appends.append_batch_here(ledger_id, data, expect=given[EXPECT])
         )
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
@@ -167,14 +169,12 @@ class _InternalLedgerRoutes(InternalRoutes):
         return given[LEDGER_ID]
 
 
-async def read_batch(
-    request: web.Request, bodies: InternalBodies
-) -> tuple[batch.BatchHead, list[batch.Record]]:
-    """A request's record batch. Raises: BadRequest, TooLarge."""
+async def read_batch(request: web.Request, bodies: InternalBodies) -> tuple[bytes, batch.BatchHead]:
+    """A request's record batch, whose records can be decoded. Raises: BadRequest, TooLarge."""
     data = await bodies.read(request, _BATCH_BODY_BYTES_MAX)
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
             raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
-        return batch.decode(data)
+        return data, batch.check(data)
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error

@@ -77,10 +77,10 @@ class Peers:
         data = encode_payloads(payloads)
         return await self._append(writer, ledger_id, "append", data, expect, password)
 
-    async def append_records(
+    async def append_batch(
         self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
     ) -> EntriesAppended:
-        """Append a record batch without offsets through the writer, like payloads in `append`."""
+        """Append a record batch through the writer, like payloads in `append`."""
         return await self._append(writer, ledger_id, "records", data, expect)
 
     async def _append(

@@ -54,9 +54,9 @@ class _InternalLogRoutes(InternalRoutes):
     async def append(self, request: web.Request, given: Given) -> web.Response:
         """Append to a log that this process owns."""
         self.check_instance(given)
-        head, records = await read_batch(request, self.bodies)
+        data, head = await read_batch(request, self.bodies)
         producer = _checked(head.producer)
-        call = Append(tuple(records), producer, given[EXPECT], given[TOKEN], given[SINCE])
+        call = Append(data, head.count, producer, given[EXPECT], given[TOKEN], given[SINCE])
         return self.answer(await self._logs.append_here(given[NAME], call))
 
     async def ends(self, request: web.Request, given: Given) -> web.Response:

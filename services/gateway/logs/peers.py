@@ -8,7 +8,6 @@ import orjson
 from pydantic import Field
 
 from quorumlog.errors import UNKNOWN, QuorumLogError, WriterLost
-from quorumlog.protocol import batch
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.log.messages import Append, OwnerLost, Publish, RecordsAppended
@@ -53,7 +52,7 @@ class LogPeers:
     async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
         """Let the owner append."""
         query = {"expect": call.expect, "token": call.token, "since": call.since or None}
-        told = await self._ask_owner(owner, name, "append", encode_call(call), query)
+        told = await self._ask_owner(owner, name, "append", call.data, query)
         if isinstance(told, OwnerLost):
             return told
         return RecordsAppended(
@@ -121,8 +120,3 @@ class LogPeers:
             return OwnerLost(error.detail, sent=error.outcome == UNKNOWN)
         except TimeoutError:
             return OwnerLost("it did not answer", sent=True)
-
-
-def encode_call(call: Append) -> bytes:
-    """A request's records and producer, as they travel between gateways: a batch without a place."""
-    return batch.encode(call.records, append_time_ms=0, records_before=0, producer=call.producer)

@@ -20,7 +20,6 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.transaction_client import TransactionClient
-from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
@@ -102,18 +101,18 @@ class Transactions:
         self,
         transaction_id: str,
         ledger_id: int,
-        records: Sequence[Record],
+        data: bytes,
         *,
         expect: int | None = None,
     ) -> EntriesAppended:
-        """Append records as one entry of a transaction's ledger.
+        """Append a record batch as one entry of a transaction's ledger.
 
         The transaction's state is read after the call began, so a transaction that ended before
         refuses the append. Raises: TransactionAborted, TransactionCommitted, and what appends raise.
         """
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
-            done = await self._engine.append_records(ledger_id, records, expect=expect)
+            done = await self._engine.append_batch(ledger_id, data, expect=expect)
         except QuorumLogError:
             # The end of the transaction explains more: its ledgers are fenced and deleted then.
             await check

@@ -1,14 +1,12 @@
 """A cluster as an application sees it."""
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
-from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batching
-from quorumlog.client.ledger import Ledger, with_password
+from quorumlog.client.ledger import Ledger, created, with_password
 from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
 from quorumlog.client.transaction import Transaction
@@ -70,14 +68,7 @@ class Client:
             "ledger_id": ledger_id,
             "allow_degraded": allow_degraded,
         }
-        answer = await self._transport.request(
-            "POST",
-            "/v1/ledgers",
-            body=checks.json_of(options),
-            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
-            is_repeatable=True,
-        )
-        return self.ledger(int(answer.json()["ledger_id"]), password=password)
+        return self.ledger(await created(self._transport, options), password=password)
 
     def ledger(self, ledger_id: int, *, password: str | None = None) -> Ledger:
         """A handle of an existing ledger. Sends no request."""

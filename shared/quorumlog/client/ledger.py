@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -228,6 +229,18 @@ class Ledger:
             method, self._path + path, headers=self._headers, is_repeatable=True, body=body
         )
         return answer.json()
+
+
+async def created(transport: Transport, options: Mapping[str, Any]) -> int:
+    """The id of a new ledger. A retry of the request creates no second ledger."""
+    answer = await transport.request(
+        "POST",
+        "/v1/ledgers",
+        body=checks.json_of(options),
+        headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
+        is_repeatable=True,
+    )
+    return int(answer.json()["ledger_id"])
 
 
 def _size_of(payload: bytes) -> int:

@@ -1,6 +1,5 @@
 """Transactions: records that are published to a log together, once, or not at all."""
 
-import uuid
 from typing import Any
 from urllib.parse import quote
 
@@ -8,6 +7,7 @@ import orjson
 
 from quorumlog import header
 from quorumlog.client import checks
+from quorumlog.client.ledger import created
 from quorumlog.client.records import Record, encoded, size_of
 from quorumlog.client.transport import Transport
 from quorumlog.errors import UnexpectedEntryId
@@ -95,14 +95,7 @@ class Transaction:
             "partition": partition,
             "attempt": attempt,
         }
-        answer = await self._transport.request(
-            "POST",
-            "/v1/ledgers",
-            body=checks.json_of(wanted),
-            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
-            is_repeatable=True,
-        )
-        return TransactionLedger(self._transport, int(answer.json()["ledger_id"]))
+        return TransactionLedger(self._transport, await created(self._transport, wanted))
 
     async def commit(
         self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None

@@ -9,8 +9,11 @@ import ctypes
 import itertools
 import logging
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from quorumlog.net.timers import restarted
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +72,15 @@ class Heap:
 
 
 async def trim_forever() -> None:
-    """Return freed memory periodically."""
+    """Return freed memory periodically, also after a look that failed: threads may have run out, say."""
     try:
         heap = Heap()
     except (AttributeError, OSError):
         return
+    await restarted(partial(_trim_periodically, heap))
+
+
+async def _trim_periodically(heap: Heap) -> None:
     loop = asyncio.get_running_loop()
     for look in itertools.count(1):
         await asyncio.sleep(_LOOK_S)

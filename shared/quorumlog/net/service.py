@@ -42,6 +42,7 @@ from quorumlog.net.listen import (
     request_id,
 )
 from quorumlog.net.memory import trim_forever
+from quorumlog.net.timers import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -255,9 +256,10 @@ async def _serve(
         async with listening(app, host=settings.host, port=settings.port, limits=limits):
             _tune_collector()
             log.info("started", extra={"url": settings.url})
-            trimming = asyncio.create_task(trim_forever())
+            tasks = Tasks()
+            tasks.start(trim_forever())
             await asked_to_end.wait()
-            trimming.cancel()
+            await tasks.close()
             log.info("draining")
             await _drain(app, settings.drain_s)
     except OSError as error:

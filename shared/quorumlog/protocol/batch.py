@@ -1,7 +1,7 @@
-"""A log's entry: one append request as an atomic record batch (rule 25).
+"""Record batches: the entries of a log's ledgers. One append request is one batch, all or nothing (rule 25).
 
-A batch says how many records precede it in its ledger, so a record's offset is its ledger's
-`first_offset` plus its place, and a takeover learns everything from the last entries alone.
+A batch has the count of the records that precede it in its ledger. So a record's offset is its ledger's
+`first_offset` plus its position in the ledger, and a takeover reads only the last entries of a ledger.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | 0 u16 | count u32 | append time ms i64 | records before i64
@@ -10,8 +10,8 @@ Layout, big-endian, columns first:
     headers sizes u32[count] with flag 8 | value sizes u32[count]
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
-Flag 16: a batch of a producer precedes this one in its ledger; without it and without flag 1 a
-takeover has no producers to learn from the ledger.
+Flag 16: a producer's batch precedes this one in its ledger. Where the last batch has neither flag 16 nor
+flag 1, the ledger has no producers that a takeover must replay.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER = 1, 2, 4, 8, 16
 NO_TIME: Final = -(2**63)
-"""What stands for "the time of the append" in the column of times."""
+"""In the column of times: the record has the batch's append time."""
 
 RECORDS_MAX: Final = 10_000
-"""Records of one batch (docs/guides/http.md, Bounds)."""
+"""Most records in one batch (docs/guides/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
+"""Most bytes in one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
 
 
 class BadBatch(ValueError):
@@ -40,7 +40,7 @@ class BadBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log. `timestamp_ms` is the client's; None stands for the append time."""
+    """One record of a log. `timestamp_ms` is set by the client; None: the record has the append time."""
 
     value: bytes
     key: bytes | None = None
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Characters of the headers, and bytes of all else."""
+        """The length of value and key in bytes, plus that of the headers in characters."""
         size = len(self.value) + len(self.key or b"")
         if self.headers:
             size += sum(len(name) + len(text) for name, text in self.headers)
@@ -58,7 +58,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeq:
-    """Which request of which producer a batch is: `seq` counts its requests in one epoch."""
+    """The producer of a batch, and the number of the request: `seq` counts requests within an epoch."""
 
     id: str
     epoch: int
@@ -67,7 +67,7 @@ class ProducerSeq:
 
 @dataclass(frozen=True, slots=True)
 class BatchHead:
-    """What a batch says of itself, without its records."""
+    """A batch's fields without its records."""
 
     count: int
     append_time_ms: int
@@ -77,13 +77,13 @@ class BatchHead:
 
     @property
     def records_after(self) -> int:
-        """Records of the ledger up to and including this batch."""
+        """Count of the ledger's records up to and including this batch."""
         return self.records_before + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the columns of a batch begin, in bytes; None for one that it does not have."""
+    """Byte offsets of a batch's columns; None: the batch does not have the column."""
 
     head: BatchHead
     times_at: int | None
@@ -91,18 +91,18 @@ class Layout:
     header_sizes_at: int | None
     value_sizes_at: int
     columns_at: int
-    """Where keys, headers and values follow, one column after another."""
+    """The start of the keys, which headers and values follow."""
 
 
 def encode(
     records: Sequence[Record],
     *,
-    append_time_ms: int,
-    records_before: int,
+    append_time_ms: int = 0,
+    records_before: int = 0,
     producer: ProducerSeq | None = None,
     after_producer: bool = False,
 ) -> bytes:
-    """The entry of these records, at least one."""
+    """Encode at least one record. `placed` gives a request's batch its time and place in a ledger."""
     assert records, "a batch has at least one record"
     count, flags = len(records), _AFTER_PRODUCER if after_producer else 0
     parts: list[bytes] = []
@@ -133,14 +133,24 @@ def encode(
     return b"".join((head, *parts))
 
 
+def placed(
+    data: bytes, *, append_time_ms: int, records_before: int, after_producer: bool = False
+) -> bytes:
+    """The entry that a request's batch becomes. Copies the records without reading them."""
+    version, flags, zero, count, _, _ = _HEAD.unpack_from(data)
+    flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
+    head = _HEAD.pack(version, flags, zero, count, append_time_ms, records_before)
+    return b"".join((head, memoryview(data)[_HEAD.size :]))
+
+
 def decode_head(data: bytes) -> BatchHead:
-    """What a batch says of itself. Raises BadBatch."""
+    """Decode a batch without its records. Raises BadBatch."""
     return _parse_head(data)[0]
 
 
 def content(data: bytes) -> str:
-    """A digest of what the client sent in a batch: of its records, not of when and where they were
-    appended. Equal requests of one producer have equal contents. Raises BadBatch.
+    """A digest of a batch's records, which does not depend on time and place of the append: equal requests of
+    one producer have equal digests. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
     digest = hashlib.sha256(
@@ -151,7 +161,7 @@ def content(data: bytes) -> str:
 
 
 def layout(data: bytes) -> Layout:
-    """Where a batch has its columns; their sizes are not checked. Raises BadBatch."""
+    """Locate a batch's columns, without a check of the sizes in them. Raises BadBatch."""
     head, flags, at = _parse_head(data)
     places: list[int | None] = []
     for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
@@ -162,28 +172,29 @@ def layout(data: bytes) -> Layout:
     return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
 
 
+def check(data: bytes) -> BatchHead:
+    """Decode a batch without its records. Raises BadBatch where `decode` would."""
+    found, key_sizes, header_sizes, _ = _sizes(data)
+    at = found.columns_at + _bytes_of_keys(key_sizes)
+    for size in filter(None, header_sizes):
+        decode_headers(data[at : at + size])
+        at += size
+    return found.head
+
+
 def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
-    """A batch and its records. Raises BadBatch where the bytes do not add up."""
-    found = layout(data)
-    head, count = found.head, found.head.count
+    """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
+    found, key_sizes, header_sizes, value_sizes = _sizes(data)
+    count = found.head.count
     times: Sequence[int | None] = [None] * count
     if found.times_at is not None:
         times = struct.unpack_from(f">{count}q", data, found.times_at)
-    key_sizes: Sequence[int] = [-1] * count
-    if found.key_sizes_at is not None:
-        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
-    header_sizes: Sequence[int] = [0] * count
-    if found.header_sizes_at is not None:
-        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
-    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
     at = found.columns_at
-    values_at = at + sum(size for size in key_sizes if size > 0) + sum(header_sizes)
-    if any(size < -1 for size in key_sizes) or values_at + sum(value_sizes) != len(data):
-        raise BadBatch("a record batch's sizes do not add up")
-    headers_at = values_at - sum(header_sizes)
+    headers_at = at + _bytes_of_keys(key_sizes)
+    values_at = headers_at + sum(header_sizes)
     records = []
     for time, key_size, header_size, value_size in zip(
-        times, key_sizes, header_sizes, value_sizes, strict=True
+        times, key_sizes or [-1] * count, header_sizes or [0] * count, value_sizes, strict=True
     ):
         key = None if key_size < 0 else data[at : at + key_size]
         at += max(key_size, 0)
@@ -192,7 +203,30 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
         own_time = None if time == NO_TIME else time
         records.append(Record(data[values_at : values_at + value_size], key, headers, own_time))
         values_at += value_size
-    return head, records
+    return found.head, records
+
+
+def _sizes(data: bytes) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
+    """A batch's layout with the sizes of the records' keys (-1: none), headers and values; a column that the
+    batch does not have is empty.
+    """
+    found = layout(data)
+    count = found.head.count
+    key_sizes: Sequence[int] = ()
+    if found.key_sizes_at is not None:
+        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
+    header_sizes: Sequence[int] = ()
+    if found.header_sizes_at is not None:
+        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
+    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
+    size = _bytes_of_keys(key_sizes) + sum(header_sizes) + sum(value_sizes)
+    if min(key_sizes, default=0) < -1 or found.columns_at + size != len(data):
+        raise BadBatch("a record batch's sizes do not add up")
+    return found, key_sizes, header_sizes, value_sizes
+
+
+def _bytes_of_keys(sizes: Sequence[int]) -> int:
+    return sum(size for size in sizes if size > 0)
 
 
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
@@ -223,7 +257,7 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
-    """The headers of one record. Raises BadBatch."""
+    """Decode the headers of one record. Raises BadBatch."""
     texts, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")

@@ -1,13 +1,13 @@
-"""What the metadata service keeps of a ledger, and the only ways in which it may change.
+"""A ledger's row in the metadata service, and its transforms: the only ways in which a row changes.
 
-Values are immutable; a transform returns a new value with the *same* version, which says which
-row the change was made from: the compare-and-swap gives the new one its number (rule 6).
+Values are immutable. A transform returns a new value with the *same* version: the version of the row that
+the change was made from. The compare-and-swap assigns the new version (rule 6).
 
 Invariants (checked by `check`):
-  - I22: firsts grow strictly from 0, each ensemble has E distinct members;
+  - I22: `first_entry` of the fragments grows strictly from 0; each ensemble has E distinct members;
   - I21: `last_entry` and `length` are None unless the state is CLOSED;
   - I23: CLOSED implies that no fragment starts beyond last_entry + 1;
-  - rule 31: only a CLOSED ledger has given entries up, ids of its own, and it says so.
+  - rule 31: only a CLOSED ledger has lost entries, none beyond its end, and `may_lack_entries` is set.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from quorumlog.protocol.ranges import Ranges, complement, union
 
 
 class State(StrEnum):
-    """OPEN to IN_RECOVERY to CLOSED, or OPEN to CLOSED; nothing goes back (I21)."""
+    """OPEN to IN_RECOVERY to CLOSED, or OPEN to CLOSED; no way back (I21)."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class DigestKind(StrEnum):
-    """How an entry proves that it is what its writer wrote (overview: authentication code)."""
+    """What guards each entry's bytes: a checksum, an authentication code, or nothing."""
 
     CRC32C = "crc32c"
     HMAC_SHA256 = "hmac-sha256"
@@ -38,7 +38,7 @@ class DigestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """The entries from `first_entry` to the next fragment live on `bookies`, in this order."""
+    """`bookies` is the ensemble, by position, of the entries from `first_entry` up to the next fragment."""
 
     first_entry: int
     bookies: tuple[str, ...]
@@ -81,11 +81,11 @@ class LedgerMetadata:
     length: int | None = None
     writer: Writer | None = None
     ledger_key: bytes = b""
-    """What bookies check: derived from the access key and a nonce of this very ledger (rule 17)."""
+    """The key that bookies check, derived from the access key and a nonce of the ledger (rule 17)."""
     mac_key: bytes = b""
-    """Key of the authentication code; empty unless the digest is hmac-sha256. Never to bookies."""
+    """Key of the authentication code; empty unless the digest is hmac-sha256. Never sent to bookies."""
     access_key: bytes = b""
-    """Key of the password (rule 30); empty where the ledger has none."""
+    """Derived from the password (rule 30); empty where the ledger has none."""
     custom: tuple[tuple[str, str], ...] = ()
     log: str | None = None
     """The log that the ledger was created for, or None."""
@@ -96,8 +96,8 @@ class LedgerMetadata:
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""
     may_lack_entries: bool = False
     lost_entries: Ranges = ()
-    """Ids that an operator gave up, since nobody can serve them any more (rule 31): ranges, ascending
-    and apart. Readers get a final answer, and nobody is expected to hold them.
+    """Ranges of ids, ascending and not adjacent, whose loss an operator accepted, since no bookie can
+    serve them (rule 31). Readers get a final answer, and no member is expected to hold them.
     """
     repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
@@ -126,7 +126,7 @@ class LedgerMetadata:
             assert ids[-1] <= self.last_entry, "rule 31: ids of the ledger"
             assert all(first <= last for first, last in self.lost_entries), "ranges"
             assert all(a + 1 < b for a, b in zip(ids[1::2], ids[2::2], strict=False)), "apart"
-            assert self.may_lack_entries, "rule 31: it says so"
+            assert self.may_lack_entries, "rule 31: may_lack_entries is set"
 
     @property
     def last_fragment(self) -> Fragment:
@@ -134,7 +134,7 @@ class LedgerMetadata:
         return self.fragments[-1]
 
     def fragment_index(self, entry_id: int) -> int:
-        """Which fragment owns an entry id."""
+        """The index of the fragment that owns an entry id."""
         for index in range(len(self.fragments) - 1, -1, -1):
             if self.fragments[index].first_entry <= entry_id:
                 return index
@@ -145,32 +145,32 @@ class LedgerMetadata:
         return self.fragments[self.fragment_index(entry_id)]
 
     def fragment_last(self, index: int) -> int | None:
-        """The last entry that a fragment may hold, or None while that is open."""
+        """The last entry that a fragment may hold; None for the last fragment of a ledger that is not CLOSED."""
         if index + 1 < len(self.fragments):
             return self.fragments[index + 1].first_entry - 1
         return self.last_entry
 
     def members_of(self, entry_id: int) -> tuple[tuple[int, str], ...]:
-        """(position, member) of each bookie that stores an entry, the first one first."""
+        """(position, member) of each bookie that stores an entry, in the order of its write set."""
         bookies = self.fragment_of(entry_id).bookies
         return tuple((p, bookies[p]) for p in self.quorum.write_set(entry_id))
 
     def lost_at(self, entry_id: int) -> tuple[int, int] | None:
-        """The range of given up entries that an id is in."""
+        """The range of lost entries that contains an id."""
         for first, last in self.lost_entries:
             if first <= entry_id <= last:
                 return first, last
         return None
 
     def kept(self, first: int, last: int) -> Ranges:
-        """What of first..last was not given up: the only entries that readers look for and that
-        members are expected to hold (rule 31).
+        """first..last without the lost entries: what readers look for, and what members are expected to
+        hold (rule 31).
         """
         return complement(self.lost_entries, first, last)
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
-        """An operator accepts that entries first..last are lost; `members` are those that he says
-        are gone for ever (rule 14). Not undone: ranges only grow.
+        """The row once an operator has accepted that entries first..last are lost, and has declared `members`
+        lost for ever (rule 14). Cannot be undone: ranges only grow.
         """
         return replace(
             self,
@@ -180,8 +180,8 @@ class LedgerMetadata:
         )
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
-        """An ensemble change that begins at `first_entry`: replaces the last fragment where that
-        begins there too, else appends one.
+        """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one
+        where that begins at `first_entry` too.
 
         Raises: ValueError when the fragment would start below the last one (I22, X2).
         Source: I22.
@@ -193,8 +193,8 @@ class LedgerMetadata:
         return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
 
     def with_member_replaced(self, index: int, old: str, new: str) -> "LedgerMetadata":
-        """A repair of one fragment: `new` takes the place of `old` (re-replication, I25), and `old` is
-        kept until `new` has a copy of the row (rule 20b).
+        """The row after a repair of one fragment: `new` is in the place of `old` (re-replication, I25), and
+        `old` is kept until `new` has a copy of the row (rule 20b).
         """
         fragment = self.fragments[index]
         first = fragment.first_entry
@@ -259,22 +259,23 @@ class LedgerMetadata:
 
     @property
     def all_members(self) -> tuple[str, ...]:
-        """Every member that holds or is being given entries, each once: what must be kept."""
+        """The members of all fragments and the targets of repairs, each once: none of them may drop the
+        ledger.
+        """
         found = [member for fragment in self.fragments for member in fragment.bookies]
         found += [member for r in self.repairs for member in (r.leaving, r.target)]
         return tuple(dict.fromkeys(found))
 
     def in_recovery(self) -> "LedgerMetadata":
-        """Recovery has begun: the writer can no longer change its ensemble (fencing, step 1)."""
+        """The row once a recovery has begun: the writer can no longer change the ensemble."""
         assert self.state is not State.CLOSED, "I21: CLOSED is the end"
         return replace(self, state=State.IN_RECOVERY)
 
     def closed(self, *, last_entry: int, length: int) -> "LedgerMetadata":
-        """The ledger ends at `last_entry` (NO_ENTRY: it is empty) with `length` payload bytes.
-
-        Fragments that would start beyond the end are dropped, all but the first one (I23).
+        """The row of the CLOSED ledger: it ends at `last_entry` (NO_ENTRY: it is empty), and has `length`
+        payload bytes. Drops the fragments that would start beyond the end, but never the first (I23).
         """
-        assert self.state is not State.CLOSED, "I4: one end"
+        assert self.state is not State.CLOSED, "I4: a ledger has one end"
         assert last_entry >= NO_ENTRY
         kept = tuple(
             fragment

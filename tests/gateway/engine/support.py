@@ -256,9 +256,12 @@ async def world_of(
         yield world
 
 
-async def ledger(engine: Engine, **options: Any) -> LedgerMetadata:
-    """A ledger of this engine."""
-    return await engine.create(LedgerOptions(**options))
+async def ledger(engine: Engine, *payloads: bytes, **options: Any) -> LedgerMetadata:
+    """A ledger of this engine, with these entries."""
+    row = await engine.create(LedgerOptions(**options))
+    if payloads:
+        await engine.append(row.ledger_id, payloads)
+    return row
 
 
 async def payloads(engine: Engine, ledger_id: int, first: int = 0) -> list[bytes]:

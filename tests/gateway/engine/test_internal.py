@@ -122,6 +122,7 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
         ("POST", log + "/publish", b"\xff"),
         ("POST", log + "/append", records(producer=ProducerSeq("a\0", 0, 0))),
         ("POST", log + "/append", records(producer=ProducerSeq("a", -1, 0))),
+        ("POST", ledger + "/records", records(producer=ProducerSeq("a", 0, 0))),
         ("POST", log + "/append", b"\x01"),
     ]
     for method, path, body in texts:

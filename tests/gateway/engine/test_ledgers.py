@@ -60,8 +60,7 @@ async def test_appends_through_any_gateway_get_contiguous_ids(stores: Stores) ->
 
 async def test_a_close_ends_the_ledger_for_everybody(stores: Stores) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        row = await ledger(world.engine, b"one", b"two")
 
         closed = await world.other.close(row.ledger_id)
 
@@ -83,8 +82,7 @@ async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
 
         for engine in (world.engine, world.other):
             assert (await engine.entry(row.ledger_id, 0)).payload == b"one"
@@ -169,8 +167,7 @@ async def test_a_repeated_creation_gets_the_same_ledger_and_no_second_handle(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine, idempotency_key="once")
-        await world.engine.append(row.ledger_id, [b"x"])
+        row = await ledger(world.engine, b"x", idempotency_key="once")
 
         for engine in (world.engine, world.other):
             assert (await ledger(engine, idempotency_key="once")).ledger_id == row.ledger_id
@@ -200,8 +197,7 @@ async def test_a_ledger_needs_as_many_bookies_as_its_ensemble_has(stores: Stores
 
 async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: Stores) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        row = await ledger(world.engine, b"one", b"two")
         await world.gateways[0].kill()
 
         with pytest.raises(WriterLost) as lost:

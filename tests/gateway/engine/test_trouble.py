@@ -43,8 +43,7 @@ PATIENT = MachineTimes(add_s=120, quorum_s=120)
 
 async def test_a_bookie_that_dies_is_replaced_and_no_append_fails(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"0"])
+        row = await ledger(world.engine, b"0")
         dead = world.of(row)[1]
 
         await dead.stop()
@@ -79,8 +78,7 @@ async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) ->
 
 async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stores) -> None:
     async with world_of(stores, bookies=3, gateways=1) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"0"])
+        row = await ledger(world.engine, b"0")
 
         await world.of(row)[0].stop()
         for number in range(1, 5):
@@ -102,8 +100,7 @@ async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
 ) -> None:
     times = MachineTimes(quorum_s=4)
     async with world_of(stores, bookies=3, times=times) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"kept"])
+        row = await ledger(world.engine, b"kept")
         for bookie in world.of(row)[:2]:
             bookie.is_silent = True
 
@@ -121,8 +118,7 @@ async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
 
 async def test_a_recovery_fences_the_writer_and_its_gateway_learns_the_end(stores: Stores) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
 
         recovered = await world.other.recover(row.ledger_id)
 
@@ -139,8 +135,7 @@ async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_at_every_g
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=3) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
         writer = world.engine.handles.by_ledger[row.ledger_id]
         # Two bookies have a second entry, which recovery must find, and of which the writer
         # knows nothing.
@@ -199,8 +194,7 @@ async def test_appends_in_flight_during_a_recovery_are_recovered_or_fail(stores:
 
 async def test_the_writers_gateway_recovers_a_ledger_found_in_recovery(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
         status, marked = await world.metadata.cas(row.in_recovery())
         assert marked is not None, status
 
@@ -218,8 +212,7 @@ async def test_a_failed_handles_ledger_is_recovered(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_of(stores, gateways=1) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
 
         step = writer.LedgerWriter.step
 
@@ -247,8 +240,7 @@ async def test_unreadable_entries_are_unavailable_not_absent(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=3) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
             await bookie.stop()
 
@@ -270,8 +262,7 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=3) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
             await until(partial(bookie.entries, row.ledger_id), "it has the entry")
         await world.engine.close(row.ledger_id)
@@ -286,8 +277,7 @@ async def test_without_metadata_open_and_cached_ledgers_still_work(
     stores: Stores,
 ) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"0"])
+        row = await ledger(world.engine, b"0")
         assert await payloads(world.other, row.ledger_id) == [b"0"]
         async with world.outage():
             for number in range(1, 4):
@@ -413,9 +403,7 @@ async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        rows = [await ledger(world.engine) for _ in range(2)]
-        for row in rows:
-            await world.engine.append(row.ledger_id, [b"x"])
+        rows = [await ledger(world.engine, b"x") for _ in range(2)]
         await world.other.recover(rows[0].ledger_id)
         await world.other.delete(rows[1].ledger_id)
 
@@ -479,48 +467,13 @@ async def test_a_ledger_is_closed_again_when_its_close_is_remembered_no_more(
 ) -> None:
     monkeypatch.setattr(handles_module, "_CLOSED_KEPT", 1)
     async with world_of(stores) as world:
-        rows = [await ledger(world.engine) for _ in range(2)]
-        for row in rows:
-            await world.engine.append(row.ledger_id, [b"x"])
+        rows = [await ledger(world.engine, b"x") for _ in range(2)]
         first = [await world.engine.close(row.ledger_id) for row in rows]
         assert list(world.engine.handles.closed_here) == [rows[1].ledger_id]
 
         again = [await world.engine.close(row.ledger_id) for row in rows]
 
         assert [row.last_entry for row in again] == [row.last_entry for row in first] == [0, 0]
-
-
-async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
-    async def wait(number: int) -> int:
-        engine = (world.engine, world.other)[number % 2]
-        known = await engine.last_add_confirmed(ledger_id, after=after, wait_s=60)
-        return known.last_add_confirmed
-
-    return [asyncio.ensure_future(wait(number)) for number in range(20)]
-
-
-async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(
-    stores: Stores,
-) -> None:
-    async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        waiting = await waiting_tails(world, row.ledger_id, -1)
-        await world.engine.append(row.ledger_id, [b"x", b"y"])
-        async with within("all are woken"):
-            assert await asyncio.gather(*waiting) == [1] * 20
-
-        waiting = await waiting_tails(world, row.ledger_id, 1)
-        await world.other.close(row.ledger_id)
-        async with within("all are woken"):
-            assert await asyncio.gather(*waiting) == [1] * 20
-
-
-async def test_a_wait_at_the_tail_times_out(stores: Stores) -> None:
-    async with world_of(stores) as world:
-        row = await ledger(world.engine)
-        for engine in (world.engine, world.other):
-            known = await engine.last_add_confirmed(row.ledger_id, after=-1, wait_s=0.01)
-            assert (known.last_add_confirmed, known.closed) == (-1, False)
 
 
 async def test_readers_of_a_lost_writers_ledger_get_the_bookies_lac(stores: Stores) -> None:
@@ -569,8 +522,7 @@ async def test_a_blocked_recovery_ends_once_missing_members_are_declared_lost(
     stores: Stores,
 ) -> None:
     async with world_of(stores, bookies=5) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
             await until(partial(bookie.entries, row.ledger_id), "it has the entry")
         await world.gateways[0].kill()
@@ -597,8 +549,7 @@ async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledg
 ) -> None:
     """Rule 8: what reached only an ack quorum, and lies below the LAC that their recovery begins at."""
     async with world_of(stores, bookies=3) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"0"])
+        row = await ledger(world.engine, b"0")
         away = world.of(row)[2]
         away.is_silent = True
         for number in range(1, 5):
@@ -630,8 +581,7 @@ async def test_a_write_handle_that_breaks_ends_every_append_and_its_ledger_is_re
         raise RuntimeError("unforeseen")
 
     async with world_of(stores, gateways=1) as world:
-        row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"kept"])
+        row = await ledger(world.engine, b"kept")
         with monkeypatch.context() as patched:
             patched.setattr(WriteHandle, "_cut_run", broken)
             appends = (world.engine.append(row.ledger_id, [b"%d" % n]) for n in range(3))

@@ -25,7 +25,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.losses import KnownLosses
 from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
-from services.autorecovery.worker import RepairCounts, Workers
+from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
 from services.gateway.edge.payloads import from_frames
 from services.gateway.engine import Engine, EngineConfig
@@ -206,7 +206,8 @@ class Healer(Process):
         writers = Writers(session, _nobody_listens)
         self.auditor = Auditor(name, config, metadata, repairs, marking, writers, steering)
         losses = KnownLosses(HoldingsClient(directory, session))
-        workers = Workers(repairs, directory, ports, session, RepairCounts(), steering, losses)
+        worker = Worker(repairs, directory, ports, session, RepairCounts(), losses)
+        workers = Workers(worker, repairs, steering)
         tasks.start(directory.follow())
         if net.plan.has_restores:
             tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.row import LogMetadata
@@ -33,14 +34,30 @@ Finish = Callable[[LogMetadata], LogMetadata]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One request to append to a log: its records become one entry (rule 25)."""
+    """One request to append to a log: its batch, `data`, becomes one entry (rule 25)."""
 
-    records: tuple[Record, ...]
+    data: bytes
+    """A batch of `count` records and of the producer, without its time and place in a ledger."""
+    count: int
     producer: ProducerSeq | None = None
     expect: int | None = None
     token: int | None = None
     since: int = 0
     """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
+
+    @classmethod
+    def of(
+        cls,
+        records: Sequence[Record],
+        producer: ProducerSeq | None = None,
+        *,
+        expect: int | None = None,
+        token: int | None = None,
+        since: int = 0,
+    ) -> "Append":
+        """A request of at least one record."""
+        data = batch.encode(records, producer=producer)
+        return cls(data, len(records), producer, expect, token, since)
 
 
 @dataclass(frozen=True, slots=True)

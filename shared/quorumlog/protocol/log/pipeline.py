@@ -39,7 +39,7 @@ class PendingAppend:
 
     def answer(self, ledger_id: int) -> RecordsAppended:
         """What the client is told when the entry is durable."""
-        last = self.first_offset + len(self.call.records) - 1
+        last = self.first_offset + self.call.count - 1
         return RecordsAppended(self.first_offset, last, ledger_id, self.entry_id)
 
 
@@ -88,15 +88,14 @@ class Pipeline:
         call = pending.call
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
-        data = batch.encode(
-            call.records,
+        if len(call.data) > batch.BATCH_BYTES_MAX:
+            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+        data = batch.placed(
+            call.data,
             append_time_ms=pending.appended_ms,
             records_before=self.records,
-            producer=call.producer,
             after_producer=self._has_producers,
         )
-        if len(data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
         if call.producer is not None:
             pending.content = batch.content(data)
             first = self.producers.find(call.producer, pending.content, since=call.since)
@@ -116,7 +115,7 @@ class Pipeline:
         pending.first_offset = self.next_offset
         self.appended_ms = pending.appended_ms
         self.next_entry += 1
-        self.records += len(call.records)
+        self.records += call.count
         self.bytes += len(data)
         self.in_flight.append(pending)
         self._payloads.append(data)
@@ -141,7 +140,7 @@ class Pipeline:
     def acknowledge(self) -> tuple[PendingAppend, Answer]:
         """The entry at the head is durable. The answer is for repeats of its request."""
         pending = self.in_flight.popleft()
-        self.acknowledged += len(pending.call.records)
+        self.acknowledged += pending.call.count
         done, producer = pending.answer(self.ledger_id), pending.call.producer
         answer = Answer(
             0 if producer is None else producer.seq,
@@ -166,6 +165,6 @@ class Pipeline:
         """Treat entries that were cut off as never begun: the next request gets their place."""
         for pending in reversed(refused):
             self.next_entry -= 1
-            self.records -= len(pending.call.records)
+            self.records -= pending.call.count
             if pending.call.producer is not None:
                 self.producers.undo(pending.call.producer, pending.replaced)

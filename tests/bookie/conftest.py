@@ -1,0 +1,15 @@
+"""What the bookie's tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.stores import scratch
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder for stores and images of them."""
+    with scratch("ql-bookie-") as folder:
+        yield folder
