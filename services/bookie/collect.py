@@ -123,7 +123,7 @@ class MetadataRows:
         """Exchange witnesses, present fresh copies, and store the current witnesses."""
         await self._client.confirm()
         await self._keep_current()
-        while attempts := self._fresh.first(COPIES_PRESENTED_MAX):
+        while attempts := self._fresh.newest(COPIES_PRESENTED_MAX):
             witnesses = witnesses_of(self._cluster_id, attempts)
             await self._client.confirm_copies(witnesses, self._holder)
             await self._keep_current()

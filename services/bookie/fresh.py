@@ -37,9 +37,9 @@ class FreshCopies:
             if len(self._attempts) > FRESH_MAX:
                 del self._attempts[next(iter(self._attempts))]
 
-    def first(self, count: int) -> Sequence[bytes]:
-        """The attempts of the oldest ones."""
-        return list(islice(self._attempts, count))
+    def newest(self, count: int) -> Sequence[bytes]:
+        """The attempts of the newest ones, of which others are least likely to know."""
+        return list(islice(reversed(self._attempts), count))
 
     def confirmed(self, attempts: Iterable[bytes]) -> None:
         """Witnesses that are kept stand for these."""

@@ -98,7 +98,7 @@ class BookieRuntime:
         and so does one whose operator accepts a loss.
         """
         store = self.store or self._opened
-        fresh = () if store is None else store.holdings.fresh.first(COPIES_PRESENTED_MAX)
+        fresh = () if store is None else store.holdings.fresh.newest(COPIES_PRESENTED_MAX)
         return BookieWitnesses(
             bookie=self.config.bookie_name,
             cluster_id=self.cluster_id,

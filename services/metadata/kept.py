@@ -11,7 +11,7 @@ from typing import Final
 from quorumlog.errors import CopyLost
 from quorumlog.wire.bodies import KeptLedger, KeptLedgers
 from services.metadata.attempts import ACCEPTED
-from services.metadata.database import Connection, RowStore, listing
+from services.metadata.database import Connection, RowStore, listing, transactional
 from services.metadata.memory import Memory
 
 _CONTAINED: Final = (
@@ -60,11 +60,12 @@ async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -
 class KeptStore(RowStore):
     """What bookies were refused, as operators read it."""
 
-    async def note(self, ledger_id: int, held: HeldCopies, lost: Sequence[str]) -> None:
+    @transactional
+    async def note(
+        self, connection: Connection, ledger_id: int, held: HeldCopies, lost: Sequence[str]
+    ) -> None:
         """Note that a bookie keeps a ledger for these changes."""
-        await self.database.run(
-            lambda connection: connection.execute(_NOTE, ledger_id, lost, held.holder)
-        )
+        await connection.execute(_NOTE, ledger_id, lost, held.holder)
 
     @listing
     async def list(self, connection: Connection, *, after: int | None, limit: int) -> KeptLedgers:

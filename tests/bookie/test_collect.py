@@ -561,10 +561,10 @@ async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
     await keep_row(store, 8, second)
     await keep_row(store, 8, RowName(4, bytes(16)))
     fresh = store.holdings.fresh
-    assert fresh.first(10) == [first.attempt, second.attempt], "in order, and none without a token"
-    assert fresh.first(1) == [first.attempt]
+    assert fresh.newest(10) == [second.attempt, first.attempt], "and none without a token"
+    assert fresh.newest(1) == [second.attempt]
 
-    fresh.confirmed(fresh.first(1))
+    fresh.confirmed([first.attempt])
     await store.checkpoint()
     await keep_row(store, 9, third)
     if is_clean:
@@ -574,12 +574,12 @@ async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
         left = image(store, root / "image")
         await store.stop()
     store = opened(left)
-    assert set(store.holdings.fresh.first(10)) == {second.attempt, third.attempt}
+    assert set(store.holdings.fresh.newest(10)) == {second.attempt, third.attempt}
     store.close()
 
     shutil.rmtree(left / "index")
     store = opened(left)
-    assert len(store.holdings.fresh.first(10)) == 3, (
+    assert len(store.holdings.fresh.newest(10)) == 3, (
         "a new index knows of none that it was confirmed"
     )
     store.close()
@@ -590,5 +590,7 @@ def test_the_oldest_fresh_copies_go_where_there_are_too_many() -> None:
     for version in range(1, FRESH_MAX + 3):
         fresh.note(copy_of(version))
 
-    assert fresh.first(1) == [copy_of(3).attempt]
-    assert FreshCopies(fresh.encode()).first(FRESH_MAX + 1) == fresh.first(FRESH_MAX + 1)
+    left = fresh.newest(FRESH_MAX + 1)
+    assert len(left) == FRESH_MAX
+    assert left[-1] == copy_of(3).attempt
+    assert FreshCopies(fresh.encode()).newest(FRESH_MAX + 1) == left

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
@@ -194,7 +195,7 @@ async def a_held_copy_tells(stores: Stores, root: Path) -> None:
             await restore(stores, moved.new)
             await accept_all(service)  # the mark that the older database took
             await life.collects()
-            assert not life.store.holdings.fresh.first(1), "witnesses stand for it from now on"
+            assert not life.store.holdings.fresh.newest(1), "witnesses stand for it from now on"
             assert life.file.load(await service.client.cluster_id())
         finally:
             await life.store.stop()
@@ -312,9 +313,15 @@ class Pair:
         urls = {process.settings["BOOKIE_NAME"]: process.url for process in self.processes}
         self.client = BookieClient(lambda name: urls[name], session, PATIENT)
 
-    def start(self, service: Service, **settings: str) -> None:
+    def start(self, metadata_url: str, **settings: str) -> None:
         for process in self.processes:
-            process.start(METADATA_URLS=service.url, **settings)
+            process.start(METADATA_URLS=metadata_url, **settings)
+
+    async def witnesses(self) -> str:
+        """What one of them tells a metadata process that starts."""
+        process = self.processes[0]
+        async with process.session.get(f"{process.url}/v1/witnesses") as answer:
+            return await answer.text()
 
     async def are_ready(self) -> bool:
         async def is_up(process: Process) -> bool:
@@ -336,8 +343,8 @@ class Pair:
     def witness_files(self) -> list[Path]:
         return [process.data / "witnesses" for process in self.processes]
 
-    async def move_here(self, client: MetadataClient, row: LedgerMetadata) -> None:
-        """What drains of b3 and b4 do; then both members have a copy of the row."""
+    async def move_here(self, client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
+        """What drains of b3 and b4 do; then both members have a copy of the row, which is returned."""
         run = run_of(row.ledger_id, range(4))
         for old, new in (("b3@1", "b1@1"), ("b4@1", "b2@1")):
             await ok(partial(self.client.add, new, KEY, run, recovery=True))
@@ -347,6 +354,7 @@ class Pair:
             row = now
         for member in row.all_members:
             await ok(partial(self.client.keep_row, member, KEY, row))
+        return row
 
     async def have_all(self, ledger_id: int) -> bool:
         """Whether both give all entries."""
@@ -391,37 +399,67 @@ async def witnesses(service: Service, *options: str) -> Any:
     return await asyncio.to_thread(CliRunner().invoke, cli, command)
 
 
+async def drained(
+    stores: Stores, root: Path, session: aiohttp.ClientSession
+) -> tuple[Pair, LedgerMetadata, Path]:
+    """Bookies that were killed when drains had just given them a ledger's entries, the ledger, and the newest dump. The
+    database from before the drains is in place, and their witnesses are of that time.
+    """
+    quorum, fragments = Quorum(2, 2, 2), (Fragment(0, ("b3@1", "b4@1")),)
+    draft = replace(DRAFT, ledger_key=KEY, quorum=quorum, fragments=fragments)
+    async with serving(stores) as service:
+        pair = Pair(service, root / "bookies", session)
+        try:
+            pair.start(service.url, **QUIET)
+            await until(pair.are_ready, "both serve", passing=(aiohttp.ClientError,))
+            files = pair.witness_files
+            await until(lambda: all(file.exists() for file in files), "both confirm")
+            row = await service.client.create(draft)
+            _, closed = await service.client.cas(row.closed(last_entry=3, length=4))
+            assert closed is not None
+            old = await dump(stores, root / "old")
+            texts = [file.read_text() for file in files]
+            moved = await pair.move_here(service.client, closed)
+            new = await dump(stores, root / "new")
+        finally:
+            await pair.kill()
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    await restore(stores, old)
+    return pair, moved, new
+
+
+async def test_a_metadata_process_that_starts_hears_of_copies_that_no_witness_stands_for(
+    stores: Stores, root: Path
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        pair, moved, _ = await drained(stores, root, session)
+        (port,) = free_ports(1)
+        pair.start(f"http://127.0.0.1:{port}", **QUIET)
+        try:
+
+            async def is_known() -> bool:
+                return moved.attempt in await pair.witnesses()
+
+            await until(is_known, "a bookie tells of it", passing=(aiohttp.ClientError,))
+            async with serving(stores, port=port, wait=False) as service:
+                with pytest.raises(DatabaseWentBack):
+                    await service.client.create(DRAFT)
+        finally:
+            await pair.kill()
+            await pair.client.close()
+
+
 @pytest.mark.parametrize("is_accepted", [False, True])
 async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
     stores: Stores, root: Path, *, is_accepted: bool
 ) -> None:
     """D1: moved by drains from b3 and b4 to b1 and b2 since the dump, and everything was started anew."""
-    quorum, fragments = Quorum(2, 2, 2), (Fragment(0, ("b3@1", "b4@1")),)
-    draft = replace(DRAFT, ledger_key=KEY, quorum=quorum, fragments=fragments)
     async with aiohttp.ClientSession() as session:
-        async with serving(stores) as service:
-            pair = Pair(service, root / "bookies", session)
-            try:
-                pair.start(service, **QUIET)
-                await until(pair.are_ready, "both serve", passing=(aiohttp.ClientError,))
-                await until(
-                    lambda: all(file.exists() for file in pair.witness_files), "both confirm"
-                )
-                row = await service.client.create(draft)
-                _, closed = await service.client.cas(row.closed(last_entry=3, length=4))
-                assert closed is not None
-                old = await dump(stores, root / "old")
-                files = {file: file.read_text() for file in pair.witness_files}
-                await pair.move_here(service.client, closed)
-                new = await dump(stores, root / "new")
-            finally:
-                await pair.kill()
-        for file, text in files.items():
-            file.write_text(text)
-        await restore(stores, old)
+        pair, row, new = await drained(stores, root, session)
         try:
             async with serving(stores) as service:
-                pair.start(service, **EAGER)
+                pair.start(service.url, **EAGER)
                 await until(lambda: is_told(service), "a copy tells it")
                 if is_accepted:
 
@@ -451,7 +489,7 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
                 await pair.kill()
             await restore(stores, new)
             async with serving(stores) as service:
-                pair.start(service, **QUIET)
+                pair.start(service.url, **QUIET)
 
                 async def are_back() -> bool:
                     await accept_missing(service)  # changes that the older database took
