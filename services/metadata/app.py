@@ -92,10 +92,14 @@ def build(config: Config) -> web.Application:
     )
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
+        async def expire() -> None:
+            await inquiry.is_over.wait()
+            await expiry.run()
+
         async def work() -> None:
             await _migrate_with_retries(database)
             watch = partial(_watch_database, database)
-            parts = (changes.run, expiry.run, app[REQUEST_METRICS].run, watch)
+            parts = (changes.run, expire, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(inquiry.run(), *(restarted(part) for part in parts))
 
         task = asyncio.create_task(work(), name="database")

@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.awake import awake_timeout
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses
@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 _ASK_S: Final = 2.0
 """For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
 _RETRY_S: Final = 0.5
+_AGAIN_S: Final = 1.0
+_WAIT_S: Final = 60.0
+"""How long bookies that start after this process are waited for before a transaction expires (taste): a late
+expiry harms nobody."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """aiohttp's own timers continue while this process stands still."""
 
@@ -41,23 +45,38 @@ class Inquiry:
 
     def __init__(self, database: Database, cookies: CookieStore, liveness: Liveness) -> None:
         self._database, self._cookies, self._liveness = database, cookies, liveness
+        self.is_over = asyncio.Event()
+        """Set once all registered bookies have answered, or were waited for: what runs by the clock begins."""
 
     async def run(self) -> None:
-        """Ask once, as soon as the database answers; then this process may change the database."""
-        while not self._database.has_asked:
-            try:
-                silent = await self.ask()
-            except MetadataUnavailable as error:
-                log.warning("bookies-not-asked", extra={"why": error.detail})
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
-                log.exception("bookies-not-asked")
-                await asyncio.sleep(_RETRY_S)
-            else:
-                if silent:
-                    # No reason to wait: after a power cut the bookies wait for this service.
-                    log.warning("bookies-silent", extra={"bookies": silent})
-                self._database.has_asked = True
+        """Ask as soon as the database answers; then this process may change the database."""
+        silent = await self._try_to_ask()
+        while silent is None:
+            await asyncio.sleep(_RETRY_S)
+            silent = await self._try_to_ask()
+        self._database.has_asked = True
+        if silent:
+            # Changes wait no longer: after a power cut the bookies wait for this service.
+            log.warning("bookies-silent", extra={"bookies": silent})
+            await self._wait_for_silent()
+        self.is_over.set()
+
+    async def _wait_for_silent(self) -> None:
+        clock = awake()
+        end = clock.time() + _WAIT_S
+        silent: list[str] | None = None
+        while silent != [] and clock.time() < end:
+            await asyncio.sleep(_AGAIN_S)
+            silent = await self._try_to_ask()
+
+    async def _try_to_ask(self) -> list[str] | None:
+        try:
+            return await self.ask()
+        except MetadataUnavailable as error:
+            log.warning("bookies-not-asked", extra={"why": error.detail})
+        except Exception:
+            log.exception("bookies-not-asked")
+        return None
 
     async def ask(self) -> list[str]:
         """Learn what all bookies know, and assign no id that one of them holds; returns the registered
