@@ -71,9 +71,9 @@ def build(config: Config) -> web.Application:
     )
     changes = ChangeHub(database)
     leases, transactions = LeaseStore(database), TransactionStore(database)
-    expiry = Expiry(transactions, leases, every_s=config.expiry_every_s)
     cookies = CookieStore(database)
     inquiry = Inquiry(database, cookies, liveness)
+    expiry = Expiry(transactions, leases, inquiry, every_s=config.expiry_every_s)
     app = web.Application(
         middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
@@ -97,8 +97,8 @@ def build(config: Config) -> web.Application:
         async def work() -> None:
             await _migrate_with_retries(database)
             watch = partial(_watch_database, database)
-            parts = (changes.run, expiry.run, app[REQUEST_METRICS].run, watch)
-            await asyncio.gather(inquiry.run(), *(restarted(part) for part in parts))
+            parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
+            await asyncio.gather(*(restarted(part) for part in parts))
 
         task = asyncio.create_task(work(), name="database")
         yield

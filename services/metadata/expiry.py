@@ -10,6 +10,7 @@ from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.repair_bodies import LeaseTake
+from services.metadata.inquiry import Inquiry
 from services.metadata.leases import LeaseStore
 from services.metadata.transactions import TransactionStore
 
@@ -24,9 +25,14 @@ class Expiry:
     """The expiry task of one service."""
 
     def __init__(
-        self, transactions: TransactionStore, leases: LeaseStore, *, every_s: float
+        self,
+        transactions: TransactionStore,
+        leases: LeaseStore,
+        inquiry: Inquiry,
+        *,
+        every_s: float,
     ) -> None:
-        self._transactions, self._leases = transactions, leases
+        self._transactions, self._leases, self._inquiry = transactions, leases, inquiry
         self._every_s = every_s
         self._holder = str(uuid.uuid4())
         self.open = self.orphans = 0
@@ -36,6 +42,7 @@ class Expiry:
         """Run rounds for ever; the next round retries failures."""
         while True:
             await asyncio.sleep(self._every_s)
+            await self._inquiry.is_over.wait()
             try:
                 await self.round()
             except QuorumLogError as error:

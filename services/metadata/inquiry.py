@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.awake import awake_timeout
+from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses
@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 _ASK_S: Final = 2.0
 """For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
 _RETRY_S: Final = 0.5
+_AGAIN_S: Final = 1.0
+_WAIT_S: Final = 60.0
+"""How long bookies that start after this process are waited for before a transaction expires (taste): a late
+expiry harms nobody."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """aiohttp's own timers continue while this process stands still."""
 
@@ -41,6 +45,10 @@ class Inquiry:
 
     def __init__(self, database: Database, cookies: CookieStore, liveness: Liveness) -> None:
         self._database, self._cookies, self._liveness = database, cookies, liveness
+        self.is_over = asyncio.Event()
+        """Set while all registered bookies have answered about the present server, or were waited for: what runs
+        by the clock waits for it.
+        """
 
     async def run(self) -> None:
         """Ask as soon as the database answers, and again about a server that took over; then this process
@@ -49,21 +57,44 @@ class Inquiry:
         while True:
             if self._database.has_asked:
                 await asyncio.sleep(_RETRY_S)
-                continue
-            try:
-                server = await self._database.run(lambda connection: connection.fetchval(SERVER))
-                silent = await self.ask()
-            except MetadataUnavailable as error:
-                log.warning("bookies-not-asked", extra={"why": error.detail})
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
-                log.exception("bookies-not-asked")
-                await asyncio.sleep(_RETRY_S)
             else:
-                if silent:
-                    # No reason to wait: after a power cut the bookies wait for this service.
-                    log.warning("bookies-silent", extra={"bookies": silent})
-                self._database.asked_about = server
+                self.is_over.clear()
+                await self._ask_about_server()
+
+    async def _ask_about_server(self) -> None:
+        try:
+            server = await self._database.run(lambda connection: connection.fetchval(SERVER))
+        except MetadataUnavailable as error:
+            log.warning("bookies-not-asked", extra={"why": error.detail})
+            await asyncio.sleep(_RETRY_S)
+            return
+        silent = await self._try_to_ask()
+        if silent is None:
+            await asyncio.sleep(_RETRY_S)
+            return
+        self._database.asked_about = server
+        if silent:
+            # Changes wait no longer: after a power cut the bookies wait for this service.
+            log.warning("bookies-silent", extra={"bookies": silent})
+            await self._wait_for_silent()
+        self.is_over.set()
+
+    async def _wait_for_silent(self) -> None:
+        clock = awake()
+        end = clock.time() + _WAIT_S
+        silent: list[str] | None = None
+        while silent != [] and clock.time() < end and self._database.has_asked:
+            await asyncio.sleep(_AGAIN_S)
+            silent = await self._try_to_ask()
+
+    async def _try_to_ask(self) -> list[str] | None:
+        try:
+            return await self.ask()
+        except MetadataUnavailable as error:
+            log.warning("bookies-not-asked", extra={"why": error.detail})
+        except Exception:
+            log.exception("bookies-not-asked")
+        return None
 
     async def ask(self) -> list[str]:
         """Learn what all bookies know, and assign no id that one of them holds; returns the registered

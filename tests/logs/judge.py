@@ -131,7 +131,7 @@ class Judge(LogHistory):
 
     def copies_tell_its_place(self, ledger: Ledger) -> None:
         """Rule 18b: a writer knows where its ledger begins before it appends, so that each copy of the row
-        that rides on an add says so.
+        that rides on an add says so. Source: issue 16, a log that is made again from its bookies.
         """
         item = self._cluster.logs[self._name].item_of(ledger.row.ledger_id)
         if item is not None and item.first_offset != ledger.told_offset:

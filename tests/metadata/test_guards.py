@@ -45,6 +45,7 @@ from tests.metadata.test_inquiry import (
     assigns_no_held_id,
     commits_after_the_dump,
     keeps_what_may_have_been_named,
+    starts_before_its_bookies,
 )
 from tests.metadata.test_unchecked import changes_nothing
 from tests.metadata.test_went_back import (
@@ -537,6 +538,12 @@ GUARDS: Final = (
         "a start changes rows before the bookies were asked",
         ((Database, "_check", unasked),),
         asks_first,
+    ),
+    Guard(
+        "rule 18a",
+        "nobody waits for bookies that are yet to start",
+        ((Inquiry, "_wait_for_silent", nothing),),
+        starts_before_its_bookies,
     ),
     Guard(
         "rule 18a",

@@ -132,34 +132,87 @@ async def creates(service: Service, bookie: Process) -> None:
 # --- a start --------------------------------------------------------------------------------
 
 
-async def commits_after_the_dump(stores: Stores, folder: Path) -> None:
-    """D4: committed after the dump, and expired by the clock when the restored database is served."""
+@contextlib.asynccontextmanager
+async def committed(
+    stores: Stores, folder: Path
+) -> AsyncIterator[tuple[Process, int, Callable[[], Awaitable[object]]]]:
+    """D4: committed after the dump, and expired by the clock when the restored database is served; the
+    bookie that knows it, the service's port, and the transaction's state.
+    """
 
     async def commit(service: Service, _bookie: Process) -> None:
         async with connected(stores) as database:
             begun = await database.fetchval("SELECT id FROM transactions")
         await TransactionClient(service.client).commit(begun, (), None)
 
-    async with restored(stores, folder, commit) as (_, port), connected(stores) as database:
+    async with restored(stores, folder, commit) as (bookie, port), connected(stores) as database:
         await database.execute("UPDATE transactions SET expires_at = now() - interval '1 hour'")
-        async with serving(stores, port=port, wait=False, expiry_every_s=0.01) as service:
 
-            async def is_settled() -> bool:
-                return await is_told(service) or await state() != "OPEN"
+        async def state() -> object:
+            return await database.fetchval("SELECT state FROM transactions")
 
-            async def state() -> object:
-                return await database.fetchval("SELECT state FROM transactions")
+        yield bookie, port, state
 
-            await until(is_settled, "`ready` tells it", passing=(aiohttp.ClientError,))
-            async with newcomer(service) as client:
-                await refused(client.create(DRAFT))
-            assert await state() == "OPEN", "a committed transaction was expired"
+
+async def commits_after_the_dump(stores: Stores, folder: Path) -> None:
+    async with (
+        committed(stores, folder) as (_, port, state),
+        serving(stores, port=port, wait=False, expiry_every_s=0.01) as service,
+    ):
+
+        async def is_settled() -> bool:
+            return await is_told(service) or await state() != "OPEN"
+
+        await until(is_settled, "`ready` tells it", passing=(aiohttp.ClientError,))
+        async with newcomer(service) as client:
+            await refused(client.create(DRAFT))
+        assert await state() == "OPEN", "a committed transaction was expired"
 
 
 async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start(
     stores: Stores, folder: Path
 ) -> None:
     await commits_after_the_dump(stores, folder)
+
+
+async def starts_before_its_bookies(stores: Stores, folder: Path) -> None:
+    """D4 after a power cut: the bookies are up later than the metadata service."""
+    async with committed(stores, folder) as (bookie, port, state):
+        await bookie.kill()
+        async with serving(stores, port=port, expiry_every_s=0.01) as service:
+            await service.client.create(DRAFT)
+            bookie.start(HEARTBEAT_S=RARELY)
+
+            async def is_settled() -> bool:
+                return await is_told(service) or await state() != "OPEN"
+
+            await until(is_settled, "`ready` tells it")
+            assert await state() == "OPEN", "a committed transaction was expired"
+
+
+async def test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start(
+    stores: Stores, folder: Path
+) -> None:
+    await starts_before_its_bookies(stores, folder)
+
+
+async def test_a_bookie_that_stays_away_keeps_no_transaction_alive(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "_WAIT_S", 0.1)
+    monkeypatch.setattr(inquiry, "_AGAIN_S", 0.01)
+    async with serving(stores) as service:
+        await service.client.put_cookie("b1", await cookie(service), version=None)
+    async with serving(stores, expiry_every_s=0.01) as service, connected(stores) as database:
+        await LogClient(service.client).create(LOG)
+        transactions = TransactionClient(service.client)
+        begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
+        await database.execute("UPDATE transactions SET expires_at = now() - interval '1 hour'")
+
+        async def is_over() -> bool:
+            return not (await transactions.get(begun.id)).is_open
+
+        await until(is_over, "it expires")
 
 
 async def asks_first(stores: Stores, folder: Path) -> None:
