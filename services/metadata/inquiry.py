@@ -122,7 +122,7 @@ class Inquiry:
 
     async def _learn(self, answer: BookieWitnesses) -> None:
         try:
-            await self._database.learn(Presented(answer.witnesses, f"bookie {answer.bookie}"))
+            await self._database.learn(Presented(answer.witnesses, answer.bookie))
         except DatabaseWentBack as error:
             log.error(  # noqa: TRY400
                 "database-not-confirmed", extra={"bookie": answer.bookie, "why": error.detail}
