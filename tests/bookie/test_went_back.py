@@ -21,7 +21,7 @@ from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, Status
-from quorumlog.protocol.metadata import Fragment, LedgerMetadata
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import name_of
@@ -42,7 +42,12 @@ TOKEN: Final = "00000000-0000-4000-8000-000000000000"
 
 async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
     """A drain gives this bookie the place of another."""
-    status, now = await client.cas(row.with_member_replaced(0, "b2@1", "b1@1"))
+    return await changed(client, row.with_member_replaced(0, "b2@1", "b1@1"))
+
+
+async def changed(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
+    """The row, changed."""
+    status, now = await client.cas(row)
     assert status is CasStatus.OK
     assert now is not None
     return now
@@ -343,18 +348,18 @@ class Pair:
     def witness_files(self) -> list[Path]:
         return [process.data / "witnesses" for process in self.processes]
 
-    async def move_here(self, client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
-        """What drains of b3 and b4 do; then both members have a copy of the row, which is returned."""
+    async def move_here(self, client: MetadataClient, row: LedgerMetadata) -> dict[str, str]:
+        """Drain b3 and b4, as repairs do (rules 20 and 20b); the attempt of the copy that each bookie has then."""
+        copies = {}
         run = run_of(row.ledger_id, range(4))
         for old, new in (("b3@1", "b1@1"), ("b4@1", "b2@1")):
+            row = await changed(client, row.with_repair(Repair(0, old, new)))
             await ok(partial(self.client.add, new, KEY, run, recovery=True))
-            status, now = await client.cas(row.with_member_replaced(0, old, new))
-            assert status is CasStatus.OK
-            assert now is not None
-            row = now
-        for member in row.all_members:
-            await ok(partial(self.client.keep_row, member, KEY, row))
-        return row
+            row = await changed(client, row.with_member_replaced(0, old, new))
+            await ok(partial(self.client.keep_row, new, KEY, row))
+            copies[new] = row.attempt
+            row = await changed(client, row.with_leaving_released(0, new))
+        return copies
 
     async def have_all(self, ledger_id: int) -> bool:
         """Whether both give all entries."""
@@ -401,9 +406,9 @@ async def witnesses(service: Service, *options: str) -> Any:
 
 async def drained(
     stores: Stores, root: Path, session: aiohttp.ClientSession
-) -> tuple[Pair, LedgerMetadata, Path]:
-    """Bookies that were killed when drains had just given them a ledger's entries, the ledger, and the newest dump. The
-    database from before the drains is in place, and their witnesses are of that time.
+) -> tuple[Pair, LedgerMetadata, dict[str, str], Path]:
+    """Bookies that were killed when drains had just given them a ledger's entries, the ledger, the attempts of their copies
+    of its row, and the newest dump. The database from before the drains is in place, and their witnesses are of that time.
     """
     quorum, fragments = Quorum(2, 2, 2), (Fragment(0, ("b3@1", "b4@1")),)
     draft = replace(DRAFT, ledger_key=KEY, quorum=quorum, fragments=fragments)
@@ -419,27 +424,27 @@ async def drained(
             assert closed is not None
             old = await dump(stores, root / "old")
             texts = [file.read_text() for file in files]
-            moved = await pair.move_here(service.client, closed)
+            copies = await pair.move_here(service.client, closed)
             new = await dump(stores, root / "new")
         finally:
             await pair.kill()
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
     await restore(stores, old)
-    return pair, moved, new
+    return pair, closed, copies, new
 
 
 async def test_a_metadata_process_that_starts_hears_of_copies_that_no_witness_stands_for(
     stores: Stores, root: Path
 ) -> None:
     async with aiohttp.ClientSession() as session:
-        pair, moved, _ = await drained(stores, root, session)
+        pair, _, copies, _ = await drained(stores, root, session)
         (port,) = free_ports(1)
         pair.start(f"http://127.0.0.1:{port}", **QUIET)
         try:
 
             async def is_known() -> bool:
-                return moved.attempt in await pair.witnesses()
+                return copies["b1@1"] in await pair.witnesses()
 
             await until(is_known, "a bookie tells of it", passing=(aiohttp.ClientError,))
             async with serving(stores, port=port, wait=False) as service:
@@ -456,7 +461,7 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
 ) -> None:
     """D1: moved by drains from b3 and b4 to b1 and b2 since the dump, and everything was started anew."""
     async with aiohttp.ClientSession() as session:
-        pair, row, new = await drained(stores, root, session)
+        pair, row, _, new = await drained(stores, root, session)
         try:
             async with serving(stores) as service:
                 pair.start(service.url, **EAGER)
