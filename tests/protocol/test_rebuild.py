@@ -18,7 +18,7 @@ from quorumlog.protocol.rebuild import (
     Decision,
     Held,
     Known,
-    LogLedger,
+    LedgerPlace,
     decide,
     decide_log,
 )
@@ -222,13 +222,13 @@ def test_no_row_is_written_behind_one_under_which_an_entry_was_confirmed(
 NOW_MS = 1_000
 
 
-def ledger(ledger_id: int, first: int | None, last: int | None = None) -> LogLedger:
+def ledger(ledger_id: int, first: int | None, last: int | None = None) -> LedgerPlace:
     """A ledger of the log, CLOSED where `last` says where."""
-    return LogLedger(ledger_id, first, last, 100, Quorum(3, 3, 2), DigestKind.CRC32C)
+    return LedgerPlace(ledger_id, first, last, 100, Quorum(3, 3, 2), DigestKind.CRC32C)
 
 
 def told(
-    known: LogMetadata | None, *ledgers: LogLedger, deleted: Sequence[int] = ()
+    known: LogMetadata | None, *ledgers: LedgerPlace, deleted: Sequence[int] = ()
 ) -> rebuild.LogDecision:
     return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS)
 
@@ -289,7 +289,7 @@ def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
         ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at 9"),
     ],
 )
-def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LogLedger], why: str) -> None:
+def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LedgerPlace], why: str) -> None:
     decision = told(None, *ledgers)
 
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
@@ -354,7 +354,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
     ],
 )
 def test_a_log_that_contradicts_its_ledgers_is_told(
-    log: LogMetadata, ledgers: Sequence[LogLedger], deleted: Sequence[int], why: str
+    log: LogMetadata, ledgers: Sequence[LedgerPlace], deleted: Sequence[int], why: str
 ) -> None:
     decision = told(log, *ledgers, deleted=deleted)
 

@@ -205,7 +205,7 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
 
 
 @dataclass(frozen=True, slots=True)
-class LogLedger:
+class LedgerPlace:
     """What the row of a ledger that was made for a log tells of its place."""
 
     ledger_id: int
@@ -244,7 +244,7 @@ class LogDecision:
 def decide_log(
     name: str,
     known: LogMetadata | None,
-    ledgers: Sequence[LogLedger],
+    ledgers: Sequence[LedgerPlace],
     deleted: Collection[int],
     *,
     now_ms: int,
@@ -289,13 +289,13 @@ def _without_deleted(
     return kept, "" if gone is None else f"ledger {gone} in the middle of the log is deleted"
 
 
-def _with_place(item: LogItem, ledger: LogLedger | None) -> LogItem:
+def _with_place(item: LogItem, ledger: LedgerPlace | None) -> LogItem:
     if item.first_offset is not None or ledger is None:
         return item
     return replace(item, first_offset=ledger.first_offset)
 
 
-def _placed(ledgers: Iterable[LogLedger], start: int) -> list[LogLedger]:
+def _placed(ledgers: Iterable[LedgerPlace], start: int) -> list[LedgerPlace]:
     """The ledgers with a place from `start` on, in order. Of empty ones only the one at the end tells something."""
     found = sorted(
         (one for one in ledgers if one.first_offset is not None and one.first_offset >= start),
@@ -309,7 +309,7 @@ def _ordered(items: Iterable[LogItem]) -> tuple[LogItem, ...]:
     return tuple(sorted(items, key=lambda one: (one.first_offset is None, one.first_offset or 0)))
 
 
-def _misplaced(items: Sequence[LogItem], by_id: Mapping[int, LogLedger]) -> str:
+def _misplaced(items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace]) -> str:
     """Why these are no places in one log, or ""."""
     if sum(item.first_offset is None for item in items) > 1:
         return "two ledgers of the log have no place"
@@ -330,7 +330,7 @@ def _misplaced(items: Sequence[LogItem], by_id: Mapping[int, LogLedger]) -> str:
 
 
 def _with_ends(
-    items: Sequence[LogItem], by_id: Mapping[int, LogLedger], *, now_ms: int
+    items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace], *, now_ms: int
 ) -> tuple[LogItem, ...]:
     """Each item ends where the next one begins. The last one's end is for a takeover to find."""
     changed = []
@@ -350,7 +350,7 @@ def _with_ends(
     return tuple(changed)
 
 
-def _new_log(name: str, last: LogLedger) -> LogMetadata:
+def _new_log(name: str, last: LedgerPlace) -> LogMetadata:
     """A log of which nothing is known but its ledgers: its settings are those of the last one, without limits."""
     settings = LogSettings(quorum=last.quorum, digest=last.digest.value)
     return LogMetadata(name, settings, version=NEW_LOG_VERSION)
