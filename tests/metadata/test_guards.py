@@ -430,7 +430,7 @@ GUARDS: Final = (
     Guard(
         "rule 20b",
         "who lost a place is not in the members' index",
-        ((ledgers, "_index_members", without_targets),),
+        ((ledgers, "index_members", without_targets),),
         who_leaves_is_a_member,
     ),
     Guard(
