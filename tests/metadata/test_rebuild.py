@@ -7,13 +7,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import orjson
 import pytest
+from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from quorumlog.cli.commands import app as cli
+from quorumlog.cli.ends import ExitStatus
 from quorumlog.errors import LedgerExists, NoSuchLedger
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
@@ -382,6 +386,29 @@ async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it
     assert report is not None
     assert report.logs == {"wait": 1}
     assert orphans == ()
+
+
+async def test_the_command_tells_people_what_was_found_and_why_it_ended(
+    stores: Stores, bookies: Bookies
+) -> None:
+    async with serving(stores) as service:
+        failed = await command(service)
+        async with bookies.running(service, ("b1",)) as running:
+            await until_ready(running["b1"])
+            await keep(running["b1"], replace(DRAFT, ledger_id=7, attempt=str(uuid4())))
+            done = await command(service)
+
+    assert failed.exit_code == ExitStatus.UNKNOWN
+    assert "no bookie answers" in failed.stderr
+    assert done.exit_code == 0
+    assert "silent: b2, b3" in done.stdout
+    assert "ledgers (done): 1 wait" in done.stdout
+    assert "ledger 7" in done.stdout
+
+
+async def command(service: Service, *options: str) -> Any:
+    arguments = ["metadata", "rebuild", "--metadata", service.url, *options]
+    return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
 
 
 def test_findings_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
