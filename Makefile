@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many chaos-spark bench-spark attack
+.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -151,6 +151,9 @@ heal: setup ## bookies die with their disks under load and all copies come back;
 
 many: setup ## what an audit and cluster status cost with 10,000 and 100,000 ledgers
 	@exec $(PY) -m loadtest.many $(ARGS)
+
+rebuild: setup ## what a rebuild of the metadata from the bookies costs with 10,000 and 100,000 ledgers
+	@exec $(PY) -m loadtest.rebuild $(ARGS)
 
 chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are killed, for TIME=: ROWS= RESTARTS=
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \

@@ -68,6 +68,11 @@ class LocalCookie(BaseModel):
         )
 
     @property
+    def was_registered(self) -> bool:
+        """Whether a start on this directory got as far as its registration."""
+        return self.registered or self.boots > 1
+
+    @property
     def member(self) -> str:
         """The bookie's name in ensembles."""
         return f"{self.name}@{self.incarnation}"
@@ -198,11 +203,10 @@ def is_displaced(mine: Cookie, registered: Cookie) -> bool:
     )
 
 
-def _is_copy(found: Situation) -> bool:
+def is_copy(local: LocalCookie, identity: Identity) -> bool:
     """Whether the directory is not the one that its cookie was written for."""
-    written_for = None if found.local is None else found.local.identity
     # Versions before rule 15a stored no identity.
-    return written_for is not None and not written_for.is_same(found.identity)
+    return local.identity is not None and not local.identity.is_same(identity)
 
 
 def _known_loss(found: Situation) -> str:
@@ -222,13 +226,13 @@ def _suspected_loss(found: Situation) -> str:
         if remote is not None:
             return f"{directory} has no cookie, but bookie {name} was registered before"
         return f"{directory} has no cookie, but a log" if found.has_data else ""
-    if _is_copy(found):
+    if is_copy(local, found.identity):
         return (
             f"{directory} is a copy of the directory that {local.member} was started in: the"
             " file `marker` differs"
         )
     if remote is None:
-        if local.registered or local.boots > 1:
+        if local.was_registered:
             return f"the metadata service does not know bookie {name}, which was registered"
         return ""
     if remote.incarnation > local.incarnation:

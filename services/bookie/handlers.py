@@ -38,6 +38,7 @@ from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
+from quorumlog.wire.rebuild_bodies import RowsPage
 from services.bookie import channel
 from services.bookie.bodies import (
     DamageBody,
@@ -54,6 +55,7 @@ from services.bookie.bodies import (
 )
 from services.bookie.index import IndexRow
 from services.bookie.pending import resolve
+from services.bookie.rows import rows_page
 from services.bookie.runtime import BookieRuntime
 from services.bookie.scrub import ScrubProgress
 from services.bookie.store import ReadAnswer, Store
@@ -201,6 +203,27 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
             break
         held.append(_held(store, ledger_id, row))
     return answer(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
+
+
+async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
+    """What a rebuild of the metadata's database needs: copies of rows, keys, deleted ids (rule 18d). Answered before the
+    bookie is registered too.
+    """
+    bookie = request.app[BOOKIE]
+    store, cookie = bookie.replayed_store, bookie.cookie
+    if store is None:
+        raise ReadOnly("this bookie is starting: its log is not replayed yet")
+    found, following = await rows_page(store, given[AFTER], given[LIMIT])
+    page = RowsPage(
+        bookie=store.me if cookie is None else cookie.member,
+        cookie=None if cookie is None else cookie.cookie,
+        log_end=store.position.sequence,
+        may_lack=bookie.may_lack,
+        witnesses=await asyncio.to_thread(bookie.witness_lines),
+        ledgers=tuple(found),
+        next=following,
+    )
+    return answer(page)
 
 
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:

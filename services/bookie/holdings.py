@@ -8,6 +8,7 @@ from typing import Final
 
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
+from quorumlog.protocol.row_copy import RowCopy
 from services.bookie.fresh import FreshCopies
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
@@ -76,6 +77,24 @@ class LedgerTable:
             row = self.row(ledger_id) if indexed is None else indexed
             if row is not None:
                 yield ledger_id, row
+
+    def remembered(self, after: int = -1) -> Iterator[tuple[int, IndexRow | None]]:
+        """All ledgers with ids above `after`, ascending; None stands for a deleted one."""
+        mine = {item for item, ledger in self._ledgers.items() if ledger.replica.is_deleted}
+        recent = sorted(item for item in mine | self._deleted if item > after)
+        last_id = -1
+        deleted = ((item, None) for item in merge(recent, self._index.deleted(after)))
+        for ledger_id, row in merge(deleted, self.ledgers(after), key=itemgetter(0)):
+            if ledger_id != last_id:
+                yield ledger_id, row
+            last_id = ledger_id
+
+    def row_copies(self, ledger_id: int) -> list[RowCopy]:
+        """The copies of the metadata's row that are held (rule 18b)."""
+        held = self._ledgers.get(ledger_id)
+        if held is None:
+            return list(self._index.copies(ledger_id))
+        return [held.row_copy(name) for name in held.row_names]
 
     def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row; None if the ledger was never seen or is deleted."""

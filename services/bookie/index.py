@@ -220,10 +220,10 @@ class Index:
             self._mark_suspect(was_failed=was_failed)
             raise
 
-    def deleted(self) -> Iterator[int]:
-        """The ids of all deleted ledgers, ascending."""
+    def deleted(self, after: int = -1) -> Iterator[int]:
+        """The ids above `after` of deleted ledgers, ascending."""
         cursor = self._db.iter()
-        cursor.seek(b"D")
+        cursor.seek(_LEDGER_KEY.pack(b"D", after + 1))
         while cursor.valid() and cursor.key()[:1] == b"D":
             yield _LEDGER_KEY.unpack(cursor.key())[1]
             cursor.next()

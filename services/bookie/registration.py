@@ -17,13 +17,14 @@ import orjson
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
-from quorumlog.wire.bodies import CookieRow, LogEnd
+from quorumlog.wire.bodies import CookieRow, LogEnd, ServiceHeartbeat
 from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
     LocalCookie,
     Situation,
     decide,
+    is_copy,
     is_displaced,
     write_cookie,
 )
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 _PAUSE_S: Final = 0.5
 
+_WAITING_S: Final = 5.0
+"""How long a bookie that waits for a rebuild counts as live after its last word."""
+
 
 class Displaced(Exception):
     """Another process registered under this name later."""
@@ -51,6 +55,11 @@ async def retry_until_available(ask: Callable[[], Awaitable[T]]) -> T:
         except MetadataUnavailable as error:
             log.warning("metadata-unavailable", extra={"why": error.detail})
             await asyncio.sleep(_PAUSE_S)
+
+
+def has_lost_unsynced(local: LocalCookie, replayed: Replayed) -> bool:
+    """Whether entries that were acknowledged before they were synced may be lost (rule 31)."""
+    return local.durability == "deferred" and not replayed.was_clean
 
 
 def _identity(directory: Path) -> Identity:
@@ -82,7 +91,7 @@ class Registration:
         """
         config = self._config
         name = config.bookie_name
-        cluster_id = await retry_until_available(self._metadata.cluster_id)
+        cluster_id = await self._find_cluster(local)
         if config.cluster_id and config.cluster_id != cluster_id:
             raise CookieRefused(f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
@@ -104,9 +113,7 @@ class Registration:
                 local=local,
                 remote=remote,
                 has_data=has_data,
-                lost_unsynced=(
-                    local is not None and local.durability == "deferred" and not replayed.was_clean
-                ),
+                lost_unsynced=local is not None and has_lost_unsynced(local, replayed),
                 may_fix=config.auto_fix_cookies or (remote is not None and remote.may_fix),
                 identity=identity,
                 process=self._process,
@@ -123,6 +130,40 @@ class Registration:
                 return cookie
             # Another process registered first, or changed the row: look again.
             local = cookie
+
+    async def _find_cluster(self, local: LocalCookie | None) -> str:
+        """The cluster of the metadata service. While its database has lost this bookie's cookie, and a rebuild may bring
+        it back, announce the bookie and wait: the rebuild finds it among the services that live (rule 18d).
+        """
+        while True:
+            cluster_id = await retry_until_available(self._metadata.cluster_id)
+            if local is None or (local.cluster_id == cluster_id and await self._is_registered()):
+                return cluster_id
+            if not await self._awaits_rebuild(local, cluster_id):
+                # The rebuild may have begun between the two questions.
+                if await retry_until_available(self._metadata.cluster_id) == cluster_id:
+                    return cluster_id
+                continue
+            log.warning("waiting-for-rebuild", extra={"cluster": local.cluster_id})
+            await retry_until_available(self._announce)
+            await asyncio.sleep(_WAITING_S / 5)
+
+    async def _announce(self) -> None:
+        """Tell that this process lives, as a service: a bookie's heartbeat counts with its cookie only."""
+        alive = ServiceHeartbeat(
+            url=self._config.url, state="waits for a rebuild", ttl_s=_WAITING_S
+        )
+        await self._metadata.send_service_heartbeat("bookie", self._config.bookie_name, alive)
+
+    async def _is_registered(self) -> bool:
+        name = self._config.bookie_name
+        return await retry_until_available(lambda: self._metadata.cookie(name)) is not None
+
+    async def _awaits_rebuild(self, local: LocalCookie, cluster_id: str) -> bool:
+        if not local.was_registered or is_copy(local, _identity(self._directory)):
+            return False
+        state = await retry_until_available(self._metadata.rebuild_state)
+        return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
         """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused."""

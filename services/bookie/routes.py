@@ -6,6 +6,7 @@ from quorumlog.net.operations import Handler, Route, route
 from quorumlog.net.parameters import Parameter
 from quorumlog.wire.bodies import Body, BookieStatePut, BookieWitnesses
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
+from quorumlog.wire.rebuild_bodies import RowsPage
 from services.bookie import handlers
 from services.bookie.bodies import (
     DamageBody,
@@ -38,6 +39,7 @@ ROUTES: Final = (
     route("PUT", "/v1/maintenance", handlers.put_maintenance, takes=MaintenancePut, gives=InfoBody),
     route("GET", "/v1/damage", handlers.damage, gives=DamageBody),
     route("GET", "/v1/ledgers", handlers.list_ledgers, AFTER, LIMIT, gives=HeldList),
+    route("GET", "/v1/rows", handlers.list_rows, AFTER, LIMIT, gives=RowsPage),
     route("GET", _LEDGER, handlers.get_ledger, LEDGER_ID, gives=HeldBody),
     _asking("POST", f"{_LEDGER}/entries", handlers.add_entries, VerdictBody, KIND, KEY),
     _asking("GET", f"{_LEDGER}/entries", handlers.read_entries, EntriesBody, FROM, TO),

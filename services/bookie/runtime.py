@@ -35,7 +35,12 @@ from services.bookie.fresh import witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
-from services.bookie.registration import Displaced, Registration, retry_until_available
+from services.bookie.registration import (
+    Displaced,
+    Registration,
+    has_lost_unsynced,
+    retry_until_available,
+)
 from services.bookie.scrub import Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
@@ -78,6 +83,7 @@ class BookieRuntime:
         self._metadata = MetadataClient(config.metadata_urls)
         self._registration = Registration(config, self._metadata, self.process)
         self._cookie: LocalCookie | None = None
+        self._found_cookie: LocalCookie | None = None
         self._end = end
         self._task: asyncio.Task[None] | None = None
         self._opened: Store | None = None
@@ -87,6 +93,33 @@ class BookieRuntime:
         self.scrubber: Scrubber | None = None
         self._witness_file = WitnessFile(config.data_dir.resolve())
         self._rows = MetadataRows(self._metadata, self._witness_file.keep)
+
+    @property
+    def replayed_store(self) -> Store | None:
+        """The store once its log is replayed: it serves nothing before the bookie is registered but what a rebuild of
+        the metadata's database asks for (rule 18d).
+        """
+        return self.store or self._opened
+
+    @property
+    def cookie(self) -> LocalCookie | None:
+        """The directory's cookie; None before its first registration."""
+        return self._cookie or self._found_cookie
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether the directory, which is not registered as a new incarnation yet, may lack what it acknowledged."""
+        found, store = self._found_cookie, self.replayed_store
+        return (
+            self._cookie is None
+            and found is not None
+            and store is not None
+            and (found.salvaged or has_lost_unsynced(found, store.replayed))
+        )
+
+    def witness_lines(self) -> tuple[str, ...]:
+        """The witnesses that the directory keeps. Blocks for one small file."""
+        return WitnessFile(self.config.data_dir.resolve()).lines()
 
     @property
     def missing_rows(self) -> int:
@@ -208,8 +241,9 @@ class BookieRuntime:
             self.cluster_id = local.cluster_id
             self._metadata.witnesses = self._witness_file.load(local.cluster_id)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
-        self._opened = store
         replayed = store.replayed
+        self._found_cookie = local
+        self._opened = store
         log.info(
             "log-replayed",
             extra={

@@ -25,14 +25,18 @@ class WitnessFile:
 
     def load(self, cluster_id: str) -> tuple[str, ...]:
         """The witnesses kept last."""
-        try:
-            lines = self._path.read_text(encoding="ascii", errors="replace").split()
-        except FileNotFoundError:
-            return ()
+        lines = self.lines()
         sound = tuple(line for line in lines if token_of(cluster_id, line) is not None)
         if len(sound) < len(lines):
             log.error("witnesses-damaged", extra={"path": str(self._path), "sound": len(sound)})
         return sound
+
+    def lines(self) -> tuple[str, ...]:
+        """What the file has, of whatever cluster; not checked."""
+        try:
+            return tuple(self._path.read_text(encoding="ascii", errors="replace").split())
+        except FileNotFoundError:
+            return ()
 
     def keep(self, witnesses: tuple[str, ...]) -> None:
         """Replace the kept witnesses; on disk when it returns."""

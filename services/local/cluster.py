@@ -10,13 +10,14 @@ Invariants:
 
 import asyncio
 import fcntl
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -204,12 +205,22 @@ class LocalCluster:
         await self.until_up("metadata-1")
 
         bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
+        new: list[Callable[[], None]] = []
         for number, name in enumerate(bookies):
             zone = settings.zones[number % len(settings.zones)] if settings.zones else ""
             own = {"BOOKIE_NAME": name, "DATA_DIR": str(self._data / name), "ZONE": zone}
             own["DURABILITY"] = settings.durability
             own["AUTO_FIX_COOKIES"] = str(int(settings.auto_fix_cookies))
-            self._launch_service(name, "bookie", next(ports), shared | own)
+            launched = partial(self._launch_service, name, "bookie", next(ports), shared | own)
+            if settings.rebuild_metadata and not (self._data / name / "cookie.json").exists():
+                new.append(launched)
+            else:
+                launched()
+        if settings.rebuild_metadata:
+            await self._rebuild(metadata_url)
+        # Registered before the rebuild, a new bookie would make this database another cluster's.
+        for launch in new:
+            launch()
         for name in bookies:
             await self.until_up(name)
         self._writable_count = await self._count_writable(bookies)
@@ -226,6 +237,29 @@ class LocalCluster:
             self._launch_service(name, "autorecovery", next(ports), shared | own)
         for name in healers:
             await self.until_up(name)
+
+    async def _rebuild(self, metadata_url: str) -> None:
+        """Make the metadata's rows again from what the bookies hold, and say what was found."""
+        bookies = [service for service in self.services.values() if service.kind == "bookie"]
+        for service in bookies:
+            await self._until(service, partial(_answers, f"{service.url}/v1/rows?limit=1"))
+        ask = {"take_over": True, "bookies": [service.url for service in bookies]}
+        report: dict[str, Any] = {}
+        async for line in _rebuild_lines(metadata_url, ask):
+            if "error" in line:
+                raise ClusterError(f"the metadata can't be rebuilt: {line['error']}")
+            report = line.get("report", report)
+        self._say(
+            f"rebuilt the metadata of cluster {report['cluster_id']} from {len(bookies)} bookies"
+        )
+        for kind in ("ledgers", "logs"):
+            found = ", ".join(f"{count} {action}" for action, count in report[kind].items())
+            self._say(f"  {kind}: {found or 'none'}")
+        if report["open_ledgers"]:
+            self._say(f"  {report['open_ledgers']} ledgers are open: autorecovery recovers them")
+        for found in report["findings"]:
+            subject = f"ledger {found['ledger_id']}" if "ledger_id" in found else found["log"]
+            self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
         """How many bookies take entries; says why the others do not, since gateways would wait."""
@@ -294,9 +328,12 @@ class LocalCluster:
         Raises: ClusterError if it ends instead, or takes too long.
         """
         service = self.services[name]
-        loop = asyncio.get_running_loop()
+        await self._until(service, service.is_up)
+
+    async def _until(self, service: Service, is_up: Callable[[], Awaitable[bool]]) -> None:
+        name, loop = service.program.name, asyncio.get_running_loop()
         end = loop.time() + START_S
-        while not await service.is_up():
+        while not await is_up():
             if not service.is_alive:
                 raise ClusterError(f"{name} ended at its start:\n{service.log_end()}")
             if loop.time() > end:
@@ -361,6 +398,18 @@ async def _fetch_info(url: str) -> dict[str, Any]:
             return info
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
+
+
+async def _rebuild_lines(url: str, ask: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """What the metadata service tells of a rebuild."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 22) as session,
+        session.post(f"{url}/v1/rebuild", json=ask) as answer,
+    ):
+        answer.raise_for_status()
+        async for line in answer.content:
+            yield json.loads(line)
 
 
 async def _answers(url: str) -> bool:

@@ -41,6 +41,11 @@ class LocalSettings(BaseModel):
     auto_fix_cookies: bool = Field(
         default=False, description="1: a wiped bookie rejoins as a new incarnation"
     )
+    rebuild_metadata: bool = Field(
+        default=False,
+        description="1: rows that the database lacks are made again from what the bookies hold, in an empty database"
+        " too (the folder `postgres` is gone)",
+    )
     lost_bookie_delay_s: float = Field(
         default=60,
         ge=0,

@@ -18,6 +18,7 @@ from quorumlog.net.timers import restarted
 from services.metadata import (
     handlers,
     log_handlers,
+    rebuild_handlers,
     repair_handlers,
     transaction_handlers,
     witness_handlers,
@@ -36,6 +37,8 @@ from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import migrate
+from services.metadata.rebuild import Rebuilder
+from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.transactions import TransactionStore
@@ -46,6 +49,7 @@ log = logging.getLogger(__name__)
 ROUTES: Final = (
     *handlers.ROUTES,
     *log_handlers.ROUTES,
+    *rebuild_handlers.ROUTES,
     *repair_handlers.ROUTES,
     *transaction_handlers.ROUTES,
     *witness_handlers.ROUTES,
@@ -78,6 +82,7 @@ def build(config: Config) -> web.Application:
         middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
         client_max_size=config.body_bytes_max,
     )
+    cookies = CookieStore(database)
     app[PARTS] = MetadataParts(
         ledgers=LedgerStore(database),
         cookies=cookies,
@@ -90,13 +95,14 @@ def build(config: Config) -> web.Application:
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry),
         kept=KeptStore(database),
+        rebuilder=Rebuilder(RebuildStore(database), cookies, liveness),
         change_heartbeat_s=config.change_heartbeat_s,
     )
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrate_with_retries(database)
-            watch = partial(_watch_database, database)
+            watch = partial(_watch_database, database, cookies)
             parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(*(restarted(part) for part in parts))
 
@@ -155,12 +161,14 @@ async def _migrate_with_retries(database: Database) -> None:
             return
 
 
-async def _watch_database(database: Database) -> None:
+async def _watch_database(database: Database, cookies: CookieStore) -> None:
     """Notice a database that went back in time, or returned, without any requests too."""
     while True:
         await asyncio.sleep(_WATCH_S)
         try:
             await database.probe()
+            # A rebuild through another process may have made an empty database its cluster's.
+            database.memory.cluster_id = await cookies.cluster_id()
         except QuorumLogError:
             pass  # `ready` and the gauges report it
         except Exception:

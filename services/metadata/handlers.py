@@ -61,6 +61,7 @@ from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
+from services.metadata.rebuild import Rebuilder
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.transactions import TransactionStore
@@ -104,6 +105,7 @@ class MetadataParts:
     transactions: TransactionStore
     witnesses: WitnessStore
     kept: KeptStore
+    rebuilder: Rebuilder
     change_heartbeat_s: float
 
 

@@ -49,7 +49,7 @@ from services.metadata.kept import HeldCopies, check_held
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
-_ROW: Final = (
+ROW: Final = (
     "ledger_id, version, attempt::text AS attempt, first_offset, body::text AS body,"
     f" {utc('created_at')}"
 )
@@ -89,7 +89,7 @@ class LedgerStore(RowStore):
         if held is not None:
             await check_held(connection, self.database.memory, held)
         record = await connection.fetchrow(
-            f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
+            f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
         return row_of(record, ledger_id)
 
@@ -142,7 +142,7 @@ class LedgerStore(RowStore):
         record = await connection.fetchrow(
             "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
             " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
-            f" RETURNING {_ROW}",
+            f" RETURNING {ROW}",
             row.ledger_id,
             row.version,
             body_of(row),
@@ -153,7 +153,7 @@ class LedgerStore(RowStore):
             await connection.execute(
                 "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
             )
-            await _index_members(connection, row.ledger_id, row)
+            await index_members(connection, {row.ledger_id: row})
         await add_repairs(
             connection,
             [
@@ -255,7 +255,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
         "SELECT ledger_id, version, attempt, first_offset, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"
     )
-    row = f"{_ROW}, {is_match} AS is_match"
+    row = f"{ROW}, {is_match} AS is_match"
     return page_of(rows, order="ledger_id", row=row, limit=value(limit)), values
 
 
@@ -312,19 +312,14 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRo
     # Of two concurrent tries the later one waits here for the earlier one's end.
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
         await _raise_if_created(connection, request.attempt)
-    await _index_members(connection, row.ledger_id, request.row)
+    await index_members(connection, {row.ledger_id: row})
     if TRANSACTION_TAG in row.extra:
         await _join_transaction(connection, row)
     elif row.log is not None:
         await connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id) VALUES ($1)", row.ledger_id
         )
-    if request.row.metadata:
-        await connection.execute(
-            "INSERT INTO ledger_tags (ledger_id, tag) SELECT $1, unnest($2::bytea[])",
-            row.ledger_id,
-            [_tag(pair) for pair in request.row.metadata.items()],
-        )
+    await index_tags(connection, {row.ledger_id: row})
     return row
 
 
@@ -370,7 +365,7 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
         record = await connection.fetchrow(
             "INSERT INTO ledgers (ledger_id, version, body, attempt)"
             " VALUES ($1, 1, $2::text::jsonb, $3)"
-            f" ON CONFLICT DO NOTHING RETURNING {_ROW}",
+            f" ON CONFLICT DO NOTHING RETURNING {ROW}",
             ledger_id,
             body_of(request.row),
             request.attempt,
@@ -415,25 +410,43 @@ async def _raise_if_created(connection: Connection, attempt: str) -> None:
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
     """A row, locked until the transaction ends. Raises: NoSuchLedger."""
     record = await connection.fetchrow(
-        f"SELECT {_ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
+        f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
     )
     return row_of(record, ledger_id)
 
 
-async def _index_members(connection: Connection, ledger_id: int, row: LedgerDraft) -> None:
+async def index_members(connection: Connection, rows: Mapping[int, LedgerDraft]) -> None:
+    """Add the members that rows name, by ledger, to the index of members."""
     # A repair's target is a member before its first copy (rule 20), and who leaves until the target has
     # a copy of the row (rule 20b).
-    members = sorted(
-        {member for fragment in row.fragments for member in fragment.bookies}
-        | {member for repair in row.repairs for member in (repair.leaving, repair.target)}
-    )
+    found = [
+        (ledger_id, member)
+        for ledger_id, row in rows.items()
+        for member in sorted(
+            {member for fragment in row.fragments for member in fragment.bookies}
+            | {member for repair in row.repairs for member in (repair.leaving, repair.target)}
+        )
+    ]
     await connection.execute(
         "INSERT INTO ledger_members (ledger_id, name, incarnation)"
-        " SELECT $1, * FROM unnest($2::text[], $3::bigint[])",
-        ledger_id,
-        [member_name(member) for member in members],
-        [member_incarnation(member) for member in members],
+        " SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[])",
+        [ledger_id for ledger_id, _ in found],
+        [member_name(member) for _, member in found],
+        [member_incarnation(member) for _, member in found],
     )
+
+
+async def index_tags(connection: Connection, rows: Mapping[int, LedgerDraft]) -> None:
+    """Add new rows' custom metadata, by ledger, to the index of tags."""
+    found = [
+        (ledger_id, _tag(pair)) for ledger_id, row in rows.items() for pair in row.metadata.items()
+    ]
+    if found:
+        await connection.execute(
+            "INSERT INTO ledger_tags (ledger_id, tag) SELECT * FROM unnest($1::bigint[], $2::bytea[])",
+            [ledger_id for ledger_id, _ in found],
+            [tag for _, tag in found],
+        )
 
 
 def _tag(pair: tuple[str, str]) -> bytes:
@@ -453,7 +466,7 @@ async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
         )
         if released is None:
             raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
-    await _bury(connection, [row.ledger_id])
+    await bury(connection, [row.ledger_id])
 
 
 async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
@@ -464,11 +477,11 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
         sorted(ledgers),
     )
     deleted = [record["ledger_id"] for record in records]
-    await _bury(connection, deleted)
+    await bury(connection, deleted)
     return set(deleted)
 
 
-async def _bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
+async def bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
     """Replace locked rows by tombstones, and delete what other tables have of these ledgers."""
     for table in ("ledger_members", "ledger_tags"):
         await connection.execute(

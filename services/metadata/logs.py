@@ -17,7 +17,7 @@ from services.metadata.database import Connection, RowStore, listing, proven, tr
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
 from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
 
-_ROW: Final = (
+ROW: Final = (
     f"name, version, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
@@ -35,8 +35,8 @@ class LogStore(RowStore):
     @proven
     async def get(self, connection: Connection, name: str) -> LogRow:
         """One row. Raises: NoSuchLog."""
-        record = await connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1", name)
-        return _row_of(record, name)
+        record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1", name)
+        return row_of(record, name)
 
     @listing
     async def page(
@@ -71,7 +71,7 @@ class LogStore(RowStore):
             row.name,
         )
         old = await connection.fetchrow(
-            f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
+            f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
         )
         target = f"create log {row.name}"
         if await is_applied(connection, request.attempt, target):
@@ -82,9 +82,9 @@ class LogStore(RowStore):
                 row.name,
                 request.attempt,
             )
-            return _row_of(old if is_it else None, row.name)
+            return row_of(old if is_it else None, row.name)
         if old is not None and old["body"] is not None:
-            current = _row_of(old)
+            current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
         named = {item.ledger_id for item in row.items}
         await _lock_ledgers(connection, row.name, named)
@@ -92,13 +92,13 @@ class LogStore(RowStore):
         await _place_ledgers(connection, _places_of(row), request.attempt)
         record = await connection.fetchrow(
             "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
-            f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {_ROW}",
+            f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {ROW}",
             row.name,
-            _body_of(row),
+            body_of(row),
             0 if fresh else 1,
         )
         await record_attempt(connection, request.attempt, target)
-        return _row_of(record, row.name)
+        return row_of(record, row.name)
 
     @transactional
     async def change(self, connection: Connection, request: LogChange) -> LogRow:
@@ -177,7 +177,7 @@ PAGE: Final = page_of(
     "SELECT name, version, body, created_at, body_bytes FROM logs"
     " WHERE body IS NOT NULL AND name > $1",
     order="name",
-    row=_ROW,
+    row=ROW,
     limit="$2",
 )
 ORPHANS: Final = (
@@ -188,7 +188,8 @@ ORPHANS: Final = (
 )
 
 
-def _row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
+def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
+    """A database row as a body. Raises: NoSuchLog."""
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
     return LogRow.model_validate_json(_json_of(record))
@@ -203,14 +204,15 @@ def _json_of(record: asyncpg.Record) -> bytes:
     )
 
 
-def _body_of(row: LogRow) -> str:
+def body_of(row: LogRow) -> str:
+    """The content of the column `body`: all fields without a column of their own."""
     return row.model_dump_json(exclude={"name", "version", "created_at", "read_ms"})
 
 
 async def lock_log(connection: Connection, name: str) -> LogRow:
     """A row, locked until the transaction ends. Raises: NoSuchLog."""
-    record = await connection.fetchrow(f"SELECT {_ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
-    return _row_of(record, name)
+    record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
+    return row_of(record, name)
 
 
 async def change_row(
@@ -238,12 +240,12 @@ async def change_row(
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
-        f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {_ROW}",
+        f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {ROW}",
         new.name,
         old.version,
-        _body_of(new),
+        body_of(new),
     )
-    return _row_of(record, new.name)
+    return row_of(record, new.name)
 
 
 def check_version(current: LogRow, version: int) -> None:

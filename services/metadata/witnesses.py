@@ -77,13 +77,14 @@ class WitnessStore(RowStore):
                 bookies=silent,
             )
         # Unchecked: the database lacks these tokens, and an operator decided to go on.
-        await self.database.run(lambda connection: _accept(connection, tokens))
+        await self.database.run(lambda connection: accept_tokens(connection, tokens))
         log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
         await self.database.probe()
         return self.state()
 
 
-async def _accept(connection: Connection, tokens: Sequence[str | None]) -> None:
+async def accept_tokens(connection: Connection, tokens: Sequence[str | None]) -> None:
+    """Accept the loss of these changes."""
     async with connection.transaction():
         await connection.execute(ACCEPT, tokens)
         await connection.execute("UPDATE cluster SET loss_accepted_at = now()")

@@ -260,7 +260,7 @@ TWIN_MUTANTS: Final = (
         "rule 15a",
         "a copy of a directory is taken for the directory",
         cookie,
-        "_is_copy",
+        "is_copy",
         patches.never,
         starts_with_lost_data,
     ),

@@ -252,8 +252,9 @@ def nothing(_original: Any) -> Any:
 def without_targets(original: Any) -> Any:
     """Only fragments are indexed."""
 
-    async def index(connection: Connection, ledger_id: int, row: Any) -> None:
-        await original(connection, ledger_id, row.model_copy(update={"repairs": ()}))
+    async def index(connection: Connection, rows: Any) -> None:
+        bare = {item: row.model_copy(update={"repairs": ()}) for item, row in rows.items()}
+        await original(connection, bare)
 
     return index
 
@@ -430,13 +431,13 @@ GUARDS: Final = (
     Guard(
         "rule 20b",
         "who lost a place is not in the members' index",
-        ((ledgers, "_index_members", without_targets),),
+        ((ledgers, "index_members", without_targets),),
         who_leaves_is_a_member,
     ),
     Guard(
         "rule 20",
         "a repair's target is not in the members' index",
-        ((ledgers, "_index_members", without_targets),),
+        ((ledgers, "index_members", without_targets),),
         a_target_is_a_member,
     ),
     Guard(

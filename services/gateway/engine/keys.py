@@ -9,16 +9,18 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from quorumlog.errors import WrongPassword
+from quorumlog.protocol.access_key import SALT_BYTES, is_same, is_sealed, salt_and_digest
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 
-_SALT_BYTES: Final = 16
+_ACCESS_KEY: Final = b"quorumlog access key"
+_MAC_KEY: Final = b"quorumlog MAC key"
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
 _VERIFIED_MAX: Final = 10_000
@@ -39,10 +41,10 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
     nonce = secrets.token_bytes(_NONCE_BYTES)
     access_key = mac_key = b""
     if password is not None:
-        salt = secrets.token_bytes(_SALT_BYTES)
-        access_key = salt + _derive(password, salt, b"quorumlog access key")
+        salt = secrets.token_bytes(SALT_BYTES)
+        access_key = salt + _derive(password, salt, _ACCESS_KEY)
         if digest is DigestKind.HMAC_SHA256:
-            mac_key = _derive(password, salt, b"quorumlog MAC key")
+            mac_key = _derive(password, salt, _MAC_KEY)
     ledger_key = hmac.digest(nonce, b"quorumlog ledger key" + access_key, "sha256")
     return LedgerKeys(ledger_key, access_key, mac_key)
 
@@ -54,22 +56,35 @@ class Gatekeeper:
         """No password is remembered yet."""
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
-    def check(self, row: LedgerMetadata, password: str | None) -> None:
-        """Raise WrongPassword unless `password` is the ledger's, or the ledger has none."""
+    def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
+        """The row; of one that was made again, with the keys that only the password gives (rule 18d). Raises: WrongPassword
+        unless `password` is the ledger's, or the ledger has none.
+        """
         if not row.access_key:
-            return
+            return row
         if password is None:
             raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
+        salt, _ = salt_and_digest(row.access_key)
+        self._verify(row, password, salt)
+        return _with_keys(row, password, salt) if is_sealed(row.access_key) else row
+
+    def _verify(self, row: LedgerMetadata, password: str, salt: bytes) -> None:
         mark = hashlib.sha256(row.access_key + password.encode(errors="surrogatepass")).digest()
         if mark in self._verified:
             return
-        salt = row.access_key[:_SALT_BYTES]
-        derived = salt + _derive(password, salt, b"quorumlog access key")
-        if not hmac.compare_digest(derived, row.access_key):
+        derived = salt + _derive(password, salt, _ACCESS_KEY)
+        if not is_same(derived, row.access_key):
             raise WrongPassword("the password is another one", ledger_id=row.ledger_id)
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)
+
+
+def _with_keys(row: LedgerMetadata, password: str, salt: bytes) -> LedgerMetadata:
+    access_key = salt + _derive(password, salt, _ACCESS_KEY)
+    has_mac = row.digest is DigestKind.HMAC_SHA256
+    mac_key = _derive(password, salt, _MAC_KEY) if has_mac else b""
+    return replace(row, access_key=access_key, mac_key=mac_key)
 
 
 def _derive(password: str, salt: bytes, purpose: bytes) -> bytes:

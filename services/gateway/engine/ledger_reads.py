@@ -67,7 +67,7 @@ class LedgerReads:
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
         row, known = await self._confirmed(ledger_id)
-        self._gatekeeper.check(row, password)
+        row = self._gatekeeper.check(row, password)
         end = min(known.last_add_confirmed, first + limit - 1)
         if last is not None:
             end = min(end, last)

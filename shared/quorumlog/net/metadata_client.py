@@ -44,6 +44,7 @@ from quorumlog.wire.bodies import (
     WitnessState,
 )
 from quorumlog.wire.log_bodies import LedgerIds
+from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
@@ -277,6 +278,10 @@ class MetadataClient(MetadataRequests):
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
+
+    async def rebuild_state(self) -> RebuildState:
+        """Whether the database is empty, or was rebuilt (rule 18d)."""
+        return await self.ask("GET", "/v1/rebuild", gives=RebuildState)
 
 
 def _of_missing(error: NoSuchLedger) -> CasStatus:

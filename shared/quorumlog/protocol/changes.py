@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.access_key import is_same, is_sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Sealed
@@ -34,6 +35,9 @@ _FIXED: Final[dict[str, Callable[[LedgerMetadata], Any]]] = {
 }
 """What a ledger was created with and keeps, by its name in the row."""
 
+_KEYS: Final = {"access_key", "mac_key"}
+"""What comes from the ledger's password."""
+
 _Problems = list[tuple[str, str]]
 """Pointer and detail of each."""
 
@@ -56,7 +60,9 @@ def check_new_ledger(row: LedgerMetadata) -> None:
 def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     """Raise InvalidRequest unless `old` may become `new` in one step."""
     problems = [
-        (f"/row/{name}", "never changes") for name, get in _FIXED.items() if get(old) != get(new)
+        (f"/row/{name}", "never changes")
+        for name, get in _FIXED.items()
+        if get(old) != get(new) and not (name in _KEYS and _learns_keys(old, new))
     ]
     if new.state not in _NEXT[old.state]:
         problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
@@ -73,6 +79,12 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
         ]
     problems += _fragments(old, new) or _kept(old, new)
     _raise(problems, ledger_id=old.ledger_id)
+
+
+def _learns_keys(old: LedgerMetadata, new: LedgerMetadata) -> bool:
+    """Whether somebody with the password gives a row that was made again its keys (rule 18d)."""
+    is_unknown = is_sealed(old.access_key) and not old.mac_key
+    return is_unknown and not is_sealed(new.access_key) and is_same(new.access_key, old.access_key)
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:

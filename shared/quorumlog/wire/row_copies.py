@@ -4,15 +4,11 @@ A copy is the row as JSON without its secrets. The MAC key is derived from the p
 the salt and a digest stay, by which a password can be checked; bookies have the ledger key anyway.
 """
 
-import hashlib
 from dataclasses import replace
-from typing import Final
 
+from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import Body, Key, LedgerRow
-
-SALT_BYTES: Final = 16
-"""An access key begins with its salt (services/gateway/engine/keys.py)."""
 
 
 class RowCopyBody(Body):
@@ -26,16 +22,20 @@ class RowCopyBody(Body):
 
 def encode(row: LedgerMetadata) -> bytes:
     """The copy of a row."""
-    access = row.access_key
+    salt, digest = salt_and_digest(row.access_key)
     public = replace(row, ledger_key=b"", mac_key=b"", access_key=b"")
-    body = RowCopyBody(
-        row=LedgerRow.from_core(public),
-        salt=access[:SALT_BYTES],
-        access_digest=hashlib.sha256(access).digest() if access else b"",
-    )
+    body = RowCopyBody(row=LedgerRow.from_core(public), salt=salt, access_digest=digest)
     return body.model_dump_json().encode()
 
 
-def decode(copy: bytes) -> RowCopyBody:
+def decode(copy: bytes | str) -> RowCopyBody:
     """What a copy says. Raises: ValueError."""
     return RowCopyBody.model_validate_json(copy)
+
+
+def row_of(copy: RowCopyBody) -> LedgerMetadata:
+    """The row, as far as a copy tells it: without the ledger key, and the access key only to be proven by the password."""
+    row = copy.row.to_core()
+    if not copy.access_digest:
+        return row
+    return replace(row, access_key=sealed(copy.salt, copy.access_digest))

@@ -1,0 +1,324 @@
+"""Rebuilds the database's rows from what bookies hold (rule 18d).
+
+Two passes over all ledgers. The first one finds out which bookies the rows name, so that it is known who is silent,
+and which ids are taken. The second one decides on some ledgers at a time and writes them in one transaction, by
+ascending id: a rebuild that ended early continues behind the last one, and one that is repeated changes nothing.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+import asyncpg
+import orjson
+
+from quorumlog.errors import InvalidRequest
+from quorumlog.net.sessions import service_session
+from quorumlog.protocol.access_key import is_sealed
+from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.rebuild import Action, Bookies, Held, LedgerPlace
+from quorumlog.wire import row_copies
+from quorumlog.wire.rebuild_bodies import (
+    AskedBookie,
+    HeldRows,
+    RebuildAsk,
+    RebuildFinding,
+    RebuildLine,
+    RebuildReport,
+)
+from services.metadata.cookies import CookieStore
+from services.metadata.liveness import Liveness
+from services.metadata.rebuild_sources import Source, find_sources, merged
+from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 200
+"""Ledgers of one transaction: some 50 ms, in which nobody else changes these (taste)."""
+_PROGRESS_EVERY: Final = 1000
+_FINDINGS_KEPT: Final = 1000
+"""Findings in a report; the others are counted (taste)."""
+
+Tell = Callable[[RebuildLine], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What the first pass found."""
+
+    ledgers: int = 0
+    highest: int = -1
+    named: set[str] = field(default_factory=set)
+    """Bookies that the newest copies name."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the second pass did."""
+
+    ledgers: Counter[Action] = field(default_factory=Counter)
+    logs: Counter[Action] = field(default_factory=Counter)
+    open_ledgers: int = 0
+    sealed_passwords: int = 0
+    findings: list[RebuildFinding] = field(default_factory=list)
+    left_out: int = 0
+    buried: set[int] = field(default_factory=set)
+    by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
+
+    def find(self, finding: RebuildFinding) -> None:
+        """Remember what people should know."""
+        if len(self.findings) < _FINDINGS_KEPT:
+            self.findings.append(finding)
+        else:
+            self.left_out += 1
+
+    def count(self, judged: Judged) -> None:
+        """Count a ledger."""
+        decision, row = judged.decision, judged.row
+        self.ledgers[decision.action] += 1
+        if decision.why:
+            self.find(
+                RebuildFinding(ledger_id=judged.ledger_id, action=decision.action, why=decision.why)
+            )
+        if decision.action is Action.TOMBSTONE:
+            self.buried.add(judged.ledger_id)
+        elif row is not None and row.log is not None:
+            self.by_log.setdefault(row.log, []).append(_log_ledger(row))
+        if decision.row is not None:
+            self.open_ledgers += decision.row.state is not State.CLOSED
+            self.sealed_passwords += is_sealed(decision.row.access_key)
+
+
+class Rebuilder:
+    """Rebuilds one service's database."""
+
+    def __init__(self, store: RebuildStore, cookies: CookieStore, liveness: Liveness) -> None:
+        self.store = store
+        self._cookies, self._liveness = cookies, liveness
+
+    async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
+        """Rebuild; `tell` gets the progress. Raises: InvalidRequest, SourceAway, MetadataUnavailable."""
+        async with self.store.begin() as tables, service_session() as session:
+            return await _Work(tables, session, ask, tell).run(await self._places(ask))
+
+    async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:
+        """The URLs to ask, and the names of bookies that are registered."""
+        rows = await self._cookies.list()
+        listed = await self._liveness.bookies(rows)
+        services = await self._liveness.services()
+        urls = {row.cookie.url for row in rows} | {bookie.url for bookie in listed.bookies}
+        urls |= {found.url for found in services.services if found.kind == "bookie"}
+        urls |= set((await self._liveness.bookie_urls()).values())
+        urls |= {url.rstrip("/") for url in ask.bookies}
+        return urls - {""}, {row.name for row in rows}
+
+
+class _Work:
+    """One rebuild."""
+
+    def __init__(
+        self, tables: RebuildTables, session: aiohttp.ClientSession, ask: RebuildAsk, tell: Tell
+    ) -> None:
+        self._tables, self._session = tables, session
+        self._ask, self._tell = ask, tell
+        self._tally = _Tally()
+
+    async def run(self, places: tuple[set[str], set[str]]) -> RebuildReport:
+        """All passes."""
+        urls, registered = places
+        sources = await find_sources(self._session, urls)
+        cluster_id = await self._cluster(sources)
+        survey = await self._survey(sources)
+        bookies = self._bookies(sources, registered | survey.named)
+        writes = not self._ask.dry_run
+        next_id = await self._tables.begin_writing(survey.highest) if writes else survey.highest + 1
+        await self._decide_ledgers(sources, bookies, survey)
+        await self._decide_logs()
+        # Last: with its cookie a bookie that waits begins to serve.
+        cookies = await self._put_cookies(sources) if writes else []
+        return self._report(cluster_id, sources, bookies, cookies, next_id)
+
+    async def _cluster(self, sources: Sequence[Source]) -> str:
+        """The cluster that all bookies are of. An empty database becomes its database. Raises: InvalidRequest."""
+        if not sources:
+            raise InvalidRequest("no bookie answers: name their URLs, or start them")
+        clusters = {
+            source.head.cookie.cluster_id for source in sources if source.head.cookie is not None
+        }
+        witnesses = {one for source in sources for one in source.head.witnesses}
+        accepted = witnesses if self._ask.take_over and not self._ask.dry_run else set()
+        cluster_id = await self._tables.cluster_id()
+        if clusters == {cluster_id}:
+            await self._tables.accept_lost(cluster_id, accepted)
+            return cluster_id
+        if len(clusters) > 1 or not await self._tables.is_empty():
+            told = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
+            raise InvalidRequest(
+                f"the database is of cluster {cluster_id}, and the bookies say {told}. Only an empty"
+                " database can take a cluster over, and only of one cluster"
+            )
+        found = clusters.pop()
+        if self._ask.dry_run:
+            return found
+        if not self._ask.take_over:
+            raise InvalidRequest(
+                f"the database is empty, and the bookies are of cluster {found}: to make it that"
+                " cluster's database, ask for `take_over`"
+            )
+        await self._tables.take_over(found)
+        await self._tables.accept_lost(found, accepted)
+        log.warning("cluster-taken-over", extra={"cluster": found})
+        return found
+
+    async def _put_cookies(self, sources: Sequence[Source]) -> list[str]:
+        return await self._tables.put_cookies(
+            {
+                source.name: (cookie.model_copy(update={"url": source.url}), source.head.log_end)
+                for source in sources
+                if (cookie := source.head.cookie) is not None
+            }
+        )
+
+    async def _survey(self, sources: Sequence[Source]) -> _Survey:
+        found = _Survey()
+        async for ledger_id, holding in merged(self._session, sources, -1):
+            found.ledgers += 1
+            # Ids above were chosen by callers, and the sequence of ids never comes there.
+            if ledger_id < ASSIGNED_ID_END:
+                found.highest = ledger_id
+            copies = [orjson.loads(copy)["row"] for _, held in holding for copy in held.copies]
+            if copies:
+                newest = max(copies, key=lambda row: row["version"])
+                for fragment in newest["fragments"]:
+                    found.named |= {member_name(member) for member in fragment["bookies"]}
+            if found.ledgers % _PROGRESS_EVERY == 0:
+                await self._tell(RebuildLine(phase="survey", done=found.ledgers))
+        return found
+
+    def _bookies(self, sources: Sequence[Source], known: set[str]) -> Bookies:
+        answering = {source.name: source.incarnation for source in sources}
+        lacking = {source.name for source in sources if source.head.may_lack}
+        silent = (known - answering.keys()) | lacking
+        return Bookies(answering, frozenset(silent - set(self._ask.without)))
+
+    async def _decide_ledgers(
+        self, sources: Sequence[Source], bookies: Bookies, survey: _Survey
+    ) -> None:
+        done = 0
+        after = -1 if self._ask.after is None else self._ask.after
+        async for page in _pages(merged(self._session, sources, -1)):
+            held = {ledger_id: _held(holding) for ledger_id, holding in page}
+            is_due = not self._ask.dry_run and page[-1][0] > after
+            for judged in await self._judge(held, bookies, writes=is_due):
+                self._tally.count(judged)
+            done += len(page)
+            line = RebuildLine(
+                phase="ledgers",
+                done=done,
+                of=survey.ledgers,
+                through=page[-1][0] if is_due else None,
+            )
+            await self._tell(line)
+
+    async def _judge(
+        self, held: Mapping[int, Sequence[Held]], bookies: Bookies, *, writes: bool
+    ) -> list[Judged]:
+        try:
+            return await self._tables.judge(held, bookies, writes=writes)
+        except asyncpg.UniqueViolationError:
+            # Somebody created one of these ledgers just now: its row is seen and locked the next time.
+            return await self._tables.judge(held, bookies, writes=writes)
+
+    async def _decide_logs(self) -> None:
+        tally = self._tally
+        for name in sorted(await self._tables.log_names() | tally.by_log.keys()):
+            decision = await self._tables.judge_log(
+                name, tally.by_log.get(name, []), tally.buried, writes=not self._ask.dry_run
+            )
+            tally.logs[decision.action] += 1
+            why = decision.why
+            if not why and decision.action is Action.WRITE and decision.unplaced:
+                why = f"ledgers without a place in the log: {_some(decision.unplaced)}"
+            if why:
+                tally.find(RebuildFinding(log=name, action=decision.action, why=why))
+
+    def _report(
+        self,
+        cluster_id: str,
+        sources: Sequence[Source],
+        bookies: Bookies,
+        cookies: Sequence[str],
+        next_id: int,
+    ) -> RebuildReport:
+        tally = self._tally
+        return RebuildReport(
+            cluster_id=cluster_id,
+            dry_run=self._ask.dry_run,
+            bookies=tuple(
+                AskedBookie(
+                    bookie=source.head.bookie,
+                    url=source.url,
+                    may_lack=source.head.may_lack,
+                )
+                for source in sources
+            ),
+            silent=tuple(sorted(bookies.silent)),
+            ledgers=dict(tally.ledgers),
+            logs=dict(tally.logs),
+            open_ledgers=tally.open_ledgers,
+            sealed_passwords=tally.sealed_passwords,
+            cookies=tuple(cookies),
+            next_ledger_id=next_id,
+            findings=tuple(tally.findings),
+            findings_left_out=tally.left_out,
+        )
+
+
+async def _pages(
+    ledgers: AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]],
+) -> AsyncIterator[list[tuple[int, list[tuple[Source, HeldRows]]]]]:
+    page = []
+    async for ledger in ledgers:
+        page.append(ledger)
+        if len(page) == _AT_ONCE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
+    # Members hold equal copies: each text is read once.
+    rows: dict[str, LedgerMetadata] = {}
+    for _, held in holding:
+        for copy in held.copies:
+            if copy not in rows:
+                rows[copy] = row_copies.row_of(row_copies.decode(copy))
+    return [
+        Held(
+            source.head.bookie,
+            held.ledger_key,
+            held.deleted,
+            tuple(rows[copy] for copy in held.copies),
+        )
+        for source, held in holding
+    ]
+
+
+def _log_ledger(row: LedgerMetadata) -> LedgerPlace:
+    return LedgerPlace(
+        row.ledger_id, row.first_offset, row.last_entry, row.length or 0, row.quorum, row.digest
+    )
+
+
+def _cluster_of(source: Source) -> str:
+    return "" if source.head.cookie is None else source.head.cookie.cluster_id
+
+
+def _some(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:10]))
+    return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"

@@ -1,0 +1,53 @@
+"""The routes of a rebuild (rule 18d). Internal: an operator's command asks, and bookies whose cookies are missing."""
+
+import logging
+from typing import Final
+
+from aiohttp import web
+
+from quorumlog.errors import QuorumLogError
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given
+from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine, RebuildState
+from services.metadata.handlers import PARTS
+from services.metadata.http import parsed
+
+log = logging.getLogger(__name__)
+
+_LINES: Final = "application/x-ndjson"
+
+
+async def get_state(request: web.Request, _given: Given) -> web.Response:
+    """Whether the database is empty, or was rebuilt."""
+    return answer(await request.app[PARTS].rebuilder.store.state())
+
+
+async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
+    """Rebuild what bookies prove: a line of progress at a time, and at last the report or why there is none. Ends when
+    the caller goes; what is written stays.
+    """
+    ask = await parsed(request, RebuildAsk)
+    response = web.StreamResponse(headers={"Content-Type": _LINES})
+    await response.prepare(request)
+
+    async def tell(line: RebuildLine) -> None:
+        await response.write(line.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    try:
+        report = await request.app[PARTS].rebuilder.run(ask, tell)
+        await tell(RebuildLine(report=report))
+    except ConnectionResetError:
+        log.warning("rebuild-cancelled")
+    except QuorumLogError as error:
+        await tell(RebuildLine(error=error.detail))
+    except Exception as error:
+        log.exception("rebuild-failed")
+        await tell(RebuildLine(error=repr(error)))
+    return response
+
+
+ROUTES: Final = (
+    route("GET", "/v1/rebuild", get_state, gives=RebuildState),
+    route("POST", "/v1/rebuild", rebuild, takes=RebuildAsk, gives=RebuildLine, media=_LINES),
+)

@@ -1,0 +1,348 @@
+"""What a rebuild reads and writes in the database (rule 18d).
+
+Everything runs on one connection, which holds a lock as long as it lives: one rebuild at a time. Witnesses are not
+checked: a database that went back is what a rebuild is for, and no row is replaced but by one that came of it.
+"""
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.rebuild import (
+    Action,
+    Bookies,
+    Decision,
+    Held,
+    Known,
+    LedgerPlace,
+    LogDecision,
+    decide,
+    decide_log,
+)
+from quorumlog.wire.bodies import Cookie, LedgerRow
+from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.rebuild_bodies import RebuildState
+from quorumlog.wire.witnesses import token_of
+from services.metadata.attempts import record_change
+from services.metadata.database import Connection, Database, RowStore, plain
+from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
+from services.metadata.logs import ROW as LOG_ROW
+from services.metadata.logs import body_of as log_body_of
+from services.metadata.logs import row_of as log_row_of
+from services.metadata.witnesses import accept_tokens
+
+_LOCK: Final = 0x71756F73
+"""Any number that no other application of this database uses; migrations have another one."""
+_STATEMENT_MS: Final = "60000"
+_UNWRITTEN_IDS: Final = 1000
+"""Ids of ledgers that were created and never written may be on no bookie; so many are left out (taste)."""
+
+_IS_EMPTY: Final = (
+    "SELECT NOT EXISTS (SELECT FROM ledgers) AND NOT EXISTS (SELECT FROM logs)"
+    " AND NOT EXISTS (SELECT FROM cookies) AND NOT EXISTS (SELECT FROM transactions)"
+)
+
+_MADE: Final = (
+    "unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[])"
+    " AS made (id, version, attempt, body, created_at, first_offset)"
+)
+
+
+class RebuildStore(RowStore):
+    """Whether the database is empty, and the way into a rebuild."""
+
+    @plain
+    async def state(self, connection: Connection) -> RebuildState:
+        """For bookies whose cookies are missing."""
+        return RebuildState(
+            is_empty=await connection.fetchval(_IS_EMPTY),
+            was_rebuilt=await connection.fetchval("SELECT rebuilt_at IS NOT NULL FROM cluster"),
+        )
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator["RebuildTables"]:
+        """The tables, for one rebuild at a time. Raises: InvalidRequest while another one runs."""
+        connection = await self.database.connect(
+            statement_timeout=_STATEMENT_MS, idle_in_transaction_session_timeout=_STATEMENT_MS
+        )
+        try:
+            if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+                raise InvalidRequest("another rebuild of this database is running")
+            yield RebuildTables(self.database, connection)
+        finally:
+            connection.terminate()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A ledger, what is done about its row, and the row as it is then, where there is one."""
+
+    ledger_id: int
+    decision: Decision
+    row: LedgerMetadata | None
+
+
+class RebuildTables:
+    """The tables of one rebuild."""
+
+    def __init__(self, database: Database, connection: Connection) -> None:
+        """`connection` is this rebuild's own."""
+        self._database = database
+        self._connection = connection
+        self._noted: tuple[str, ...] = ()
+
+    async def cluster_id(self) -> str:
+        """The cluster that this database is of."""
+        return str(await self._connection.fetchval("SELECT cluster_id::text FROM cluster"))
+
+    async def is_empty(self) -> bool:
+        """Whether nothing was ever stored in this database."""
+        return bool(await self._connection.fetchval(_IS_EMPTY))
+
+    async def take_over(self, cluster_id: str) -> None:
+        """Make this empty database the cluster's. Raises: InvalidRequest if it is not empty."""
+        async with self._transaction():
+            await self._connection.execute("LOCK TABLE ledgers, logs, cookies IN SHARE MODE")
+            if not await self.is_empty():
+                raise InvalidRequest("the database is not empty: it is another cluster's")
+            await self._connection.execute(
+                "UPDATE cluster SET cluster_id = $1, rebuilt_at = now()", cluster_id
+            )
+        self._database.memory.cluster_id = cluster_id
+
+    async def accept_lost(self, cluster_id: str, witnesses: Iterable[str]) -> None:
+        """The lost history is gone: what bookies know of it is missing for ever (rule 18a)."""
+        tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
+        if tokens:
+            await accept_tokens(self._connection, sorted(tokens))
+
+    async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
+        """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""
+        names = []
+        async with self._transaction():
+            for name, (cookie, log_end) in sorted(cookies.items()):
+                written = await self._connection.fetchval(
+                    "INSERT INTO cookies AS c (name, version, cookie, log_end)"
+                    " VALUES ($1, 1, $2::text::jsonb, $3) ON CONFLICT (name) DO UPDATE"
+                    " SET cookie = excluded.cookie, version = c.version + 1, log_end = $3,"
+                    " changed_at = now(), retired_at = NULL"
+                    " WHERE ((c.cookie ->> 'incarnation')::bigint, (c.cookie ->> 'boots')::bigint)"
+                    " < ((excluded.cookie ->> 'incarnation')::bigint, (excluded.cookie ->> 'boots')::bigint)"
+                    " RETURNING true",
+                    name,
+                    cookie.model_dump_json(),
+                    log_end,
+                )
+                if written:
+                    names.append(name)
+            await record_change(self._connection, f"rebuild {len(names)} cookies")
+        return names
+
+    async def begin_writing(self, highest: int) -> int:
+        """Bookies whose cookies are missing wait from now on, and new ledgers get ids above this one; the next id."""
+        await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
+        return 1 + int(
+            await self._connection.fetchval(
+                "SELECT setval('ledger_ids', greatest($1, last_value)) FROM ledger_ids",
+                highest + _UNWRITTEN_IDS,
+            )
+        )
+
+    async def judge(
+        self, held: Mapping[int, Sequence[Held]], bookies: Bookies, *, writes: bool
+    ) -> list[Judged]:
+        """Decide on these ledgers, and with `writes` do it, in one transaction."""
+        attempts = {row.attempt for each in held.values() for one in each for row in one.rows}
+        attempts.discard("")
+        async with self._transaction(writes=writes):
+            known = await self._known(sorted(held), sorted(attempts), writes=writes)
+            decisions = {
+                ledger_id: decide(known[ledger_id], each, bookies)
+                for ledger_id, each in held.items()
+            }
+            if writes:
+                await self._write(known, decisions, held)
+        return [
+            Judged(ledger_id, decision, decision.row or known[ledger_id].row)
+            for ledger_id, decision in decisions.items()
+        ]
+
+    async def _known(
+        self, ledger_ids: Sequence[int], attempts: Sequence[str], *, writes: bool
+    ) -> dict[int, Known]:
+        """What the database contains of these ledgers; their rows are locked if they may be written."""
+        records = await self._connection.fetch(
+            f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
+            + (" FOR UPDATE" if writes else ""),
+            ledger_ids,
+        )
+        contained = await self._connection.fetch(
+            "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
+            " AND target <> 'accepted as lost'",
+            attempts,
+        )
+        found = frozenset(record["attempt"] for record in contained)
+        known = {ledger_id: Known(attempts=found) for ledger_id in ledger_ids}
+        for record in records:
+            row = None if record["body"] is None else row_of(record).to_core()
+            known[record["ledger_id"]] = Known(row, is_deleted=row is None, attempts=found)
+        return known
+
+    async def _write(
+        self,
+        known: Mapping[int, Known],
+        decisions: Mapping[int, Decision],
+        held: Mapping[int, Sequence[Held]],
+    ) -> None:
+        written = {
+            ledger_id: LedgerRow.from_core(decision.row)
+            for ledger_id, decision in decisions.items()
+            if decision.row is not None
+        }
+        buried = [
+            ledger_id
+            for ledger_id, decision in decisions.items()
+            if decision.action is Action.TOMBSTONE
+        ]
+        if not written and not buried:
+            return
+        new = {item: row for item, row in written.items() if known[item].row is None}
+        await self._insert(new)
+        await self._replace({item: row for item, row in written.items() if item not in new})
+        await self._connection.execute(
+            "INSERT INTO ledgers (ledger_id, version) SELECT unnest($1::bigint[]), 1"
+            " ON CONFLICT DO NOTHING",
+            buried,
+        )
+        await bury(self._connection, buried)
+        await self._contain(
+            {
+                row.attempt: row
+                for ledger_id in (*written, *buried)
+                for one in held[ledger_id]
+                for row in one.rows
+                if row.attempt
+            }
+        )
+        changed = (*written, *buried)
+        await record_change(self._connection, f"rebuild ledgers {min(changed)} to {max(changed)}")
+
+    async def _insert(self, rows: Mapping[int, LedgerRow]) -> None:
+        """Raises UniqueViolationError where somebody creates one of these at this moment: the step is tried again."""
+        await self._connection.execute(
+            "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset)"
+            " SELECT id, version, nullif(attempt, '')::uuid, body::jsonb,"
+            " coalesce(nullif(created_at, '')::timestamptz, now()), first_offset"
+            f" FROM {_MADE}",
+            *_columns(rows),
+        )
+        await index_members(self._connection, rows)
+        await index_tags(self._connection, rows)
+        # No sweep deletes these: a log names them later, or an operator decides.
+        await self._connection.execute(
+            "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT unnest($1::bigint[]), 'infinity'",
+            [ledger_id for ledger_id, row in rows.items() if row.log is not None],
+        )
+
+    async def _replace(self, rows: Mapping[int, LedgerRow]) -> None:
+        await self._connection.execute(
+            "UPDATE ledgers l SET version = made.version, attempt = nullif(made.attempt, '')::uuid,"
+            " body = made.body::jsonb, first_offset = made.first_offset, changed_at = now()"
+            f" FROM {_MADE} WHERE l.ledger_id = made.id",
+            *_columns(rows),
+        )
+        await self._connection.execute(
+            "DELETE FROM ledger_members WHERE ledger_id = ANY($1::bigint[])", list(rows)
+        )
+        await index_members(self._connection, rows)
+
+    async def _contain(self, rows: Mapping[str, LedgerMetadata]) -> None:
+        """Record the copies' changes: the database contains them now, and a late repeat is settled (rule 6)."""
+        await self._connection.execute(
+            "INSERT INTO attempts (attempt, target) SELECT * FROM unnest($1::uuid[], $2::text[])"
+            " ON CONFLICT (attempt) DO UPDATE SET target = excluded.target"
+            " WHERE attempts.target = 'accepted as lost'",
+            list(rows),
+            [
+                f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
+                for row in rows.values()
+            ],
+        )
+
+    async def log_names(self) -> set[str]:
+        """The logs that the database has."""
+        records = await self._connection.fetch("SELECT name FROM logs WHERE body IS NOT NULL")
+        return {record["name"] for record in records}
+
+    async def judge_log(
+        self, name: str, ledgers: Sequence[LedgerPlace], buried: Collection[int], *, writes: bool
+    ) -> LogDecision:
+        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones."""
+        async with self._transaction(writes=writes):
+            record = await self._connection.fetchrow(
+                f"SELECT {LOG_ROW} FROM logs WHERE name = $1" + (" FOR UPDATE" if writes else ""),
+                name,
+            )
+            if record is not None and record["body"] is None:
+                placed = [one for one in ledgers if one.first_offset is not None]
+                why = "the log is deleted, and ledgers of it are not"
+                return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
+            known = None if record is None else log_row_of(record).to_core()
+            items = () if known is None else known.items
+            deleted = await self._connection.fetch(
+                "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND body IS NULL",
+                [item.ledger_id for item in items],
+            )
+            gone = {row["ledger_id"] for row in deleted} | set(buried)
+            decision = decide_log(name, known, ledgers, gone, now_ms=await self._now_ms())
+            if writes and decision.row is not None:
+                await self._write_log(decision.row)
+        return decision
+
+    async def _write_log(self, row: LogMetadata) -> None:
+        await self._connection.execute(
+            "INSERT INTO logs AS l (name, version, body) VALUES ($1, $2, $3::text::jsonb)"
+            " ON CONFLICT (name) DO UPDATE SET version = l.version + 1, body = excluded.body,"
+            " changed_at = now()",
+            row.name,
+            row.version,
+            log_body_of(LogRow.from_core(row)),
+        )
+        await self._connection.execute(
+            "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])",
+            [item.ledger_id for item in row.items],
+        )
+        await record_change(self._connection, f"rebuild log {row.name}")
+
+    async def _now_ms(self) -> int:
+        """The database's clock."""
+        return int(
+            await self._connection.fetchval(
+                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+            )
+        )
+
+    @asynccontextmanager
+    async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
+        """One step of the rebuild. Its loss is detected as that of any other change (rule 18a)."""
+        self._connection.settled = None
+        async with self._connection.transaction(readonly=not writes):
+            yield
+        if (token := self._connection.settled) is not None:
+            self._database.memory.note_committed(token, self._noted)
+            self._noted = (token,)
+
+
+def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:
+    return (
+        list(rows),
+        [row.version for row in rows.values()],
+        [row.attempt for row in rows.values()],
+        [body_of(row) for row in rows.values()],
+        [row.created_at for row in rows.values()],
+        [row.first_offset for row in rows.values()],
+    )

@@ -1,0 +1,370 @@
+"""Which rows of a lost database are proven by what bookies hold (rule 18d). Pure decisions, no IO.
+
+A bookie holds copies of rows (rule 18b), the ids of deleted ledgers (rule 16a), and nothing else that proves a row.
+Each copy is of a committed row, so no copy is wrong; the question is whether a *later* row was committed that nobody
+who answered holds.
+
+- A CLOSED row is final but for its members, whoever else answers: one end (I4), and no later row has another.
+- An OPEN row is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
+  row is on Qa of that row's members, each with a copy of that row or a later one, and one of these members answers.
+- A deleted id rests on a tombstone, and ids are used once (rule 17).
+
+What is not proven is told, never written by guess.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+
+NEW_LOG_VERSION = 1_000_000_000
+"""The first version of a log's row that is made again: a late compare-and-swap from the lost row's version cannot
+meet it. Ledgers' rows keep their copies' versions."""
+
+
+class Action(StrEnum):
+    """What a rebuild does about one row."""
+
+    SAME = "same"
+    """The database's row has all that the copies tell."""
+    WRITE = "write"
+    TOMBSTONE = "tombstone"
+    CONFLICT = "conflict"
+    """The copies and the row contradict each other: an operator decides."""
+    WAIT = "wait"
+    """A bookie that is silent may hold the proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one bookie holds of one ledger."""
+
+    member: str
+    """The bookie that answered, in its present incarnation."""
+    ledger_key: bytes = b""
+    """Empty where the bookie knows none."""
+    is_deleted: bool = False
+    rows: tuple[LedgerMetadata, ...] = ()
+    """The rows that its copies are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the database contains of one ledger."""
+
+    row: LedgerMetadata | None = None
+    is_deleted: bool = False
+    attempts: frozenset[str] = frozenset()
+    """The tokens of the copies' changes that the database contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bookies:
+    """Who answers, by name with the present incarnation; and the names of those who do not."""
+
+    answering: Mapping[str, int]
+    silent: frozenset[str] = frozenset()
+
+    def lost_of(self, row: LedgerMetadata) -> int:
+        """How many bookies may have held a later row and lost it, or do not answer."""
+        replaced = {
+            member_name(member)
+            for member in row.all_members
+            if member_incarnation(member) < self.answering.get(member_name(member), 0)
+        }
+        return len(self.silent | replaced)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do about a ledger's row. `row` is what is written; `why` is for people."""
+
+    action: Action
+    row: LedgerMetadata | None = None
+    why: str = ""
+
+
+def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
+    """Judge one ledger that some bookies hold."""
+    if known.is_deleted:
+        return Decision(Action.SAME)
+    if any(bookie.is_deleted for bookie in held):
+        return Decision(Action.TOMBSTONE)
+    rows = _distinct(row for bookie in held for row in bookie.rows)
+    keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
+    if problem := _contradiction(known.row, rows, keys):
+        return Decision(Action.CONFLICT, why=problem)
+    if not rows:
+        return _without_copies(known)
+    newest = rows[-1]
+    if known.row is None:
+        return _newest_or_wait(newest, keys, bookies)
+    unknown = [row for row in rows if not _contains(known, row)]
+    if not unknown:
+        return Decision(Action.SAME)
+    if problem := _fork(known.row, rows, unknown):
+        return Decision(Action.CONFLICT, why=problem)
+    newest = replace(
+        newest, mac_key=known.row.mac_key, access_key=known.row.access_key or newest.access_key
+    )
+    return _newest_or_wait(newest, keys | {known.row.ledger_key}, bookies)
+
+
+def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
+    """The latest row that copies tell of, whether it is proven or not."""
+    rows = _distinct(row for bookie in held for row in bookie.rows)
+    return rows[-1] if rows else None
+
+
+def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
+    """Each row once, ascending by version."""
+    by_name = {(row.version, row.attempt): row for row in rows}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _contradiction(
+    known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
+) -> str:
+    """Why these cannot be rows of one ledger and of one line of history, or ""."""
+    if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
+        return "two ledgers have this id: their keys differ"
+    everything = (*rows, *(() if known is None else (known,)))
+    if len({_identity(row) for row in everything}) > 1:
+        return "two ledgers have this id: their quorums, writers, logs or metadata differ"
+    ends = {(row.last_entry, row.length) for row in everything if row.state is State.CLOSED}
+    if len(ends) > 1:
+        found = ", ".join(str(last) for last, _ in sorted(ends, key=str))
+        return f"rows of several ends: {found}"
+    if any(a.version == b.version for a, b in pairwise(rows)):
+        return "two copies of one version: the database went back before, and both lines went on"
+    if any(a.state is State.CLOSED and b.state is not State.CLOSED for a, b in pairwise(rows)):
+        return "a copy of a later version than a CLOSED one is open"
+    return ""
+
+
+def _identity(row: LedgerMetadata) -> tuple[object, ...]:
+    """What a ledger was created with and keeps."""
+    return (row.quorum, row.digest, row.writer, row.log, row.custom, row.extra)
+
+
+def _without_copies(known: Known) -> Decision:
+    if known.row is not None:
+        return Decision(Action.SAME)
+    return Decision(
+        Action.WAIT, why="no bookie that answers holds a copy of the row, only entries or a fence"
+    )
+
+
+def _contains(known: Known, row: LedgerMetadata) -> bool:
+    """Whether the database has the change that made a row; one without a token is from before tokens were kept."""
+    if row.attempt:
+        return row.attempt in known.attempts
+    return known.row is not None and known.row.version >= row.version
+
+
+def _fork(
+    known: LedgerMetadata, rows: Sequence[LedgerMetadata], unknown: Sequence[LedgerMetadata]
+) -> str:
+    """Why the copies do not descend from the database's row, or ""."""
+    if unknown[0].version <= known.version:
+        return (
+            f"the database's row has version {known.version}, and bookies hold a version"
+            f" {unknown[0].version} that the database lacks"
+        )
+    is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
+    # An end is final whatever line the open row is of: no writer appends after it, and no recovery finds another.
+    is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
+    if is_base or is_end:
+        return ""
+    return (
+        f"nothing tells that version {rows[-1].version} came of the database's version"
+        f" {known.version}"
+    )
+
+
+def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:
+    if not keys:
+        return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
+    row = replace(newest, ledger_key=next(iter(keys)))
+    lost, quorum = bookies.lost_of(row), row.quorum.ack_quorum
+    if row.state is not State.CLOSED and lost >= quorum:
+        return Decision(
+            Action.WAIT,
+            why=f"the ledger is {row.state}, and {lost} bookies that may hold a later row do not"
+            f" answer or lost their data; fewer than {quorum} may",
+        )
+    return Decision(Action.WRITE, row)
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlace:
+    """What the row of a ledger that was made for a log tells of its place."""
+
+    ledger_id: int
+    first_offset: int | None
+    """The offset of its first record; None where the row does not tell."""
+    last_entry: int | None
+    """None while it is not CLOSED."""
+    length: int
+    quorum: Quorum
+    digest: DigestKind
+
+    @property
+    def least_end(self) -> int:
+        """The offset behind its records is this one at least: each entry has a record or more."""
+        entries = 0 if self.last_entry is None else self.last_entry + 1
+        return (self.first_offset or 0) + entries
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is CLOSED without records."""
+        return self.last_entry == NO_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
+class LogDecision:
+    """What to do about a log's row, and what people should know of it."""
+
+    action: Action
+    row: LogMetadata | None = None
+    why: str = ""
+    unplaced: tuple[int, ...] = ()
+    """Ledgers that were made for the log and are not in it: nothing tells their place (a transaction that was not
+    committed), they are empty, or the log let go of them."""
+
+
+def decide_log(
+    name: str,
+    known: LogMetadata | None,
+    ledgers: Sequence[LedgerPlace],
+    deleted: Collection[int],
+    *,
+    now_ms: int,
+) -> LogDecision:
+    """Judge one log by the rows of all ledgers that were made for it. `deleted`: ids with tombstones."""
+    by_id = {ledger.ledger_id: ledger for ledger in ledgers}
+    items, problem = _without_deleted(() if known is None else known.items, deleted)
+    items = tuple(_with_place(item, by_id.get(item.ledger_id)) for item in items)
+    start = 0 if known is None else known.first_offset
+    named = {item.ledger_id for item in (() if known is None else known.items)}
+    rest = [ledger for ledger in ledgers if ledger.ledger_id not in named]
+    fresh = _placed(rest, start)
+    unplaced = tuple(ledger.ledger_id for ledger in rest if ledger not in fresh)
+    if known is None and not fresh:
+        return LogDecision(Action.WAIT, None, "no ledger of the log tells its place", unplaced)
+    items = _ordered((*items, *(LogItem(one.ledger_id, one.first_offset) for one in fresh)))
+    if known is not None and known.items and not items:
+        problem = (
+            "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on"
+        )
+    problem = problem or _misplaced(items, by_id)
+    if known is not None and known.state is LogState.CLOSED and fresh:
+        problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
+    if problem:
+        return LogDecision(Action.CONFLICT, None, problem, unplaced)
+    items = _with_ends(items, by_id, now_ms=now_ms)
+    if known is not None and items == known.items:
+        return LogDecision(Action.SAME, unplaced=unplaced)
+    row = _new_log(name, by_id[items[-1].ledger_id]) if known is None else known
+    return LogDecision(Action.WRITE, _with_items(row, items, now_ms=now_ms), "", unplaced)
+
+
+def _without_deleted(
+    items: tuple[LogItem, ...], deleted: Collection[int]
+) -> tuple[tuple[LogItem, ...], str]:
+    """The items without the first ones, which the log let go of, and what is wrong with the others."""
+    count = 0
+    while count < len(items) and items[count].ledger_id in deleted:
+        count += 1
+    kept = items[count:]
+    gone = next((item.ledger_id for item in kept if item.ledger_id in deleted), None)
+    return kept, "" if gone is None else f"ledger {gone} in the middle of the log is deleted"
+
+
+def _with_place(item: LogItem, ledger: LedgerPlace | None) -> LogItem:
+    if item.first_offset is not None or ledger is None:
+        return item
+    return replace(item, first_offset=ledger.first_offset)
+
+
+def _placed(ledgers: Iterable[LedgerPlace], start: int) -> list[LedgerPlace]:
+    """The ledgers with a place from `start` on, in order. Of empty ones only the one at the end tells something."""
+    found = sorted(
+        (one for one in ledgers if one.first_offset is not None and one.first_offset >= start),
+        key=lambda one: (one.first_offset or 0, not one.is_empty, one.ledger_id),
+    )
+    return [one for one in found if not one.is_empty or one is found[-1]]
+
+
+def _ordered(items: Iterable[LogItem]) -> tuple[LogItem, ...]:
+    """By place. An item without a place was added ahead of its first record (rule 23), so it comes last."""
+    return tuple(sorted(items, key=lambda one: (one.first_offset is None, one.first_offset or 0)))
+
+
+def _misplaced(items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace]) -> str:
+    """Why these are no places in one log, or ""."""
+    if sum(item.first_offset is None for item in items) > 1:
+        return "two ledgers of the log have no place"
+    for before, after in pairwise(items):
+        if after.first_offset is None:
+            continue
+        first, ledger = after.first_offset, by_id.get(before.ledger_id)
+        if before.first_offset == first:
+            return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at {first}"
+        least = before.first_offset if ledger is None else ledger.least_end
+        ends = least if before.last_offset is None else before.last_offset + 1
+        if (before.last_offset is not None and ends != first) or (least or 0) > first:
+            return (
+                f"ledger {before.ledger_id} ends at {max(ends or 0, least or 0)}, and ledger"
+                f" {after.ledger_id} begins at {first}"
+            )
+    return ""
+
+
+def _with_ends(
+    items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace], *, now_ms: int
+) -> tuple[LogItem, ...]:
+    """Each item ends where the next one begins. The last one's end is for a takeover to find."""
+    changed = []
+    for item, after in zip(items, (*items[1:], None), strict=False):
+        if item.last_offset is None and after is not None and after.first_offset is not None:
+            ledger = by_id.get(item.ledger_id)
+            changed.append(
+                replace(
+                    item,
+                    last_offset=after.first_offset - 1,
+                    bytes=item.bytes if ledger is None else ledger.length,
+                    sealed_ms=now_ms,
+                )
+            )
+        else:
+            changed.append(item)
+    return tuple(changed)
+
+
+def _new_log(name: str, last: LedgerPlace) -> LogMetadata:
+    """A log of which nothing is known but its ledgers: its settings are those of the last one, without limits."""
+    settings = LogSettings(quorum=last.quorum, digest=last.digest.value)
+    return LogMetadata(name, settings, version=NEW_LOG_VERSION)
+
+
+def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) -> LogMetadata:
+    first = items[0].first_offset if items else row.known_end
+    row = replace(
+        row,
+        items=items,
+        first_offset=max(row.first_offset, first or 0),
+        next_offset=None if items else row.known_end,
+        appended_ms=max(row.appended_ms, now_ms),
+    )
+    # Rule 26a: the producers of the lost rows are unknown, and unknown is not new. A takeover finds those of the last
+    # ledger in its entries.
+    return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))

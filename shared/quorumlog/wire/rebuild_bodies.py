@@ -1,0 +1,119 @@
+"""What a lost database is rebuilt from and what the rebuild tells (rule 18d): bodies of the internal routes.
+
+`GET /v1/rows` of a bookie gives copies of rows, ledger keys and deleted ids. Ledger keys go to the metadata service
+only, which keeps them anyway.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from quorumlog.protocol.rebuild import Action
+from quorumlog.wire.bodies import Body, BookieName, Cookie, EntryIdOrNone, Key, LedgerId, Text
+
+
+class HeldRows(Body):
+    """What a bookie holds of one ledger's row."""
+
+    ledger_id: LedgerId
+    deleted: bool = False
+    """The id is one of a deleted ledger (rule 16a)."""
+    ledger_key: Key = b""
+    highest_entry: EntryIdOrNone = -1
+    copies: tuple[str, ...] = ()
+    """The copies as they were made (`wire/row_copies.py`)."""
+
+
+class RowsPage(Body):
+    """A page of `GET /v1/rows` by ledger id; `next` is the `after` of the next one."""
+
+    bookie: Text
+    """The bookie's present incarnation, as `name@incarnation`."""
+    cookie: Cookie | None = None
+    """Of the directory; null where it was never registered."""
+    log_end: int = 0
+    may_lack: bool = False
+    """What the bookie acknowledged may be missing: it was not stopped cleanly while it deferred syncs, or its log was
+    salvaged."""
+    witnesses: tuple[Text, ...] = ()
+    """Witnesses of the lost database that the directory keeps (rule 18a)."""
+    ledgers: tuple[HeldRows, ...] = ()
+    next: LedgerId | None = None
+
+
+class RebuildState(Body):
+    """`GET /v1/rebuild` of the metadata service."""
+
+    is_empty: bool
+    """The database never had a ledger, a log or a bookie."""
+    was_rebuilt: bool
+
+
+class RebuildAsk(Body):
+    """`POST /v1/rebuild`: write what bookies prove."""
+
+    dry_run: bool = False
+    """Tell what would be written."""
+    take_over: bool = False
+    """The lost database is gone for ever: the witnesses that bookies keep of it are accepted as lost, and an empty
+    database becomes that of the cluster which the bookies are of."""
+    bookies: tuple[Text, ...] = Field(default=(), max_length=10_000)
+    """URLs of bookies beside those that are registered or wait."""
+    without: tuple[BookieName, ...] = Field(default=(), max_length=10_000)
+    """Bookies that are gone for ever, by an operator's word: nothing waits for what they may hold."""
+    after: LedgerId | None = None
+    """Continue: write only ledgers with ids above this one."""
+
+
+class AskedBookie(Body):
+    """A bookie that answers."""
+
+    bookie: Text
+    url: Text
+    may_lack: bool
+
+
+class RebuildFinding(Body):
+    """A ledger or a log about which people should know something."""
+
+    ledger_id: LedgerId | None = None
+    log: Text | None = None
+    action: Action
+    why: Text
+
+
+class RebuildReport(Body):
+    """What a rebuild found and did."""
+
+    cluster_id: Text
+    dry_run: bool
+    bookies: tuple[AskedBookie, ...]
+    silent: tuple[Text, ...]
+    """Bookies that rows or cookies name and that do not answer."""
+    ledgers: dict[Action, int]
+    """How many ledgers were found, by what is done about their rows."""
+    logs: dict[Action, int]
+    open_ledgers: int
+    """Of those written: not CLOSED, so a recovery finds their ends."""
+    sealed_passwords: int
+    """Of those written: with a password, whose keys only the password gives again."""
+    cookies: tuple[Text, ...]
+    """Bookies whose cookies were written."""
+    next_ledger_id: int
+    """New ledgers get ids from this one on."""
+    findings: tuple[RebuildFinding, ...]
+    findings_left_out: int = 0
+
+
+class RebuildLine(Body):
+    """A line of the answer: progress, and at last a report or an error."""
+
+    phase: Literal["survey", "ledgers", "logs"] | None = None
+    done: int = 0
+    """Ledgers done in this phase."""
+    of: int | None = None
+    """All ledgers, once they are counted."""
+    through: LedgerId | None = None
+    """Ledgers up to this id are written: `after` of a rebuild that goes on."""
+    report: RebuildReport | None = None
+    error: Text | None = None

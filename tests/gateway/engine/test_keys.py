@@ -1,0 +1,78 @@
+"""Passwords of ledgers whose keys nobody knows any more: rows made again from bookies' copies (rule 18d)."""
+
+from dataclasses import replace
+
+import pytest
+
+from quorumlog.errors import InvalidRequest, WrongPassword
+from quorumlog.protocol.access_key import is_same, is_sealed, salt_and_digest, sealed
+from quorumlog.protocol.changes import check_ledger
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire import row_copies
+from services.gateway.engine.keys import Gatekeeper, LedgerKeys, new_keys
+
+ROW = LedgerMetadata(7, Quorum(1, 1, 1), DigestKind.HMAC_SHA256, (Fragment(0, ("b1@1",)),))
+
+
+def with_keys(digest: DigestKind) -> tuple[LedgerMetadata, LedgerKeys]:
+    keys = new_keys("secret", digest)
+    row = replace(ROW, digest=digest, mac_key=keys.mac_key, access_key=keys.access_key)
+    return row, keys
+
+
+@pytest.mark.parametrize("digest", [DigestKind.CRC32C, DigestKind.HMAC_SHA256])
+def test_a_row_made_of_a_copy_opens_with_its_password_only_and_gets_the_mac_key(
+    digest: DigestKind,
+) -> None:
+    row, keys = with_keys(digest)
+    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(row)))
+
+    assert is_sealed(rebuilt.access_key)
+    assert Gatekeeper().check(rebuilt, "secret").mac_key == keys.mac_key
+    for wrong in (None, "other"):
+        with pytest.raises(WrongPassword):
+            Gatekeeper().check(rebuilt, wrong)
+
+
+def test_a_row_learns_its_keys_once_and_from_its_password_only() -> None:
+    row, _ = with_keys(DigestKind.HMAC_SHA256)
+    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(row)))
+    learned = Gatekeeper().check(rebuilt, "secret")
+
+    check_ledger(rebuilt, learned)
+    for wrong in (
+        replace(rebuilt, mac_key=b"m" * 32),
+        replace(rebuilt, access_key=b""),
+        replace(learned, access_key=b"s" * 48),
+    ):
+        with pytest.raises(InvalidRequest, match="never changes"):
+            check_ledger(rebuilt, wrong)
+    with pytest.raises(InvalidRequest, match="never changes"):
+        check_ledger(learned, replace(learned, mac_key=b"m" * 32))
+
+
+def test_a_copy_of_a_rebuilt_row_says_what_the_first_copy_said() -> None:
+    row, _ = with_keys(DigestKind.HMAC_SHA256)
+    copy = row_copies.encode(row)
+
+    assert row_copies.encode(row_copies.row_of(row_copies.decode(copy))) == copy
+
+
+def test_a_copy_of_a_ledger_without_a_password_opens_to_everybody() -> None:
+    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(ROW)))
+
+    assert rebuilt.access_key == b""
+    assert Gatekeeper().check(rebuilt, None) == rebuilt
+
+
+def test_only_the_very_access_key_is_the_same() -> None:
+    known = b"s" * 16 + b"k" * 32
+    unknown = sealed(*salt_and_digest(known))
+
+    assert is_same(known, known)
+    assert is_same(known, unknown)
+    assert not is_same(b"s" * 16 + b"x" * 32, unknown)
+    assert not is_same(b"t" * 16 + b"k" * 32, unknown)
+    assert not is_sealed(known)
+    assert salt_and_digest(b"") == (b"", b"")

@@ -1,0 +1,395 @@
+"""Rule 18d: a row is made again only where the bookies' copies prove it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorumlog.protocol import rebuild
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.rebuild import (
+    NEW_LOG_VERSION,
+    Action,
+    Bookies,
+    Decision,
+    Held,
+    Known,
+    LedgerPlace,
+    decide,
+    decide_log,
+)
+
+KEY = b"k" * 32
+MEMBERS = ("b1@1", "b2@1", "b3@1")
+FIRST = LedgerMetadata(
+    7,
+    Quorum(3, 3, 2),
+    DigestKind.CRC32C,
+    (Fragment(0, MEMBERS),),
+    attempt="a1",
+    writer=Writer("gateway-1", ""),
+)
+ALL = Bookies({f"b{number}": 1 for number in range(1, 7)})
+
+
+def later(row: LedgerMetadata, line: str = "a", **changes: object) -> LedgerMetadata:
+    """The row that a change makes, in one of two lines of history."""
+    version = row.version + 1
+    return replace(row, version=version, attempt=f"{line}{version}", **changes)  # type: ignore[arg-type]
+
+
+def closed(row: LedgerMetadata, last: int = 9, line: str = "a") -> LedgerMetadata:
+    return later(row.closed(last_entry=last, length=10 * last), line)
+
+
+def held(*rows: LedgerMetadata, by: str = "b1@1", key: bytes = KEY) -> Held:
+    return Held(by, key, rows=rows)
+
+
+def known(row: LedgerMetadata, *attempts: str) -> Known:
+    """A database whose row this is; it contains the tokens of these copies."""
+    return Known(replace(row, ledger_key=KEY), attempts=frozenset(attempts))
+
+
+MOVED = later(FIRST.with_ensemble(4, ("b4@1", "b2@1", "b3@1")))
+RECOVERED = later(FIRST.in_recovery())
+CLOSED = closed(MOVED)
+
+
+@pytest.mark.parametrize("row", [FIRST, MOVED, RECOVERED, CLOSED], ids=lambda row: row.state)
+def test_a_row_that_the_database_lacks_is_the_newest_copy_with_the_bookies_key(
+    row: LedgerMetadata,
+) -> None:
+    decision = decide(Known(), [held(FIRST), held(FIRST, row, by="b2@1")], ALL)
+
+    assert decision == Decision(Action.WRITE, replace(row, ledger_key=KEY))
+
+
+def test_a_row_behind_the_copies_that_came_of_it_is_written() -> None:
+    decision = decide(known(FIRST, "a1"), [held(FIRST), held(MOVED, CLOSED, by="b4@1")], ALL)
+
+    assert decision == Decision(Action.WRITE, replace(CLOSED, ledger_key=KEY))
+
+
+def test_a_row_that_is_written_keeps_the_keys_that_bookies_do_not_have() -> None:
+    row = replace(FIRST, mac_key=b"m" * 32, access_key=b"p" * 48)
+
+    decision = decide(known(row, "a1"), [held(FIRST, CLOSED)], ALL)
+
+    assert decision.row is not None
+    assert (decision.row.mac_key, decision.row.access_key) == (b"m" * 32, b"p" * 48)
+
+
+@pytest.mark.parametrize("row", [FIRST, CLOSED, closed(RECOVERED)], ids=lambda row: row.state)
+def test_a_row_with_all_that_the_copies_tell_stays(row: LedgerMetadata) -> None:
+    decision = decide(known(row, "a1", "a2", "a3"), [held(FIRST, MOVED)], ALL)
+
+    assert decision == Decision(Action.SAME)
+
+
+def test_a_row_of_before_tokens_is_compared_by_its_version() -> None:
+    old, new = replace(FIRST, attempt=""), replace(FIRST, attempt="", version=2)
+
+    assert decide(known(new), [held(old)], ALL).action is Action.SAME
+    assert decide(known(old), [held(new)], ALL).action is Action.WRITE
+
+
+def test_a_deleted_id_anywhere_is_a_tombstone() -> None:
+    deleted = Held("b1@1", is_deleted=True)
+
+    assert decide(Known(), [deleted], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(Known(), [held(CLOSED), deleted], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(known(CLOSED, "a3"), [deleted], ALL) == Decision(Action.TOMBSTONE)
+
+
+def test_a_tombstone_stays_whatever_bookies_hold() -> None:
+    assert decide(Known(is_deleted=True), [held(CLOSED)], ALL) == Decision(Action.SAME)
+
+
+FORKED = closed(later(FIRST, "z"), 9, "z")
+
+
+@pytest.mark.parametrize(
+    ("row", "copies", "why"),
+    [
+        (None, [MOVED, later(FIRST, "z")], "two copies of one version"),
+        (None, [CLOSED, closed(FIRST, 3, "z")], "several ends: 3, 9"),
+        (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "several ends: 3, 9"),
+        (None, [closed(FIRST), later(later(FIRST))], "is open"),
+        (known(later(FIRST, "z"), "a1"), [FIRST, MOVED], "the database lacks"),
+        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "nothing tells"),
+        (known(FORKED, "a1"), [FIRST, CLOSED], "the database lacks"),
+        (known(FIRST, "a1"), [replace(MOVED, quorum=Quorum(3, 2, 2))], "differ"),
+        (None, [FIRST, replace(MOVED, writer=Writer("gateway-2", ""))], "differ"),
+        (Known(replace(FIRST, ledger_key=b"o" * 32)), [MOVED], "keys differ"),
+    ],
+)
+def test_copies_that_contradict_each_other_or_the_row_are_told(
+    row: Known | None, copies: Sequence[LedgerMetadata], why: str
+) -> None:
+    decision = decide(row or Known(), [held(*copies)], ALL)
+
+    assert decision.action is Action.CONFLICT
+    assert why in decision.why
+    assert decision.row is None
+
+
+def test_an_end_is_written_over_an_open_row_of_any_line() -> None:
+    row = later(FIRST.in_recovery(), "z")
+
+    decision = decide(known(row, "a1"), [held(FIRST, CLOSED)], ALL)
+
+    assert decision == Decision(Action.WRITE, replace(CLOSED, ledger_key=KEY))
+
+
+def test_an_open_row_waits_where_as_many_bookies_are_silent_as_may_have_confirmed_more() -> None:
+    one = replace(ALL, silent=frozenset({"b9"}))
+    two = replace(ALL, silent=frozenset({"b8", "b9"}))
+
+    assert decide(Known(), [held(FIRST)], one).action is Action.WRITE
+    waits = decide(Known(), [held(FIRST)], two)
+    assert (waits.action, waits.row) == (Action.WAIT, None)
+    assert "2 bookies" in waits.why
+    assert decide(Known(), [held(CLOSED)], two).action is Action.WRITE, "an end is final"
+
+
+def test_a_bookie_that_lost_its_data_counts_as_silent() -> None:
+    renewed = Bookies({"b1": 2, "b2": 2, "b3": 1})
+
+    assert decide(Known(), [held(FIRST, by="b3@1")], renewed).action is Action.WAIT
+
+
+def test_entries_without_any_copy_wait() -> None:
+    assert decide(Known(), [held()], ALL).action is Action.WAIT
+    assert decide(Known(), [held(FIRST, key=b"")], ALL).action is Action.WAIT
+    assert decide(known(FIRST), [held()], ALL).action is Action.SAME
+
+
+@given(st.data())
+def test_no_row_is_written_behind_one_under_which_an_entry_was_confirmed(
+    data: st.DataObject,
+) -> None:
+    """A line of committed rows; members that confirmed under a row hold its copy or a later one."""
+    quorum = Quorum(3, 3, data.draw(st.integers(1, 3)))
+    names = [f"b{number}" for number in range(1, 7)]
+    row = replace(FIRST, quorum=quorum)
+    line = [row]
+    for number in range(data.draw(st.integers(0, 4))):
+        members = data.draw(st.permutations(names))[:3]
+        row = later(row.with_ensemble(number + 1, tuple(f"{name}@1" for name in members)))
+        line.append(row)
+    if data.draw(st.booleans()):
+        line.append(later(line[-1].in_recovery()))
+    if data.draw(st.booleans()):
+        line.append(closed(line[-1]))
+    copies: dict[str, list[LedgerMetadata]] = {name: [] for name in names}
+    confirmed = 0
+    for at, row in enumerate(line):
+        members = [member.partition("@")[0] for member in row.last_fragment.bookies]
+        holders = data.draw(st.lists(st.sampled_from(members), unique=True))
+        for name in holders:
+            copies[name].append(row)
+        if row.state is not State.IN_RECOVERY and len(holders) >= quorum.ack_quorum:
+            confirmed = at
+    silent = frozenset(data.draw(st.lists(st.sampled_from(names), unique=True)))
+    stored = data.draw(st.integers(-1, len(line) - 1))
+    database = (
+        Known() if stored < 0 else known(line[stored], *(row.attempt for row in line[: stored + 1]))
+    )
+    answers = [held(*copies[name], by=f"{name}@1") for name in names if name not in silent]
+    bookies = Bookies({name: 1 for name in names if name not in silent}, silent)
+
+    decision = decide(database, [one for one in answers if one.rows], bookies)
+
+    if decision.action is Action.WRITE:
+        assert decision.row is not None
+        assert replace(decision.row, ledger_key=b"") in line, "only what was committed"
+        assert decision.row.version > (0 if database.row is None else database.row.version)
+        is_final = decision.row.state is State.CLOSED
+        assert is_final or decision.row.version >= line[confirmed].version
+    if database.row is None and any(one.rows for one in answers):
+        assert decision.action in {Action.WRITE, Action.WAIT}, "one line never contradicts itself"
+    if len(silent) < quorum.ack_quorum and confirmed > max(stored, 0):
+        assert decision.action in {Action.WRITE, Action.CONFLICT}
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+NOW_MS = 1_000
+
+
+def ledger(ledger_id: int, first: int | None, last: int | None = None) -> LedgerPlace:
+    """A ledger of the log, CLOSED where `last` says where."""
+    return LedgerPlace(ledger_id, first, last, 100, Quorum(3, 3, 2), DigestKind.CRC32C)
+
+
+def told(
+    known: LogMetadata | None, *ledgers: LedgerPlace, deleted: Sequence[int] = ()
+) -> rebuild.LogDecision:
+    return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS)
+
+
+LOG = LogMetadata(
+    "events",
+    LogSettings(Quorum(3, 2, 2), retention_bytes=5),
+    (LogItem(1, 0, 9), LogItem(2, 10, producers=(Producer("p", 1, 0, ()),))),
+    version=7,
+    writer_token=3,
+)
+
+
+def test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer() -> None:
+    decision = told(None, ledger(5, 20), ledger(9, 0, 3), ledger(4, 10, 2))
+
+    row = decision.row
+    assert decision.action is Action.WRITE
+    assert row is not None
+    row.check()
+    assert [(item.ledger_id, item.first_offset, item.last_offset) for item in row.items] == [
+        (9, 0, 9),
+        (4, 10, 19),
+        (5, 20, None),
+    ]
+    assert [(item.bytes, item.sealed_ms) for item in row.items[:2]] == [(100, NOW_MS)] * 2
+    assert (row.forgotten_end, row.first_offset, row.appended_ms) == (20, 0, NOW_MS)
+    assert (row.version, row.settings) == (NEW_LOG_VERSION, LogSettings(Quorum(3, 3, 2)))
+
+
+def test_a_log_begins_where_its_first_ledger_does() -> None:
+    row = told(None, ledger(3, 50, 4), ledger(4, 60)).row
+
+    assert row is not None
+    assert row.first_offset == 50
+
+
+def test_an_empty_ledger_has_no_place_but_at_the_end() -> None:
+    middle = told(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1), ledger(4, 9, 0))
+    end = told(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1))
+
+    assert middle.row is not None
+    assert [item.ledger_id for item in middle.row.items] == [1, 4]
+    assert middle.unplaced == (2, 3)
+    assert end.row is not None
+    assert [item.ledger_id for item in end.row.items] == [1, 3]
+
+
+def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
+    assert told(None, ledger(1, 0), ledger(2, None)).unplaced == (2,)
+    assert told(None, ledger(2, None)).action is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "why"),
+    [
+        ([ledger(1, 0, 4), ledger(2, 4)], "ledger 1 ends at 5, and ledger 2 begins at 4"),
+        ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at 9"),
+    ],
+)
+def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LedgerPlace], why: str) -> None:
+    decision = told(None, *ledgers)
+
+    assert (decision.action, decision.row) == (Action.CONFLICT, None)
+    assert decision.why == why
+
+
+def test_a_log_that_is_behind_gets_the_ledgers_that_came_later() -> None:
+    decision = told(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20))
+
+    row = decision.row
+    assert row is not None
+    assert [(item.ledger_id, item.first_offset, item.last_offset) for item in row.items] == [
+        (1, 0, 9),
+        (2, 10, 19),
+        (3, 20, None),
+    ]
+    assert (row.forgotten_end, row.version, row.writer_token) == (20, 7, 3)
+    assert row.settings == LOG.settings
+
+
+def test_a_log_whose_ledgers_it_names_stays() -> None:
+    assert told(LOG, ledger(1, 0, 3), ledger(2, 10)).action is Action.SAME
+    assert told(LOG).action is Action.SAME
+
+
+def test_an_item_that_was_added_ahead_gets_the_place_that_its_ledger_tells() -> None:
+    ahead = replace(LOG, items=(*LOG.items, LogItem(3, None)))
+
+    row = told(ahead, ledger(2, 10, 4), ledger(3, 17)).row
+
+    assert row is not None
+    assert [(item.first_offset, item.last_offset) for item in row.items[1:]] == [
+        (10, 16),
+        (17, None),
+    ]
+
+
+def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
+    row = told(LOG, ledger(2, 10), deleted=[1]).row
+
+    assert row is not None
+    assert (row.first_offset, [item.ledger_id for item in row.items]) == (10, [2])
+
+
+@pytest.mark.parametrize(
+    ("log", "ledgers", "deleted", "why"),
+    [
+        (
+            LOG,
+            [],
+            [1, 2],
+            "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on",
+        ),
+        (LOG, [], [2], "ledger 2 in the middle of the log is deleted"),
+        (LOG, [ledger(3, 5)], [], "ledger 1 ends at 10, and ledger 3 begins at 5"),
+        (
+            replace(LOG, items=LOG.items[:1], state=LogState.CLOSED, next_offset=10),
+            [ledger(3, 10)],
+            [],
+            "the log is CLOSED, and ledger 3 was written later",
+        ),
+    ],
+)
+def test_a_log_that_contradicts_its_ledgers_is_told(
+    log: LogMetadata, ledgers: Sequence[LedgerPlace], deleted: Sequence[int], why: str
+) -> None:
+    decision = told(log, *ledgers, deleted=deleted)
+
+    assert (decision.action, decision.why) == (Action.CONFLICT, why)
+
+
+def test_what_a_log_let_go_of_does_not_come_back() -> None:
+    log = replace(LOG, first_offset=10, items=LOG.items[1:])
+
+    decision = told(log, ledger(1, 0, 3), ledger(2, 10))
+
+    assert (decision.action, decision.unplaced) == (Action.SAME, (1,))
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=8), st.data())
+def test_a_log_is_made_again_as_it_was_from_any_state_that_it_went_back_to(
+    sizes: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    at, items, ledgers = 0, [], []
+    for number, (records, has_batches) in enumerate(sizes):
+        entries = 1 if has_batches else records
+        items.append(LogItem(number, at, at + records - 1))
+        ledgers.append(ledger(number, at, entries - 1))
+        at += records
+    whole = LogMetadata("events", LogSettings(Quorum(3, 3, 2)), tuple(items))
+    count = data.draw(st.integers(0, len(items)))
+    before = items[:count]
+    if before:
+        before[-1] = replace(before[-1], last_offset=None)
+    known = replace(whole, items=tuple(before)) if before else None
+
+    row = told(known, *data.draw(st.permutations(ledgers))).row or known
+
+    assert row is not None
+    row.check()
+    assert [item.first_offset for item in row.items] == [item.first_offset for item in items]
+    assert all(a.last_offset == b.last_offset for a, b in zip(row.items[:-1], items, strict=False))
+    assert count == len(items) or row.forgotten_end >= (items[-1].first_offset or 0)

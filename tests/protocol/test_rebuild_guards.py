@@ -1,0 +1,101 @@
+"""Guards of rule 18d, each taken out once: a claim of `test_rebuild` must miss it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from quorumlog.protocol import rebuild
+from quorumlog.protocol.rebuild import Bookies
+from tests.protocol import test_rebuild as claims
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What stands in for a guard, and the claim that then fails."""
+
+    name: str
+    owner: Any
+    attribute: str
+    instead: Any
+    claim: Callable[[], None]
+
+
+def silent_bookies_are_none() -> Callable[..., int]:
+    return lambda _bookies, _row: 0
+
+
+def nothing_wrong(*_given: object) -> str:
+    return ""
+
+
+def forks() -> None:
+    copies = [claims.FIRST, claims.later(claims.MOVED)]
+    known = claims.known(claims.later(claims.FIRST, "z"), "a1")
+    claims.test_copies_that_contradict_each_other_or_the_row_are_told(
+        known, copies, "nothing tells"
+    )
+
+
+def two_ends() -> None:
+    copies = [claims.CLOSED, claims.closed(claims.FIRST, 3, "z")]
+    claims.test_copies_that_contradict_each_other_or_the_row_are_told(None, copies, "several ends")
+
+
+def overlaps() -> None:
+    ledgers = [claims.ledger(1, 0, 4), claims.ledger(2, 4)]
+    claims.test_an_end_beyond_the_next_beginning_is_told(
+        ledgers, "ledger 1 ends at 5, and ledger 2 begins at 4"
+    )
+
+
+GUARDS: Final = (
+    Guard(
+        "an open row is written whoever is silent",
+        Bookies,
+        "lost_of",
+        silent_bookies_are_none(),
+        claims.test_an_open_row_waits_where_as_many_bookies_are_silent_as_may_have_confirmed_more,
+    ),
+    Guard(
+        "a bookie that lost its data is asked as any other",
+        Bookies,
+        "lost_of",
+        lambda bookies, _row: len(bookies.silent),
+        claims.test_a_bookie_that_lost_its_data_counts_as_silent,
+    ),
+    Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),
+    Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
+    Guard("places of a log may overlap", rebuild, "_misplaced", nothing_wrong, overlaps),
+    Guard(
+        "an empty ledger takes the place of the one behind it",
+        rebuild,
+        "_placed",
+        lambda ledgers, _start: [one for one in ledgers if one.first_offset is not None],
+        claims.test_an_empty_ledger_has_no_place_but_at_the_end,
+    ),
+    Guard(
+        "a log begins anew at a version that somebody may name",
+        rebuild,
+        "NEW_LOG_VERSION",
+        1,
+        claims.test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer,
+    ),
+    Guard(
+        "a row without a token is never contained",
+        rebuild,
+        "_contains",
+        lambda known, row: row.attempt in known.attempts,
+        claims.test_a_row_of_before_tokens_is_compared_by_its_version,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_that_is_taken_out_is_missed(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard.claim()
+    monkeypatch.setattr(guard.owner, guard.attribute, guard.instead)
+
+    with pytest.raises(AssertionError):
+        guard.claim()
