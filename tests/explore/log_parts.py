@@ -79,7 +79,7 @@ class LogParts:
 
     def start(self) -> World:
         """Nothing has happened yet: the log was just created."""
-        record = batch.encode((Record(b"t"),), append_time_ms=0, records_before=0)
+        record = batch.encode((Record(b"t"),))
         published = Ledger((-1, 0), is_closed=True, entries=(record,))
         return World(
             tuple(Hand(self.new_machine((index, 0))) for index in range(GATEWAYS)),

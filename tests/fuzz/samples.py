@@ -60,22 +60,21 @@ def _segment() -> bytes:
 
 
 def _records() -> bytes:
-    return batch.encode(
+    data = batch.encode(
         [
             batch.Record(b"value", b"key", (("name", "value"), ("more", "")), 1_700_000_000_000),
             batch.Record(b"", None, (), None),
         ],
-        append_time_ms=1_700_000_000_001,
-        records_before=7,
-        producer=batch.ProducerSeq("producer", 3, 4),
+        batch.ProducerSeq("producer", 3, 4),
     )
+    return batch.placed(data, append_time_ms=1_700_000_000_001, records_before=7)
 
 
 SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "runs": (*tuple(_run(kind).body for kind in DigestKind), _run(DigestKind.NONE, (1, 2)).body),
     "record_batches": (
         _records(),
-        batch.encode([batch.Record(b"v", None, (), None)], append_time_ms=1, records_before=0),
+        batch.encode([batch.Record(b"v", None, (), None)]),
     ),
     "requests": (
         frames.add_request(1, "b1@1", _KEY, _run(DigestKind.CRC32C), recovery=True),

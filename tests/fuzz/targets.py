@@ -64,11 +64,10 @@ def record_batches(data: bytes) -> None:
             batch.content(data)
         return
     assert len(records) == head.count
-    again = batch.encode(
-        records,
+    again = batch.placed(
+        batch.encode(records, head.producer),
         append_time_ms=head.append_time_ms,
         records_before=head.records_before,
-        producer=head.producer,
         after_producer=head.after_producer,
     )
     assert batch.decode(again) == (head, records)

@@ -19,7 +19,9 @@ def write(cluster: Cluster, transaction: str, values: Sequence[Sequence[str]]) -
     records_before = 0
     for records in values:
         made = tuple(Record(value.encode()) for value in records)
-        entries.append(batch.encode(made, append_time_ms=0, records_before=records_before))
+        entries.append(
+            batch.placed(batch.encode(made), append_time_ms=0, records_before=records_before)
+        )
         records_before += len(made)
     row = LedgerMetadata(
         ledger_id,

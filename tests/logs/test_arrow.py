@@ -125,7 +125,7 @@ def test_columns_of_a_stored_batch_are_its_records() -> None:
         Record(b"v" * n, None if n % 3 else b"k" * n, (("h", str(n)),) if n % 2 else ())
         for n in range(50)
     ]
-    data = batch.encode(records, append_time_ms=5, records_before=7)
+    data = batch.placed(batch.encode(records), append_time_ms=5, records_before=7)
 
     found = columns.records(data, first_offset=7, ledger_id=1, entry_id=2, skip=3, count=40)
 

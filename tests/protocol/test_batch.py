@@ -30,13 +30,8 @@ PRODUCERS = st.none() | st.builds(
 def test_a_batch_is_read_as_it_was_written(
     records: list[batch.Record], producer: batch.ProducerSeq | None, before: int, after: bool
 ) -> None:
-    data = batch.encode(
-        records,
-        append_time_ms=7,
-        records_before=before,
-        producer=producer,
-        after_producer=after,
-    )
+    data = batch.encode(records, producer)
+    data = batch.placed(data, append_time_ms=7, records_before=before, after_producer=after)
 
     head, read = batch.decode(data)
 
@@ -47,27 +42,27 @@ def test_a_batch_is_read_as_it_was_written(
 
 
 @given(RECORDS, PRODUCERS, st.integers(0, 2**53), st.booleans())
-def test_a_batch_that_gets_its_place_later_is_the_one_encoded_for_that_place(
+def test_only_the_last_place_of_a_batch_counts(
     records: list[batch.Record], producer: batch.ProducerSeq | None, before: int, after: bool
 ) -> None:
-    data = batch.encode(records, producer=producer, after_producer=not after)
+    data = batch.encode(records, producer)
+    other = batch.placed(data, append_time_ms=9, records_before=5, after_producer=not after)
 
-    entry = batch.placed(data, append_time_ms=7, records_before=before, after_producer=after)
-
-    assert entry == batch.encode(
-        records, append_time_ms=7, records_before=before, producer=producer, after_producer=after
+    first, second = (
+        batch.placed(each, append_time_ms=7, records_before=before, after_producer=after)
+        for each in (data, other)
     )
+
+    assert first == second
 
 
 @given(RECORDS, PRODUCERS, RECORDS)
 def test_the_content_is_what_was_sent_and_not_where_it_went(
     records: list[batch.Record], producer: batch.ProducerSeq | None, others: list[batch.Record]
 ) -> None:
-    first = batch.encode(records, append_time_ms=7, records_before=0)
-    moved = batch.encode(
-        records, append_time_ms=9, records_before=5, producer=producer, after_producer=True
-    )
-    other = batch.encode(others, append_time_ms=7, records_before=0)
+    first, other = batch.encode(records), batch.encode(others)
+    moved = batch.encode(records, producer)
+    moved = batch.placed(moved, append_time_ms=9, records_before=5, after_producer=True)
 
     assert batch.content(first) == batch.content(moved)
     assert (batch.content(first) == batch.content(other)) == (records == others)
@@ -77,7 +72,7 @@ def test_the_content_is_what_was_sent_and_not_where_it_went(
 def test_a_batch_cut_short_or_grown_is_refused(
     records: list[batch.Record], producer: batch.ProducerSeq | None, data: st.DataObject
 ) -> None:
-    whole = batch.encode(records, append_time_ms=7, records_before=0, producer=producer)
+    whole = batch.encode(records, producer)
     cut = data.draw(st.integers(0, len(whole) - 1))
 
     for damaged in (whole[:cut], whole + b"\0"):

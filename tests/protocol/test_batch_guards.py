@@ -6,16 +6,14 @@ import pytest
 
 from quorumlog.protocol import batch
 
-PLAIN = batch.encode([batch.Record(b"a")], append_time_ms=7, records_before=0)
+PLAIN = batch.encode([batch.Record(b"a")])
 HEAD_BYTES = len(PLAIN) - 4 - 1
 """What stands before the size of the only value, and the value."""
 
 
 def with_headers(raw: bytes) -> bytes:
     """A batch of one record whose headers are these bytes."""
-    whole = batch.encode(
-        [batch.Record(b"", headers=(("", ""),))], append_time_ms=7, records_before=0
-    )
+    whole = batch.encode([batch.Record(b"", headers=(("", ""),))])
     sizes = struct.pack(">II", len(raw), 0)
     return whole[:HEAD_BYTES] + sizes + raw
 
@@ -26,7 +24,7 @@ def test_a_batch_has_only_the_columns_that_its_records_need() -> None:
     assert len(PLAIN) == HEAD_BYTES + 4 + 1
 
     records = [batch.Record(b"a", b"k", (("h", "v"),), 5), batch.Record(b"b")]
-    found = batch.layout(batch.encode(records, append_time_ms=7, records_before=0))
+    found = batch.layout(batch.encode(records))
     assert None not in (found.times_at, found.key_sizes_at, found.header_sizes_at)
 
 
@@ -47,7 +45,7 @@ def test_a_head_that_no_writer_makes_is_refused(at: int, value: bytes) -> None:
 def test_a_head_of_more_records_than_the_batch_has_room_for_is_refused() -> None:
     """Before anything is made for each of them."""
     many = [batch.Record(b"")] * 5
-    full = batch.encode(many, append_time_ms=7, records_before=0)
+    full = batch.encode(many)
     assert batch.decode(full)[1] == many
     assert batch.decode_head(full).count == len(many)
 
@@ -58,7 +56,7 @@ def test_a_head_of_more_records_than_the_batch_has_room_for_is_refused() -> None
 
 
 def test_a_key_of_less_than_no_bytes_is_refused() -> None:
-    whole = batch.encode([batch.Record(b"v", b"")], append_time_ms=7, records_before=0)
+    whole = batch.encode([batch.Record(b"v", b"")])
     for size in (-2, -(2**31)):
         damaged = whole[:HEAD_BYTES] + struct.pack(">i", size) + whole[HEAD_BYTES + 4 :]
         with pytest.raises(batch.BadBatch):

@@ -61,12 +61,8 @@ def ledger(ledger_id: int) -> LedgerMetadata:
 
 
 def entry(value: str, seq: int, before: int) -> bytes:
-    return batch.encode(
-        (Record(value.encode()),),
-        append_time_ms=0,
-        records_before=before,
-        producer=ProducerSeq("p", 0, seq),
-    )
+    data = batch.encode((Record(value.encode()),), ProducerSeq("p", 0, seq))
+    return batch.placed(data, append_time_ms=0, records_before=before)
 
 
 def replaying(end: LedgerEnd) -> Hand:

@@ -94,17 +94,10 @@ class Layout:
     """The start of the keys, which headers and values follow."""
 
 
-def encode(
-    records: Sequence[Record],
-    *,
-    append_time_ms: int = 0,
-    records_before: int = 0,
-    producer: ProducerSeq | None = None,
-    after_producer: bool = False,
-) -> bytes:
-    """Encode at least one record. `placed` gives a request's batch its time and place in a ledger."""
+def encode(records: Sequence[Record], producer: ProducerSeq | None = None) -> bytes:
+    """Encode the batch of a request, of at least one record; `placed` gives it time and place."""
     assert records, "a batch has at least one record"
-    count, flags = len(records), _AFTER_PRODUCER if after_producer else 0
+    count, flags = len(records), 0
     parts: list[bytes] = []
     if producer is not None:
         flags |= _HAS_PRODUCER
@@ -129,14 +122,13 @@ def encode(
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
-    head = _HEAD.pack(VERSION, flags, 0, count, append_time_ms, records_before)
-    return b"".join((head, *parts))
+    return b"".join((_HEAD.pack(VERSION, flags, 0, count, 0, 0), *parts))
 
 
 def placed(
     data: bytes, *, append_time_ms: int, records_before: int, after_producer: bool = False
 ) -> bytes:
-    """The entry that a request's batch becomes. Copies the records without reading them."""
+    """The entry of a ledger that a request's batch becomes. Copies the records without reading them."""
     version, flags, zero, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
     head = _HEAD.pack(version, flags, zero, count, append_time_ms, records_before)

@@ -84,9 +84,7 @@ def payloads(*sizes: int) -> bytes:
 
 
 def records(count: int = 1, producer: ProducerSeq | None = None) -> bytes:
-    return batch.encode(
-        [Record(b"")] * count, append_time_ms=0, records_before=0, producer=producer
-    )
+    return batch.encode([Record(b"")] * count, producer)
 
 
 async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger: Stranger) -> None:

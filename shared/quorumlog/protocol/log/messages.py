@@ -56,7 +56,7 @@ class Append:
         since: int = 0,
     ) -> "Append":
         """A request of at least one record."""
-        data = batch.encode(records, producer=producer)
+        data = batch.encode(records, producer)
         return cls(data, len(records), producer, expect, token, since)
 
 
