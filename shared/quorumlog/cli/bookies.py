@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from quorumlog.cli import cookies
+from quorumlog.cli.cookies import BookieArgument
 from quorumlog.cli.ends import ExitStatus, print_error
 from quorumlog.cli.operator import ask, autorecoveries, bare, drain_of, find_bookie
 from quorumlog.cli.pipes import bar_of
@@ -28,7 +29,6 @@ app.add_typer(cookies.app, name="cookie")
 
 _LOOK_S: Final = 1.0
 
-BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Wait until nothing names the bookie any more.")
 ]
