@@ -28,7 +28,10 @@ _ARGUMENTS: Final = {
     "delay": ("60",),
     "limit": ("--concurrency", "2"),
     "truncate": ("x", "1"),
-    **dict.fromkeys(("check", "create", "list", "pause", "resume", "status", "trigger"), ()),
+    **dict.fromkeys(
+        ("check", "create", "list", "pause", "rebuild", "resume", "status", "trigger", "witnesses"),
+        (),
+    ),
 }
 """What a command needs besides a name or an id, which is 1."""
 _NAMED: Final = {("log", "create"), ("bookie", "pause"), ("bookie", "resume")}

@@ -29,6 +29,10 @@ UNCHECKED: Final = {
     ("PUT", "/v1/services/{kind}/{id}/heartbeat"): "liveness is Redis's",
     ("POST", "/v1/ledger-heads"): "changes nothing",
     ("POST", "/v1/log-heads"): "changes nothing",
+    (
+        "POST",
+        "/v1/rebuild",
+    ): "is for a database that went back: it writes what came of its rows only",
     ("POST", "/v1/witnesses/accept"): "ends the state",
 }
 _COPIES: Final = "/v1/witnesses/copies"

@@ -117,6 +117,20 @@ async def test_a_new_connection_brings_the_copy_again() -> None:
     assert brought(bookie.seen)[:3] == [True, False, True]
 
 
+async def test_an_add_that_finds_no_connection_brings_the_copy() -> None:
+    """The bookie may have returned with an empty disk, and a refusal costs the writer a second."""
+    async with peer() as bookie, client(bookie.url) as bookies:
+        await add(bookies)
+        await bookie.cut()
+
+        async def is_ok() -> bool:
+            return await add(bookies) is Status.OK
+
+        await until(is_ok, "the channel is connected again")
+
+    assert brought(bookie.seen)[:2] == [True, True]
+
+
 async def test_a_recovery_add_names_no_row() -> None:
     async with peer() as bookie, client(bookie.url) as bookies:
         await add(bookies, None)

@@ -15,7 +15,7 @@ from quorumlog.cli.ends import EndedEarly
 from quorumlog.cli.pipes import bar_of
 from quorumlog.cli.printing import print_json, print_line, print_rows
 from quorumlog.cli.session import common_options, parse_urls, run_async
-from quorumlog.errors import UNKNOWN, QuorumLogError
+from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
 from quorumlog.wire.problems import from_answer
 
 app = typer.Typer(no_args_is_help=True, help="The metadata's database. Asks the metadata service.")
@@ -121,6 +121,8 @@ async def _lines(url: str, ask: dict[str, Any]) -> AsyncGenerator[dict[str, Any]
                 raise from_answer(answer.status, await answer.read(), answer.headers)
             async for line in answer.content:
                 yield orjson.loads(line)
+    except aiohttp.ClientConnectorError as error:
+        raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
     except (aiohttp.ClientError, OSError) as error:
         raise RebuildEnded(f"{url} does not answer: {error!r}") from error
 

@@ -147,7 +147,7 @@ class Channel:
 
     def has_copy(self, ledger_id: int, name: RowName | None) -> bool:
         """Whether the bookie acknowledged an add that brought a copy of this row, on this connection."""
-        return self._copies.get(ledger_id) == name
+        return self._open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
         """Note the answer to an add that this row's copy came with, or had come before."""
