@@ -16,7 +16,7 @@ from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.frames import Request
 from tests.net.peer import ok, peer, well
-from tests.net.test_bookie_client import KEY, MEMBER, client, run_of
+from tests.net.test_bookie_client import KEY, MEMBER, PATIENT, client, run_of
 from tests.support.waiting import until, within
 
 ROW = LedgerMetadata(
@@ -119,9 +119,11 @@ async def test_a_new_connection_brings_the_copy_again() -> None:
 
 async def test_an_add_that_finds_no_connection_brings_the_copy() -> None:
     """The bookie may have returned with an empty disk, and a refusal costs the writer a second."""
-    async with peer() as bookie, client(bookie.url) as bookies:
+    at_once = replace(PATIENT, backoff_max_s=0.0)
+    async with peer() as bookie, client(bookie.url, at_once) as bookies:
         await add(bookies)
         await bookie.cut()
+        await until(lambda: not any(bookies.channels().values()), "the break is noticed")
 
         async def is_ok() -> bool:
             return await add(bookies) is Status.OK
