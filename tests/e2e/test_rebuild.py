@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from loadtest.stores import scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import NoSuchLedger, QuorumLogError, WrongPassword
-from quorumlog.protocol.metadata import LedgerMetadata
 from tests.support.waiting import UNHURRIED, until
 
 SETTINGS = {**UNHURRIED, "COLLECT_S": "1", "COLLECT_GRACE_S": "1"}
-HAS_PLACES = any(field.name == "first_offset" for field in fields(LedgerMetadata))
 
 
 async def append(ledger: Ledger, count: int = 20) -> list[bytes]:
@@ -109,7 +106,6 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
             assert await append(fresh) == await contents(fresh)
 
 
-@pytest.mark.skipif(not HAS_PLACES, reason="copies tell no places yet")
 async def test_a_log_comes_back_in_its_order() -> None:
     with scratch("ql-rebuild-") as folder:
         async with running(None, gateways=1, data=folder, environment=SETTINGS) as cluster:
