@@ -73,6 +73,11 @@ class World:
         assert done.exit_code == 0, done.output
         return done.stdout
 
+    async def run_rebuild(self, *options: str) -> str:
+        """The report of a rebuild."""
+        url = self.cluster.url(METADATA)
+        return await self.run("metadata", "rebuild", "--metadata", url, "--json", *options)
+
     async def accept(self) -> None:
         """As an operator, until nobody tells of anything more."""
         url = self.cluster.url(METADATA)
@@ -87,16 +92,22 @@ class World:
         await until(is_over, "the loss is accepted")
 
 
-@pytest.fixture
-async def world(stores: Stores) -> AsyncIterator[World]:
+@contextlib.asynccontextmanager
+async def world_of(stores: Stores, *, bookies: int) -> AsyncIterator[World]:
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(scratch("ql-restored-"))
         enter = stack.enter_async_context
-        cluster = await enter(running(stores, bookies=3, gateways=1, environment=SETTINGS))
+        cluster = await enter(running(stores, bookies=bookies, gateways=1, environment=SETTINGS))
         session = await enter(aiohttp.ClientSession())
         database = await asyncpg.connect(stores.postgres_dsn)
         stack.push_async_callback(database.close)
         yield World(cluster, stores, folder, session, database)
+
+
+@pytest.fixture
+async def world(stores: Stores) -> AsyncIterator[World]:
+    async with world_of(stores, bookies=3) as made:
+        yield made
 
 
 async def test_a_restored_database_under_a_metadata_process_that_starts(world: World) -> None:
@@ -187,3 +198,42 @@ async def test_a_deleted_ledger_that_a_restore_brings_back_is_unknown_to_readers
         await client.delete_ledger(ledger.ledger_id)
     status, problem = await world.got(GATEWAY, path)
     assert (status, problem["code"], problem["deleted"]) == (404, "no-such-ledger", True)
+
+
+async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_ended(
+    stores: Stores,
+) -> None:
+    """D3: the restored row is OPEN and names two members that know of the first entries only. The rows are
+    rebuilt before anybody may recover by it, and then the loss is accepted.
+    """
+    async with world_of(stores, bookies=4) as world, Client(*world.cluster.gateways) as client:
+        cluster = world.cluster
+        ledger = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        payloads = [b"%d" % number for number in range(40)]
+        await ledger.append_batch(payloads[:10])
+        old = await dump(stores, world.folder / "old")
+
+        former = (await ledger.info())["fragments"][0]["bookies"]
+        for number, member in enumerate(former):
+            await cluster.kill(member.partition("@")[0])
+            await ledger.append_batch(payloads[10 + 10 * number : 20 + 10 * number])
+        await ledger.append_batch(payloads[30:])
+        await ledger.close()
+        for member in former:
+            cluster.start(member.partition("@")[0])
+        for name in (GATEWAY, "autorecovery-1"):
+            await cluster.kill(name)
+        await restore(stores, old)
+        await world.restart(METADATA)
+        await world.until_told()
+        row = json.loads(await world.run_rebuild("--dry-run"))
+        assert row["ledgers"] == {"write": 1}
+
+        await world.run_rebuild()
+        await world.accept()
+        cluster.start(GATEWAY)
+        await until(lambda: cluster.is_up(GATEWAY), "the gateway is ready")
+
+        told = await ledger.recover()
+        assert (told["state"], told["last_entry"]) == ("CLOSED", 39)
+        assert [entry.payload async for entry in ledger.entries()] == payloads
