@@ -78,6 +78,11 @@ class LocalSettings(BaseModel):
             raise ValueError(f"{self.gateways} gateways from port {self.port} on end above 65535")
         return self
 
+    @property
+    def secret_file(self) -> Path:
+        """What the services show to each other, and an operator to them."""
+        return self.data.resolve() / "cluster-secret"
+
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """The settings in an environment. Ends the process with a line for each invalid one."""

@@ -76,7 +76,7 @@ def build(config: Config) -> web.Application:
     changes = ChangeHub(database)
     leases, transactions = LeaseStore(database), TransactionStore(database)
     cookies = CookieStore(database)
-    inquiry = Inquiry(database, cookies, liveness)
+    inquiry = Inquiry(database, cookies, liveness, config.credentials)
     expiry = Expiry(transactions, leases, inquiry, every_s=config.expiry_every_s)
     app = web.Application(
         middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
@@ -95,7 +95,7 @@ def build(config: Config) -> web.Application:
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry),
         kept=KeptStore(database),
-        rebuilder=Rebuilder(RebuildStore(database), cookies, liveness),
+        rebuilder=Rebuilder(RebuildStore(database), cookies, liveness, config.credentials),
         change_heartbeat_s=config.change_heartbeat_s,
     )
 
@@ -124,6 +124,7 @@ def build(config: Config) -> web.Application:
         openapi=lambda: description,
         drain=changes.end,
         hosts=config.hosts,
+        authenticator=config.authenticator,
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)

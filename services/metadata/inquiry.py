@@ -13,6 +13,7 @@ import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses
@@ -43,8 +44,15 @@ _SKIP_IDS: Final = (
 class Inquiry:
     """The questions of one process to all bookies."""
 
-    def __init__(self, database: Database, cookies: CookieStore, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        database: Database,
+        cookies: CookieStore,
+        liveness: Liveness,
+        credentials: Credentials = ANONYMOUS,
+    ) -> None:
         self._database, self._cookies, self._liveness = database, cookies, liveness
+        self._credentials = credentials
         self.is_over = asyncio.Event()
         """Set while all registered bookies have answered about the present server, or were waited for: what runs
         by the clock waits for it.
@@ -107,7 +115,7 @@ class Inquiry:
         urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
         # Cookies of a database that went back may be missing, or have old URLs.
         urls.update((await self._liveness.bookie_urls()).items())
-        async with service_session() as session:
+        async with service_session(self._credentials) as session:
             answers = await asyncio.gather(
                 *(_ask(session, name, url, cluster_id) for name, url in sorted(urls))
             )

@@ -16,6 +16,7 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
@@ -96,13 +97,23 @@ class _Tally:
 class Rebuilder:
     """Rebuilds one service's database."""
 
-    def __init__(self, store: RebuildStore, cookies: CookieStore, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        store: RebuildStore,
+        cookies: CookieStore,
+        liveness: Liveness,
+        credentials: Credentials = ANONYMOUS,
+    ) -> None:
         self.store = store
         self._cookies, self._liveness = cookies, liveness
+        self._credentials = credentials
 
     async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
         """Rebuild; `tell` gets the progress. Raises: InvalidRequest, SourceAway, MetadataUnavailable."""
-        async with self.store.begin() as tables, service_session() as session:
+        async with (
+            self.store.begin() as tables,
+            service_session(self._credentials) as session,
+        ):
             return await _Work(tables, session, ask, tell).run(await self._places(ask))
 
     async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:

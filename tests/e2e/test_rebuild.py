@@ -32,7 +32,7 @@ async def contents(ledger: Ledger) -> list[bytes]:
 
 async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
     """Whether some bookie keeps the id as a deleted ledger's."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=cluster.headers) as session:
         for name in cluster.names:
             if not name.startswith("bookie"):
                 continue
@@ -44,7 +44,7 @@ async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
 
 
 def cli_rebuild(cluster: Cluster, *options: str) -> dict[str, Any]:
-    done = CliRunner().invoke(
+    done = CliRunner(env={"CLUSTER_SECRET_FILE": str(cluster.secret_file)}).invoke(
         cli,
         ["metadata", "rebuild", "--metadata", cluster.url("metadata-1"), "--json", *options],
     )

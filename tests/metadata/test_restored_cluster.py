@@ -46,7 +46,8 @@ class World:
         return [name for name in self.cluster.names if name.startswith("bookie")]
 
     async def got(self, name: str, path: str) -> tuple[int, Any]:
-        async with self.session.get(self.cluster.url(name) + path) as answer:
+        url = self.cluster.url(name) + path
+        async with self.session.get(url, headers=self.cluster.headers) as answer:
             return answer.status, await answer.json()
 
     async def restart(self, name: str) -> None:
@@ -69,7 +70,8 @@ class World:
 
     async def run(self, *command: str) -> str:
         """What a command prints."""
-        done = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        secret = {"CLUSTER_SECRET_FILE": str(self.cluster.secret_file)}
+        done = await asyncio.to_thread(CliRunner(env=secret).invoke, cli, command)
         assert done.exit_code == 0, done.output
         return done.stdout
 

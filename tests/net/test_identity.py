@@ -6,56 +6,61 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from quorumlog.errors import Unauthenticated
-from quorumlog.net.identity import ClusterSecret, SecretUnusable
+from quorumlog.net.identity import ClusterSecret
+from quorumlog.wire.secret import SecretUnusable
 
 TOKEN = "0123456789abcdef" * 4
 
 
-def test_the_secret_is_known_whatever_the_case_of_its_scheme() -> None:
-    secret = ClusterSecret(TOKEN)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "secret"
 
-    for scheme in ("Bearer", "bearer"):
-        found = secret.identify(
-            make_mocked_request("GET", "/", {"Authorization": f"{scheme} {TOKEN}"})
-        )
-        assert found.role is None
+
+@pytest.fixture
+def secret(file: Path) -> ClusterSecret:
+    file.write_text(TOKEN + "\n")
+    return ClusterSecret(file)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_the_secret_is_known_whatever_the_case_of_its_scheme(
+    secret: ClusterSecret, scheme: str
+) -> None:
+    given = {"Authorization": f"{scheme} {TOKEN}"}
+
+    assert secret.identify(make_mocked_request("GET", "/", given)).role is None
 
 
 @pytest.mark.parametrize(
     "given", ["", "Bearer", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN, "Bearer é"]
 )
-def test_nothing_but_the_secret_is_accepted(given: str) -> None:
+def test_nothing_but_the_secret_is_accepted(secret: ClusterSecret, given: str) -> None:
     headers = {"Authorization": given} if given else {}
 
     with pytest.raises(Unauthenticated) as refused:
-        ClusterSecret(TOKEN).identify(make_mocked_request("GET", "/", headers))
+        secret.identify(make_mocked_request("GET", "/", headers))
 
     assert refused.value.headers["WWW-Authenticate"].startswith("Bearer")
     assert TOKEN not in str(refused.value.__dict__)
 
 
-def test_a_file_of_a_secret_may_end_with_a_newline(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_text(TOKEN + "\n")
-
-    secret = ClusterSecret.read(file)
-
+def test_nothing_prints_the_secret(secret: ClusterSecret) -> None:
     assert secret.credentials.headers == {"Authorization": f"Bearer {TOKEN}"}
     assert TOKEN not in repr(secret) + repr(secret.credentials)
 
 
 @pytest.mark.parametrize("text", ["", "short", f"two {TOKEN}", f"{TOKEN}\n{TOKEN}", TOKEN + "é"])
-def test_an_unusable_secret_is_refused_without_being_shown(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "secret"
+def test_an_unusable_secret_is_refused_without_being_shown(file: Path, text: str) -> None:
     file.write_text(text)
 
     with pytest.raises(SecretUnusable) as refused:
-        ClusterSecret.read(file)
+        ClusterSecret(file)
 
     assert str(file) in str(refused.value)
     assert not text or text not in str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(file: Path) -> None:
     with pytest.raises(SecretUnusable, match="secret: No such file"):
-        ClusterSecret.read(tmp_path / "secret")
+        ClusterSecret(file)

@@ -66,7 +66,7 @@ class Engine:
         holdings: HoldingsClient,
     ) -> None:
         """Use `running`."""
-        self.writer = Writer(str(uuid4()), config.url)
+        self.writer = Writer(str(uuid4()), config.url, config.internal_url)
         self.metadata, self.peers, self._directory = metadata, peers, directory
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
@@ -118,7 +118,7 @@ class Engine:
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
         """An engine with its connections and its background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
-        async with service_session() as session:
+        async with service_session(config.credentials) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies, Quarantine(config.quarantine))
             bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
@@ -276,7 +276,11 @@ class Engine:
     async def gateways(self) -> Sequence[Writer]:
         """The gateways that live as far as is known."""
         services = (await self.metadata.services()).services
-        return [Writer(found.id, found.url) for found in services if found.kind == "gateway"]
+        return [
+            Writer(found.id, found.url, found.internal_url)
+            for found in services
+            if found.kind == "gateway"
+        ]
 
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
@@ -295,7 +299,7 @@ class Engine:
             "services": [
                 service.model_dump(mode="json") for service in (*metadata, *services.services)
             ],
-            "writer": {"id": self.writer.id, "url": self.writer.url},
+            "writer": self.writer,
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.quarantined,
             "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
@@ -333,7 +337,9 @@ class Engine:
     async def _send_heartbeats(self) -> None:
         while True:
             state = "draining" if self._is_draining else "ready"
-            heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
+            heartbeat = ServiceHeartbeat(
+                url=self.writer.url, internal_url=self.writer.internal_url, state=state
+            )
             with contextlib.suppress(QuorumLogError):
                 await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)

@@ -115,7 +115,11 @@ async def _lines(url: str, ask: dict[str, Any]) -> AsyncGenerator[dict[str, Any]
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, read_bufsize=_LINE_BYTES) as session,
-            session.post(f"{url.rstrip('/')}/v1/rebuild", json=ask) as answer,
+            session.post(
+                f"{url.rstrip('/')}/v1/rebuild",
+                json=ask,
+                headers=common_options().operator_headers,
+            ) as answer,
         ):
             if answer.status != 200:
                 raise from_answer(answer.status, await answer.read(), answer.headers)

@@ -1,6 +1,6 @@
 """Requests of operators to the services behind the gateway."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,9 +18,15 @@ class NoAutorecovery(
     """No process of autorecovery is alive, so nobody can be asked."""
 
 
-async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+async def ask(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
-    request may be repeated. `url`: of one service, or of several that answer alike, with commas.
+    request may be repeated. `url`: of one service, or of several that answer alike, with commas. `headers`: in place of
+    the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
     async with Transport(bases.split(","), deadline_s=common_options().timeout_s) as transport:
@@ -28,6 +34,7 @@ async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
             method,
             f"/v1/{path}",
             body=None if body is None else orjson.dumps(body),
+            headers=common_options().operator_headers if headers is None else headers,
             is_repeatable=True,
         )
         return answer.json() if answer.body else None

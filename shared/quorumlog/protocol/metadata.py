@@ -62,6 +62,14 @@ class Writer:
 
     id: str
     url: str
+    """For clients."""
+    internal_url: str = ""
+    """For processes of the cluster; empty for one from before there were internal listeners."""
+
+    @property
+    def url_inside(self) -> str:
+        """Where other processes of the cluster ask this one."""
+        return self.internal_url or self.url
 
 
 @dataclass(frozen=True, slots=True)

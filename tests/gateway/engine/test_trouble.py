@@ -388,7 +388,7 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
 async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        stranger = Writer("another-instance", world.engine.writer.url)
+        stranger = Writer("another-instance", world.engine.writer.url_inside)
 
         with pytest.raises(WriterLost):
             await world.other.peers.append(
