@@ -46,6 +46,7 @@ from services.metadata.attempts import (
 )
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.kept import HeldCopies, check_held
+from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
@@ -126,10 +127,13 @@ class LedgerStore(RowStore):
         *,
         attempt: str,
         missed: Iterable[MissedBody] = (),
+        held: Sequence[HeldCopies] | None = None,
     ) -> LedgerRow:
-        """Compare-and-swap on `row.version`; returns the changed row.
+        """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
+        bookies were asked.
 
-        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
+        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest; RowUnproven where the bookies have to
+        be asked, CopyLost by what they hold.
         """
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
@@ -138,6 +142,7 @@ class LedgerStore(RowStore):
         if old.version != row.version:
             raise conflict(old)
         check_ledger(old.to_core(), row.to_core())
+        await check_end(connection, old, row, held)
         # The condition decides; the lock above only saves the losers' work.
         record = await connection.fetchrow(
             "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
@@ -483,7 +488,7 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
 
 async def bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
     """Replace locked rows by tombstones, and delete what other tables have of these ledgers."""
-    for table in ("ledger_members", "ledger_tags"):
+    for table in ("ledger_members", "ledger_tags", "unproven_ledgers"):
         await connection.execute(
             f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])", ledger_ids
         )

@@ -33,7 +33,7 @@ from services.metadata.ledgers import ROW, body_of, bury, index_members, index_t
 from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
 from services.metadata.logs import row_of as log_row_of
-from services.metadata.witnesses import accept_tokens
+from services.metadata.losses import accept_tokens, note_lost
 
 _LOCK: Final = 0x71756F73
 """Any number that no other application of this database uses; migrations have another one."""
@@ -71,7 +71,7 @@ class RebuildStore(RowStore):
         )
         try:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                raise InvalidRequest("another rebuild of this database is running")
+                raise InvalidRequest("another rebuild or acceptance of this database is running")
             yield RebuildTables(self.database, connection)
         finally:
             connection.terminate()
@@ -114,11 +114,13 @@ class RebuildTables:
             )
         self._database.memory.cluster_id = cluster_id
 
-    async def accept_lost(self, cluster_id: str, witnesses: Iterable[str]) -> None:
+    async def accept_lost(
+        self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
+    ) -> None:
         """The lost history is gone: what bookies know of it is missing for ever (rule 18a)."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
-        if tokens:
-            await accept_tokens(self._connection, sorted(tokens))
+        await note_lost(self._connection, lost)
+        await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
         """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""

@@ -59,7 +59,10 @@ async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
 async def accept_lost(request: web.Request, _given: Given) -> web.Response:
     """Accept the loss of the changes of these witnesses: an operator decides (see the runbook)."""
     body = await parsed(request, WitnessAccept)
-    return answer(await request.app[PARTS].witnesses.accept(body.witnesses, lost=body.lost))
+    state = await request.app[PARTS].witnesses.accept(
+        body.witnesses, lost=body.lost, ledgers=body.ledgers
+    )
+    return answer(state)
 
 
 ROUTES: Final = (
