@@ -144,9 +144,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
     if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
     parts = request.app[PARTS]
-    work = partial(
-        parts.ledgers.change, change.row, attempt=change.attempt, missed=change.missed
-    )
+    work = partial(parts.ledgers.change, change.row, attempt=change.attempt, missed=change.missed)
     try:
         return row_answer(await work())
     except RowUnproven as unproven:

@@ -105,13 +105,13 @@ class Rebuilder:
         async with self.store.begin() as tables, service_session() as session:
             return await _Work(tables, session, ask, tell).run(await self._places(ask))
 
-    async def count_behind(self, lost: Collection[str]) -> int:
+    async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
         """How many ledgers' rows a rebuild would write, since bookies hold copies of later ones. `lost`: bookies that
-        never return. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
+        never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = RebuildAsk(dry_run=True, without=tuple(lost))
         async with self.store.begin() as tables, service_session() as session:
-            return await _Work(tables, session, ask, _quiet).count_behind(await self._places(ask))
+            return await _Work(tables, session, ask, tell).count_behind(await self._places(ask))
 
     async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:
         """The URLs to ask, and the names of bookies that are registered."""
@@ -164,7 +164,9 @@ class _Work:
             if _cluster_of(source) == cluster_id
         ]
         survey = await self._survey(sources)
-        await self._decide_ledgers(sources, self._bookies(sources, registered | survey.named), survey)
+        await self._decide_ledgers(
+            sources, self._bookies(sources, registered | survey.named), survey
+        )
         return self._tally.ledgers[Action.WRITE]
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
@@ -310,10 +312,6 @@ async def _pages(
             page = []
     if page:
         yield page
-
-
-async def _quiet(_line: RebuildLine) -> None:
-    """Nobody is told of the progress."""
 
 
 def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:

@@ -14,7 +14,7 @@ from services.metadata.inquiry import Inquiry
 from services.metadata.ledgers import body_of, lock_ledger
 from services.metadata.losses import accept_tokens, note_lost, prove
 from services.metadata.memory import PRESENTED
-from services.metadata.rebuild import Rebuilder
+from services.metadata.rebuild import Rebuilder, Tell
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,15 @@ class WitnessStore(RowStore):
         )
 
     async def accept(
-        self, witnesses: Sequence[str], *, lost: Collection[str], ledgers: Sequence[int] = ()
+        self,
+        witnesses: Sequence[str],
+        *,
+        lost: Collection[str],
+        ledgers: Sequence[int],
+        tell: Tell,
     ) -> WitnessState:
         """Continue without these changes, as an operator decided. `lost`: bookies that never return. `ledgers`: those
-        whose rows in the database are to be gone by, though bookies hold copies of others.
+        whose rows in the database are to be gone by, though bookies hold copies of others. `tell` gets the progress.
 
         Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of ledgers
         that it holds would be assigned again; CopyLost while a rebuild would write rows (rule 18d).
@@ -78,16 +83,18 @@ class WitnessStore(RowStore):
         # Unchecked: the database lacks these tokens, and an operator decides.
         await self.database.run(lambda connection: note_lost(connection, lost))
         if tokens:
-            await self._accept_tokens(tokens, lost)
+            await self._accept_tokens(tokens, lost, tell)
             log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
             await self.database.probe()
         for ledger_id in ledgers:
             await self._accept_row(ledger_id)
         return self.state()
 
-    async def _accept_tokens(self, tokens: Collection[str], lost: Collection[str]) -> None:
+    async def _accept_tokens(
+        self, tokens: Collection[str], lost: Collection[str], tell: Tell
+    ) -> None:
         await self._require_bookies(lost)
-        if behind := await self._rebuilder.count_behind(lost):
+        if behind := await self._rebuilder.count_behind(lost, tell):
             raise CopyLost(
                 f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
                 " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",

@@ -24,7 +24,7 @@ from quorumlog.wire.witnesses import witness_of
 from services.bookie.runtime import BookieRuntime
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import _Work
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import Service, serving
 from tests.metadata.test_rebuild import NAMES, Bookies, create, keep, rebuild, until_ready
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
@@ -166,14 +166,22 @@ async def fences_before_it_reads(stores: Stores, folder: Path) -> None:
     async with serving(stores) as service, places.running(service) as running:
         await ready(running)
         row = await create(service, **NARROW)
-        witnesses = await go_back(stores, service, await moved(service, await create(service, **NARROW)))
+        witnesses = await go_back(
+            stores, service, await moved(service, await create(service, **NARROW))
+        )
         assert (await accept(service, witnesses))[0] == 200
 
         assert (await recover(service, row))[0] == 200
 
-        for bookie in running.values():
-            assert bookie.store is not None
-            assert bookie.store.holdings.get(row.ledger_id).is_fenced
+        for url in places.urls:
+            async with service.session.get(f"{url}/v1/ledgers/{row.ledger_id}") as answer:
+                assert (await answer.json())["fenced"]
+
+
+async def test_all_bookies_are_fenced_before_their_copies_are_read(
+    stores: Stores, folder: Path
+) -> None:
+    await fences_before_it_reads(stores, folder)
 
 
 async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
@@ -183,9 +191,13 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
         async with places.running(service) as running:
             await ready(running)
             row = await create(service)
-            _, other = await service.client.cas((await create(service)).with_ensemble(3, MOVED + ("b2@1",)))
+            _, other = await service.client.cas(
+                (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
+            )
             assert other is not None
-            witnesses = await go_back(stores, service, replace(other, version=1, attempt=new_attempt()))
+            witnesses = await go_back(
+                stores, service, replace(other, version=1, attempt=new_attempt())
+            )
             assert (await accept(service, witnesses))[0] == 200
         async with places.running(service, ("b1",)) as running:
             await ready(running)
@@ -214,7 +226,9 @@ async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
         lost = await moved(service, old)
         await keep(running["b3"], old, lost)
         witnesses = await go_back(stores, service, old)
-        forked = replace(old, version=2, attempt=new_attempt(), fragments=(Fragment(0, ("b2@1", "b1@1")),))
+        forked = replace(
+            old, version=2, attempt=new_attempt(), fragments=(Fragment(0, ("b2@1", "b1@1")),)
+        )
         await fork(stores, forked)
         report, _ = await rebuild(service)
         assert report is not None
