@@ -84,13 +84,10 @@ class _Told:
 
 async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerRow) -> _Told | None:
     """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
-    key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
-    fence = f"{url}/ledgers/{row.ledger_id}/fence"
     rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
     try:
         async with awake_timeout(_ASK_S):
-            async with session.post(fence, headers=key, allow_redirects=False) as answer:
-                status = orjson.loads(await answer.read()).get("status")
+            status = await _fence(session, url, row)
             async with session.get(rows, allow_redirects=False) as answer:
                 page = RowsPage.model_validate_json(await answer.read())
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
@@ -108,3 +105,12 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
         is_fenced=(status in _FENCED or is_deleted) and not page.may_lack,
         attempts=tuple(attempt for attempt in attempts if attempt),
     )
+
+
+async def _fence(session: aiohttp.ClientSession, url: str, row: LedgerRow) -> object:
+    """The bookie's verdict. Raises: as aiohttp does, ValueError."""
+    key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
+    fence = f"{url}/ledgers/{row.ledger_id}/fence"
+    async with session.post(fence, headers=key, allow_redirects=False) as answer:
+        told = orjson.loads(await answer.read())
+    return told.get("status") if isinstance(told, dict) else None

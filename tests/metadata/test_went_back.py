@@ -395,7 +395,9 @@ async def test_an_operator_may_accept_the_loss(service: Service, database: Any) 
         assert status == 422
     assert await is_told(service)
     status, state = await service.send(
-        "POST", "/v1/witnesses/accept", {"witnesses": [missing["witness"]], "lost": ["b8", *MEMBERS]}
+        "POST",
+        "/v1/witnesses/accept",
+        {"witnesses": [missing["witness"]], "lost": ["b8", *MEMBERS]},
     )
 
     assert (status, state["missing"]) == (200, [])
