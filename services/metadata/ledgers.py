@@ -24,7 +24,7 @@ from quorumlog.errors import (
     TransactionCommitted,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger
+from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
@@ -139,7 +139,7 @@ class LedgerStore(RowStore):
         target = f"ledger {row.ledger_id}"
         if await is_applied(connection, attempt, target):
             return old
-        if old.version != row.version:
+        if not is_made_from(old, row):
             raise conflict(old)
         check_ledger(old.to_core(), row.to_core())
         await check_end(connection, old, row, held)
@@ -292,7 +292,7 @@ def body_of(row: LedgerDraft) -> str:
 
 
 def conflict(current: LedgerRow) -> VersionConflict:
-    """The refusal of a compare-and-swap from another version than the current one."""
+    """The refusal of a compare-and-swap from another row than the current one."""
     return VersionConflict(
         f"the ledger's version is {current.version}",
         ledger_id=current.ledger_id,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.log import LogMetadata
@@ -27,7 +28,7 @@ from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
-from services.metadata.attempts import record_change
+from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
 from services.metadata.logs import ROW as LOG_ROW
@@ -307,18 +308,19 @@ class RebuildTables:
 
     async def _write_log(self, row: LogMetadata) -> None:
         await self._connection.execute(
-            "INSERT INTO logs AS l (name, version, body) VALUES ($1, $2, $3::text::jsonb)"
+            "INSERT INTO logs AS l (name, version, body, attempt) VALUES ($1, $2, $3::text::jsonb, $4)"
             " ON CONFLICT (name) DO UPDATE SET version = l.version + 1, body = excluded.body,"
-            " changed_at = now()",
+            " attempt = excluded.attempt, changed_at = now()",
             row.name,
             row.version,
             log_body_of(LogRow.from_core(row)),
+            attempt := str(uuid4()),
         )
         await self._connection.execute(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])",
             [item.ledger_id for item in row.items],
         )
-        await record_change(self._connection, f"rebuild log {row.name}")
+        await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 
     async def _now_ms(self) -> int:
         """The database's clock."""

@@ -10,10 +10,12 @@ import pytest
 from loadtest.stores import Stores, scratch
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.rebuild import Bookies
-from services.metadata import copies, ledgers, losses
+from services.metadata import attempts, copies, ledgers, logs, losses
 from services.metadata.rebuild import Rebuilder, _Work
 from services.metadata.rebuild_sources import Source
 from tests.metadata import test_accepted_losses as claims
+from tests.metadata import test_ledgers, test_logs
+from tests.metadata.support import serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,46 @@ def accepts_first(original: Any) -> Any:
     return cluster
 
 
+async def names_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_change_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def names_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        await test_logs.test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
+            service
+        )
+
+
+def by_version(_original: Any) -> Any:
+    """A compare-and-swap compares versions only."""
+    return lambda old, new: old.version == new.version
+
+
 GUARDS: Final = (
+    Guard(
+        "a change of a ledger may be of another line of history",
+        ledgers,
+        "is_made_from",
+        by_version,
+        names_the_row,
+    ),
+    Guard(
+        "a change of a log may be of another line of history",
+        logs,
+        "is_made_from",
+        by_version,
+        names_the_log,
+    ),
+    Guard(
+        "a change whose loss was accepted is never made",
+        attempts,
+        "ACCEPTED",
+        lambda _original: "a target of no change",
+        claims.makes_a_lost_change_once_more,
+    ),
     Guard(
         "an acceptance looks for no later rows",
         Rebuilder,

@@ -97,11 +97,13 @@ async def accept(
     return await service.send("POST", "/v1/witnesses/accept", body)
 
 
-async def recover(service: Service, row: LedgerMetadata) -> tuple[int, Any]:
+async def recover(
+    service: Service, row: LedgerMetadata, attempt: str | None = None
+) -> tuple[int, Any]:
     """Begin a recovery by this row: one try."""
     change = {
         "row": orjson.loads(LedgerRow.from_core(row.in_recovery()).model_dump_json()),
-        "attempt": new_attempt(),
+        "attempt": attempt or new_attempt(),
     }
     return await service.send("PUT", f"/v1/ledgers/{row.ledger_id}", change)
 
@@ -271,6 +273,26 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
 
 async def test_a_rebuild_that_was_cut_off_accepts_nothing(stores: Stores, folder: Path) -> None:
     await accepts_nothing_when_cut_off(stores, folder)
+
+
+async def makes_a_lost_change_once_more(stores: Stores, _folder: Path) -> None:
+    """Rule 6: whoever has not heard what came of a change asks with the same token, and is not refused for ever."""
+    async with serving(stores) as service:
+        row, attempt = await create(service), new_attempt()
+        lost = witness_of(await service.client.cluster_id(), attempt)
+        assert (await accept(service, [lost], lost=NAMES))[0] == 200
+
+        done = await recover(service, row, attempt)
+        again = await recover(service, row, attempt)
+
+        assert (done[0], again) == (200, done)
+        assert (await service.client.get(row.ledger_id)).attempt == attempt
+
+
+async def test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_it(
+    stores: Stores, folder: Path
+) -> None:
+    await makes_a_lost_change_once_more(stores, folder)
 
 
 async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
