@@ -75,6 +75,7 @@ _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first"
 _ENDING: Final = (
     *USUAL,
     *WITH_BODY,
+    errors.CopyLost,
     errors.WrongPassword,
     errors.NoSuchLedger,
     errors.OwnedByLog,
@@ -204,6 +205,7 @@ DELETE: Final = Operation(
     errors=(
         *ALWAYS,
         *WITH_METADATA,
+        errors.CopyLost,
         errors.WrongPassword,
         errors.NoSuchLedger,
         errors.OwnedByLog,
