@@ -25,14 +25,15 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
 
 
 async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
-    """Whether this attempt was applied. The caller holds the target's lock.
+    """Whether this attempt was applied. The caller holds the target's lock. One whose loss was accepted was not: its
+    client may still ask what came of it, and the change is made now if it is legal.
 
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
-    if found is not None and found != target:
+    if found not in (None, ACCEPTED, target):
         raise used_otherwise(found)
-    return found is not None
+    return found == target
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:
@@ -41,7 +42,8 @@ async def try_record(connection: Connection, attempt: str, target: str) -> bool:
     Waits for the end of a concurrent transaction that records the same attempt.
     """
     recorded = await connection.fetchval(
-        "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true",
+        "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT (attempt) DO UPDATE"
+        f" SET target = excluded.target WHERE attempts.target = '{ACCEPTED}' RETURNING true",
         attempt,
         target,
     )

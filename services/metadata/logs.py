@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.changes import check_log
+from quorumlog.protocol.changes import check_log, is_made_from
 from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHeadBody, LogRow
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
@@ -18,7 +18,7 @@ from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_le
 from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
 
 ROW: Final = (
-    f"name, version, body::text AS body, {utc('created_at')},"
+    f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
@@ -91,11 +91,12 @@ class LogStore(RowStore):
         await _claim_ledgers(connection, row.name, named)
         await _place_ledgers(connection, _places_of(row), request.attempt)
         record = await connection.fetchrow(
-            "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
+            "UPDATE logs SET version = version + $3, attempt = $4, body = $2::text::jsonb,"
             f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {ROW}",
             row.name,
             body_of(row),
             0 if fresh else 1,
+            request.attempt,
         )
         await record_attempt(connection, request.attempt, target)
         return row_of(record, row.name)
@@ -111,7 +112,7 @@ class LogStore(RowStore):
         target = f"log {row.name}"
         if await is_applied(connection, request.attempt, target):
             return old
-        check_version(old, row.version)
+        check_row(old, row)
         changed = await change_row(connection, old, row, attempt=request.attempt)
         await record_attempt(connection, request.attempt, target)
         return changed
@@ -132,7 +133,8 @@ class LogStore(RowStore):
             raise
         if await is_applied(connection, request.attempt, target):
             return  # another log was created under the name since
-        check_version(old, request.version)
+        if old.version != request.version:
+            raise conflict(old)
         await _end_transactions(connection, name)
         ledgers = [item.ledger_id for item in old.items]
         deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
@@ -174,7 +176,7 @@ _HEADS: Final = (
     " WHERE name = ANY($1::text[]) ORDER BY name"
 )
 PAGE: Final = page_of(
-    "SELECT name, version, body, created_at, body_bytes FROM logs"
+    "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
     " WHERE body IS NOT NULL AND name > $1",
     order="name",
     row=ROW,
@@ -197,16 +199,17 @@ def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
 
 def _json_of(record: asyncpg.Record) -> bytes:
     """A row's JSON."""
-    return b'{"name":"%b","read_ms":%d,%b' % (
+    return b'{"name":"%b","read_ms":%d,"attempt":"%b",%b' % (
         record["name"].encode(),
         record["read_ms"],
+        (record["attempt"] or "").encode(),
         json_rest(record),
     )
 
 
 def body_of(row: LogRow) -> str:
     """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude={"name", "version", "created_at", "read_ms"})
+    return row.model_dump_json(exclude={"name", "version", "attempt", "created_at", "read_ms"})
 
 
 async def lock_log(connection: Connection, name: str) -> LogRow:
@@ -239,23 +242,30 @@ async def change_row(
     await _place_ledgers(connection, places, attempt)
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
-        "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
-        f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {ROW}",
+        "UPDATE logs SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
+        " changed_at = now() WHERE name = $1 AND version = $2 AND body IS NOT NULL"
+        f" RETURNING {ROW}",
         new.name,
         old.version,
         body_of(new),
+        attempt,
     )
     return row_of(record, new.name)
 
 
-def check_version(current: LogRow, version: int) -> None:
-    """Raise VersionConflict (with `current`) if a compare-and-swap is from another version."""
-    if current.version != version:
-        raise VersionConflict(
-            f"the log's version is {current.version}",
-            log=current.name,
-            current=current.model_dump(mode="json"),
-        )
+def check_row(current: LogRow, changed: LogRow) -> None:
+    """Raise VersionConflict (with `current`) if a compare-and-swap is from another row."""
+    if not is_made_from(current, changed):
+        raise conflict(current)
+
+
+def conflict(current: LogRow) -> VersionConflict:
+    """The refusal of a change that was made from another row than the current one."""
+    return VersionConflict(
+        f"the log's version is {current.version}",
+        log=current.name,
+        current=current.model_dump(mode="json"),
+    )
 
 
 async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:

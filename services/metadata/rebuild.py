@@ -7,7 +7,7 @@ ascending id: a rebuild that ended early continues behind the last one, and one 
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -116,6 +116,17 @@ class Rebuilder:
         ):
             return await _Work(tables, session, ask, tell).run(await self._places(ask))
 
+    async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
+        """How many ledgers' rows a rebuild would write, since bookies hold copies of later ones. `lost`: bookies that
+        never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
+        """
+        ask = RebuildAsk(dry_run=True, without=tuple(lost))
+        async with (
+            self.store.begin() as tables,
+            service_session(self._credentials) as session,
+        ):
+            return await _Work(tables, session, ask, tell).count_behind(await self._places(ask))
+
     async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:
         """The URLs to ask, and the names of bookies that are registered."""
         rows = await self._cookies.list()
@@ -149,9 +160,28 @@ class _Work:
         next_id = await self._tables.begin_writing(survey.highest) if writes else survey.highest + 1
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
+        if writes and self._ask.take_over:
+            # Not before the rows are written: over older rows a recovery would cut off what was acknowledged.
+            witnesses = {one for source in sources for one in source.head.witnesses}
+            await self._tables.accept_lost(cluster_id, witnesses, self._ask.without)
         # Last: with its cookie a bookie that waits begins to serve.
         cookies = await self._put_cookies(sources) if writes else []
         return self._report(cluster_id, sources, bookies, cookies, next_id)
+
+    async def count_behind(self, places: tuple[set[str], set[str]]) -> int:
+        """How many rows would be written."""
+        urls, registered = places
+        cluster_id = await self._tables.cluster_id()
+        sources = [
+            source
+            for source in await find_sources(self._session, urls)
+            if _cluster_of(source) == cluster_id
+        ]
+        survey = await self._survey(sources)
+        await self._decide_ledgers(
+            sources, self._bookies(sources, registered | survey.named), survey
+        )
+        return self._tally.ledgers[Action.WRITE]
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
         """The cluster that all bookies are of. An empty database becomes its database. Raises: InvalidRequest."""
@@ -160,11 +190,8 @@ class _Work:
         clusters = {
             source.head.cookie.cluster_id for source in sources if source.head.cookie is not None
         }
-        witnesses = {one for source in sources for one in source.head.witnesses}
-        accepted = witnesses if self._ask.take_over and not self._ask.dry_run else set()
         cluster_id = await self._tables.cluster_id()
         if clusters == {cluster_id}:
-            await self._tables.accept_lost(cluster_id, accepted)
             return cluster_id
         if len(clusters) > 1 or not await self._tables.is_empty():
             told = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
@@ -181,7 +208,6 @@ class _Work:
                 " cluster's database, ask for `take_over`"
             )
         await self._tables.take_over(found)
-        await self._tables.accept_lost(found, accepted)
         log.warning("cluster-taken-over", extra={"cluster": found})
         return found
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.log import LogMetadata
@@ -27,13 +28,13 @@ from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
-from services.metadata.attempts import record_change
+from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
 from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
 from services.metadata.logs import row_of as log_row_of
-from services.metadata.witnesses import accept_tokens
+from services.metadata.losses import accept_tokens, note_lost
 
 _LOCK: Final = 0x71756F73
 """Any number that no other application of this database uses; migrations have another one."""
@@ -71,7 +72,7 @@ class RebuildStore(RowStore):
         )
         try:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                raise InvalidRequest("another rebuild of this database is running")
+                raise InvalidRequest("another rebuild or acceptance of this database is running")
             yield RebuildTables(self.database, connection)
         finally:
             connection.terminate()
@@ -114,11 +115,13 @@ class RebuildTables:
             )
         self._database.memory.cluster_id = cluster_id
 
-    async def accept_lost(self, cluster_id: str, witnesses: Iterable[str]) -> None:
+    async def accept_lost(
+        self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
+    ) -> None:
         """The lost history is gone: what bookies know of it is missing for ever (rule 18a)."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
-        if tokens:
-            await accept_tokens(self._connection, sorted(tokens))
+        await note_lost(self._connection, lost)
+        await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
         """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""
@@ -305,18 +308,19 @@ class RebuildTables:
 
     async def _write_log(self, row: LogMetadata) -> None:
         await self._connection.execute(
-            "INSERT INTO logs AS l (name, version, body) VALUES ($1, $2, $3::text::jsonb)"
+            "INSERT INTO logs AS l (name, version, body, attempt) VALUES ($1, $2, $3::text::jsonb, $4)"
             " ON CONFLICT (name) DO UPDATE SET version = l.version + 1, body = excluded.body,"
-            " changed_at = now()",
+            " attempt = excluded.attempt, changed_at = now()",
             row.name,
             row.version,
             log_body_of(LogRow.from_core(row)),
+            attempt := str(uuid4()),
         )
         await self._connection.execute(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])",
             [item.ledger_id for item in row.items],
         )
-        await record_change(self._connection, f"rebuild log {row.name}")
+        await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 
     async def _now_ms(self) -> int:
         """The database's clock."""

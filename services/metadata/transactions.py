@@ -38,7 +38,7 @@ from quorumlog.wire.transaction_bodies import (
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
-from services.metadata.logs import change_row, check_version, lock_log
+from services.metadata.logs import change_row, check_row, lock_log
 from services.metadata.sql import IS_AFTER_LOSS, utc
 
 _WRITTEN: Final = (
@@ -249,7 +249,7 @@ async def _commit(
     row: LogRow | None = None
     published: tuple[LogItem, ...] = ()
     if request.row is not None:
-        check_version(log, request.row.version)
+        check_row(log, request.row)
         published = await _check_published(connection, log, request.row, request.ledgers)
         row = await change_row(
             connection,

@@ -79,6 +79,7 @@ _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first"
 _ENDING: Final = (
     *USUAL,
     *WITH_BODY,
+    errors.CopyLost,
     errors.WrongPassword,
     errors.NoSuchLedger,
     errors.OwnedByLog,
@@ -208,6 +209,7 @@ DELETE: Final = Operation(
     errors=(
         *ALWAYS,
         *WITH_METADATA,
+        errors.CopyLost,
         errors.WrongPassword,
         errors.NoSuchLedger,
         errors.OwnedByLog,

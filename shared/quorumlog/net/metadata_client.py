@@ -136,7 +136,8 @@ class MetadataClient(MetadataRequests):
         """Replace the row that has `metadata.version`, and return the row as it is then.
 
         Returns once the change is settled, however long that takes; UNKNOWN only where nothing was
-        sent. Raises: InvalidRequest for an illegal change.
+        sent. Raises: InvalidRequest for an illegal change; CopyLost where bookies hold copies of rows that the
+        database lacks (rule 18d).
         """
         body = LedgerChange(
             row=LedgerRow.from_core(metadata),

@@ -325,9 +325,11 @@ class KeptLedgers(Body):
 class WitnessAccept(Body):
     """`POST /v1/witnesses/accept`: continue without these changes."""
 
-    witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
+    witnesses: tuple[Witness, ...] = Field(default=(), max_length=1000)
     lost: tuple[BookieName, ...] = Field(default=(), max_length=1000)
     """Bookies that need not answer, because they never return."""
+    ledgers: tuple[LedgerId, ...] = Field(default=(), max_length=1000)
+    """Ledgers to be ended by the database's rows, though bookies hold copies of others: entries may be lost."""
 
 
 class BookieWitnesses(Body):

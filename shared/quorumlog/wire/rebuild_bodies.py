@@ -9,7 +9,16 @@ from typing import Literal
 from pydantic import Field
 
 from quorumlog.protocol.rebuild import Action
-from quorumlog.wire.bodies import Body, BookieName, Cookie, EntryIdOrNone, Key, LedgerId, Text
+from quorumlog.wire.bodies import (
+    Body,
+    BookieName,
+    Cookie,
+    EntryIdOrNone,
+    Key,
+    LedgerId,
+    Text,
+    WitnessState,
+)
 
 
 class HeldRows(Body):
@@ -106,7 +115,9 @@ class RebuildReport(Body):
 
 
 class RebuildLine(Body):
-    """A line of the answer: progress, and at last a report or an error."""
+    """A line of the answer of a rebuild, or of an acceptance, which judges the same ledgers: progress, and at last a
+    report, a state or an error.
+    """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None
     done: int = 0
@@ -116,4 +127,8 @@ class RebuildLine(Body):
     through: LedgerId | None = None
     """Ledgers up to this id are written: `after` of a rebuild that goes on."""
     report: RebuildReport | None = None
+    state: WitnessState | None = None
+    """Of an acceptance."""
     error: Text | None = None
+    code: Text | None = None
+    """The error's code, where it has one."""
