@@ -267,10 +267,7 @@ class RebuildTables:
             " ON CONFLICT (attempt) DO UPDATE SET target = excluded.target"
             " WHERE attempts.target = 'accepted as lost'",
             list(rows),
-            [
-                f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
-                for row in rows.values()
-            ],
+            [_target_of(row) for row in rows.values()],
         )
 
     async def log_names(self) -> set[str]:
@@ -335,6 +332,13 @@ class RebuildTables:
         if (token := self._connection.settled) is not None:
             self._database.memory.note_committed(token, self._noted)
             self._noted = (token,)
+
+
+def _target_of(row: LedgerMetadata) -> str:
+    """What the change did that made a row, as its repeat names it (rule 6)."""
+    if row.is_deleted:
+        return f"delete ledger {row.ledger_id}"
+    return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
 
 
 def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:

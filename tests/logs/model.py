@@ -397,6 +397,13 @@ class Gateway:
     async def copy_rows(self, _ledger_ids: Sequence[int]) -> None:
         await self.step()
 
+    async def existing(self, _ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+        await self.step()
+        return []
+
+    async def tell_deleted(self, _rows: Sequence[LedgerMetadata]) -> None:
+        await self.step()
+
     def _submit_to_deleted(
         self, ledger_id: int, expect: int | None
     ) -> asyncio.Future[EntriesAppended]:

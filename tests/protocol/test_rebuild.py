@@ -106,6 +106,23 @@ def test_a_deleted_id_anywhere_is_a_tombstone() -> None:
     assert decide(known(CLOSED, "a3"), [deleted], ALL) == Decision(Action.TOMBSTONE)
 
 
+def test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold() -> None:
+    told = held(CLOSED, CLOSED.deleted("d"))
+
+    assert decide(Known(), [told], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(Known(), [held(CLOSED), told], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(known(CLOSED, "a3"), [told], ALL) == Decision(Action.TOMBSTONE)
+
+
+def test_a_tombstone_is_written_again_for_a_copy_whose_change_the_database_lacks() -> None:
+    told = held(CLOSED, CLOSED.deleted("d"))
+
+    behind = decide(Known(is_deleted=True, attempts=frozenset({"a3"})), [told], ALL)
+    again = decide(Known(is_deleted=True, attempts=frozenset({"a3", "d"})), [told], ALL)
+
+    assert (behind.action, again.action) == (Action.TOMBSTONE, Action.SAME)
+
+
 def test_a_tombstone_stays_whatever_bookies_hold() -> None:
     assert decide(Known(is_deleted=True), [held(CLOSED)], ALL) == Decision(Action.SAME)
 

@@ -65,6 +65,13 @@ GUARDS: Final = (
         lambda bookies, _row: len(bookies.silent),
         claims.test_a_bookie_that_lost_its_data_counts_as_silent,
     ),
+    Guard(
+        "only an id that was dropped is one of a deleted ledger",
+        rebuild,
+        "_is_deletion_proven",
+        lambda held: any(bookie.is_deleted for bookie in held),
+        claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
+    ),
     Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),
     Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
     Guard("places of a log may overlap", rebuild, "_misplaced", nothing_wrong, overlaps),

@@ -102,6 +102,9 @@ class LedgerMetadata:
     repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
+    is_deleted: bool = False
+    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row. The store's own tombstone has
+    an id and a version only."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -178,6 +181,12 @@ class LedgerMetadata:
             may_lack_entries=True,
             declared_lost=tuple(dict.fromkeys(self.declared_lost + members)),
         )
+
+    def deleted(self, attempt: str = "") -> "LedgerMetadata":
+        """What members keep a copy of once the ledger has a tombstone (rule 18b). `attempt`: the token of the
+        deletion, empty where the store told none.
+        """
+        return replace(self, version=self.version + 1, attempt=attempt, is_deleted=True)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
         """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one

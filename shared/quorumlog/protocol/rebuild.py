@@ -7,7 +7,7 @@ who answered holds.
 - A CLOSED row is final but for its members, whoever else answers: one end (I4), and no later row has another.
 - An OPEN row is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
   row is on Qa of that row's members, each with a copy of that row or a later one, and one of these members answers.
-- A deleted id rests on a tombstone, and ids are used once (rule 17).
+- A deleted id rests on a tombstone, and ids are used once (rule 17). So does the copy that says so.
 
 What is not proven is told, never written by guess.
 """
@@ -91,11 +91,13 @@ class Decision:
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     """Judge one ledger that some bookies hold."""
+    rows = _distinct(row for bookie in held for row in bookie.rows)
+    if _is_deletion_proven(held):
+        # A bookie that holds the copy of a change which the database lacks would keep the ledger for ever (rule 18c).
+        lacking = any(row.attempt and row.attempt not in known.attempts for row in rows)
+        return Decision(Action.SAME if known.is_deleted and not lacking else Action.TOMBSTONE)
     if known.is_deleted:
         return Decision(Action.SAME)
-    if any(bookie.is_deleted for bookie in held):
-        return Decision(Action.TOMBSTONE)
-    rows = _distinct(row for bookie in held for row in bookie.rows)
     keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
@@ -113,6 +115,10 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         newest, mac_key=known.row.mac_key, access_key=known.row.access_key or newest.access_key
     )
     return _newest_or_wait(newest, keys | {known.row.ledger_key}, bookies)
+
+
+def _is_deletion_proven(held: Iterable[Held]) -> bool:
+    return any(one.is_deleted or any(row.is_deleted for row in one.rows) for one in held)
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
