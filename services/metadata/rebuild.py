@@ -63,6 +63,7 @@ class _Tally:
     ledgers: Counter[Action] = field(default_factory=Counter)
     logs: Counter[Action] = field(default_factory=Counter)
     open_ledgers: int = 0
+    may_be_deleted: int = 0
     sealed_passwords: int = 0
     findings: list[RebuildFinding] = field(default_factory=list)
     left_out: int = 0
@@ -76,7 +77,7 @@ class _Tally:
         else:
             self.left_out += 1
 
-    def count(self, judged: Judged) -> None:
+    def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count a ledger."""
         decision, row = judged.decision, judged.row
         self.ledgers[decision.action] += 1
@@ -89,7 +90,9 @@ class _Tally:
         elif row is not None and row.log is not None:
             self.by_log.setdefault(row.log, []).append(_log_ledger(row))
         if decision.row is not None:
-            self.open_ledgers += decision.row.state is not State.CLOSED
+            is_open = decision.row.state is not State.CLOSED
+            self.open_ledgers += is_open
+            self.may_be_deleted += not is_open and bookies.may_hide_later(decision.row)
             self.sealed_passwords += is_sealed(decision.row.access_key)
 
 
@@ -214,7 +217,7 @@ class _Work:
             held = {ledger_id: _held(holding) for ledger_id, holding in page}
             is_due = not self._ask.dry_run and page[-1][0] > after
             for judged in await self._judge(held, bookies, writes=is_due):
-                self._tally.count(judged)
+                self._tally.count(judged, bookies)
             done += len(page)
             line = RebuildLine(
                 phase="ledgers",
@@ -270,6 +273,7 @@ class _Work:
             ledgers=dict(tally.ledgers),
             logs=dict(tally.logs),
             open_ledgers=tally.open_ledgers,
+            may_be_deleted=tally.may_be_deleted,
             sealed_passwords=tally.sealed_passwords,
             cookies=tuple(cookies),
             next_ledger_id=next_id,

@@ -25,7 +25,7 @@ from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.rebuild import Action, Decision
+from quorumlog.protocol.rebuild import Action, Bookies, Decision
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
@@ -416,7 +416,7 @@ def test_findings_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) 
     tally = rebuild_module._Tally()
 
     for ledger_id in (1, 2, 3):
-        tally.count(Judged(ledger_id, Decision(Action.WAIT, why="because"), None))
+        tally.count(Judged(ledger_id, Decision(Action.WAIT, why="because"), None), Bookies({}))
 
     assert [found.ledger_id for found in tally.findings] == [1]
     assert tally.left_out == 2

@@ -114,6 +114,13 @@ def test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold() -> None:
     assert decide(known(CLOSED, "a3"), [told], ALL) == Decision(Action.TOMBSTONE)
 
 
+def test_silent_bookies_may_hide_a_deletion_where_they_may_hide_a_later_row() -> None:
+    one, two = (replace(ALL, silent=frozenset(names)) for names in (("b2",), ("b2", "b3")))
+
+    assert decide(Known(), [held(CLOSED)], two).action is Action.WRITE
+    assert (one.may_hide_later(CLOSED), two.may_hide_later(CLOSED)) == (False, True)
+
+
 def test_a_tombstone_is_written_again_for_a_copy_whose_change_the_database_lacks() -> None:
     told = held(CLOSED, CLOSED.deleted("d"))
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from quorumlog.protocol import rebuild
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from tests.protocol import test_rebuild as claims
 
@@ -70,6 +71,13 @@ GUARDS: Final = (
         rebuild,
         "_is_deletion_proven",
         lambda held: any(bookie.is_deleted for bookie in held),
+        claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
+    ),
+    Guard(
+        "what members hear of a deletion is the last row",
+        LedgerMetadata,
+        "deleted",
+        lambda row, attempt="": claims.later(row, attempt),
         claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
     ),
     Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),

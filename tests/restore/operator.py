@@ -78,7 +78,6 @@ class Operator:
 
     async def accept(self) -> None:
         """Accept what is still missing, until nobody tells of anything more."""
-
         names = self.named("metadata")
 
         async def is_over() -> bool:

@@ -79,6 +79,10 @@ class Bookies:
         }
         return len(self.silent | replaced)
 
+    def may_hide_later(self, row: LedgerMetadata) -> bool:
+        """Whether all who know of a later row, or of the ledger's deletion, may be among those."""
+        return self.lost_of(row) >= row.quorum.ack_quorum
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -197,12 +201,11 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
     if not keys:
         return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
     row = replace(newest, ledger_key=next(iter(keys)))
-    lost, quorum = bookies.lost_of(row), row.quorum.ack_quorum
-    if row.state is not State.CLOSED and lost >= quorum:
+    if row.state is not State.CLOSED and bookies.may_hide_later(row):
         return Decision(
             Action.WAIT,
-            why=f"the ledger is {row.state}, and {lost} bookies that may hold a later row do not"
-            f" answer or lost their data; fewer than {quorum} may",
+            why=f"the ledger is {row.state}, and {bookies.lost_of(row)} bookies that may hold a later row do not"
+            f" answer or lost their data; fewer than {row.quorum.ack_quorum} may",
         )
     return Decision(Action.WRITE, row)
 
