@@ -136,16 +136,7 @@ class LogStore(RowStore):
         if await is_applied(connection, request.attempt, target):
             return  # another log was created under the name since
         check_version(old, request.version)
-        await _end_transactions(connection, name)
-        ledgers = [item.ledger_id for item in old.items]
-        deleted = await leave_tombstones(connection, ledgers[-DELETED_WITH_LOG_MAX:])
-        await _release_ledgers(connection, set(ledgers) - deleted)
-        await connection.execute(
-            "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
-            " WHERE name = $1 AND version = $2",
-            name,
-            request.version,
-        )
+        await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
 
     @listing
@@ -168,6 +159,18 @@ class LogStore(RowStore):
             raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
         await leave_tombstone(connection, row)
         await record_change(connection, f"delete ledger {ledger_id}")
+
+
+async def bury_log(connection: Connection, row: LogRow) -> None:
+    """Delete a log whose row is locked, with its ledgers."""
+    await _end_transactions(connection, row.name)
+    ledgers = [item.ledger_id for item in row.items]
+    deleted = await leave_tombstones(connection, ledgers[-DELETED_WITH_LOG_MAX:])
+    await _release_ledgers(connection, set(ledgers) - deleted)
+    await connection.execute(
+        "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
+        row.name,
+    )
 
 
 _HEADS: Final = (

@@ -7,7 +7,7 @@ ascending id: a rebuild that ended early continues behind the last one, and one 
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,7 @@ from quorumlog.errors import InvalidRequest
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held, LedgerPlace
 from quorumlog.wire import row_copies
 from quorumlog.wire.rebuild_bodies import (
@@ -69,6 +69,8 @@ class _Tally:
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
+    deleted_logs: dict[str, int] = field(default_factory=dict)
+    """By name: the last ledger that was deleted together with a log of this name."""
 
     def find(self, finding: RebuildFinding) -> None:
         """Remember what people should know."""
@@ -76,6 +78,13 @@ class _Tally:
             self.findings.append(finding)
         else:
             self.left_out += 1
+
+    def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
+        """Remember logs that were deleted with these ledgers."""
+        for row in rows:
+            if row.deletion is Deletion.WITH_LOG and row.log is not None:
+                known = self.deleted_logs.get(row.log, -1)
+                self.deleted_logs[row.log] = max(known, row.ledger_id)
 
     def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count a ledger."""
@@ -215,6 +224,9 @@ class _Work:
         after = -1 if self._ask.after is None else self._ask.after
         async for page in _pages(merged(self._session, sources, -1)):
             held = {ledger_id: _held(holding) for ledger_id, holding in page}
+            self._tally.note_deleted_logs(
+                row for each in held.values() for one in each for row in one.rows
+            )
             is_due = not self._ask.dry_run and page[-1][0] > after
             for judged in await self._judge(held, bookies, writes=is_due):
                 self._tally.count(judged, bookies)
@@ -239,8 +251,14 @@ class _Work:
     async def _decide_logs(self) -> None:
         tally = self._tally
         for name in sorted(await self._tables.log_names() | tally.by_log.keys()):
+            through = tally.deleted_logs.get(name, -1)
+            ledgers = [one for one in tally.by_log.get(name, []) if one.ledger_id > through]
             decision = await self._tables.judge_log(
-                name, tally.by_log.get(name, []), tally.buried, writes=not self._ask.dry_run
+                name,
+                ledgers,
+                tally.buried,
+                writes=not self._ask.dry_run,
+                deleted_through=through,
             )
             tally.logs[decision.action] += 1
             why = decision.why

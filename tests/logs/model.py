@@ -33,7 +33,14 @@ from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.log.messages import Committed, OwnerLost, RowChanged
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import (
+    Deletion,
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    State,
+    Writer,
+)
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
@@ -401,7 +408,9 @@ class Gateway:
         await self.step()
         return []
 
-    async def tell_deleted(self, _rows: Sequence[LedgerMetadata]) -> None:
+    async def tell_deleted(
+        self, _rows: Sequence[LedgerMetadata], _deletion: Deletion = Deletion.ALONE
+    ) -> None:
         await self.step()
 
     def _submit_to_deleted(

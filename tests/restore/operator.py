@@ -76,6 +76,16 @@ class Operator:
         found: dict[str, Any] = orjson.loads(told)
         return found
 
+    async def copies(self, ledger_id: int) -> list[str]:
+        """What each bookie holds of a ledger's row, for who looks into a conflict."""
+        told = []
+        for name in self.named("bookie"):
+            found = await self._got(name, f"/v1/rows?after={ledger_id - 1}&limit=1")
+            for held in [] if found is None else found[1]["ledgers"]:
+                if held["ledger_id"] == ledger_id:
+                    told += [f"{name} holds {copy}" for copy in held.get("copies", ())]
+        return told
+
     async def accept(self) -> None:
         """Accept what is still missing, until nobody tells of anything more."""
         names = self.named("metadata")

@@ -201,7 +201,7 @@ class Storm:
         await self._both.primary.sql(_WIPE)
         operator.start(operator.named("metadata"))
         await operator.kill(operator.named("autorecovery"))
-        self._note(await operator.rebuild("--take-over"))
+        await self._note(await operator.rebuild("--take-over"))
         await self._accept_and_go_on()
 
     # --- ends ------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ class Storm:
     async def _rebuild_and_accept(self) -> None:
         operator = self._operator
         await operator.kill(operator.named("autorecovery"))
-        self._note(await operator.rebuild())
+        await self._note(await operator.rebuild())
         await self._accept_and_go_on()
 
-    def _note(self, report: dict[str, Any]) -> None:
+    async def _note(self, report: dict[str, Any]) -> None:
         self._report.rebuilds += 1
         told = [found for found in report["findings"] if found["action"] in ("conflict", "wait")]
         self._report.findings += told
@@ -231,6 +231,10 @@ class Storm:
             f"{count} {action}" for action, count in sorted(report["ledgers"].items())
         )
         self._tell(f"rebuilt: {counts}; {len(told)} wait for an operator")
+        for finding in told:
+            self._tell(str(finding))
+            for line in await self._operator.copies(finding.get("ledger_id") or -1):
+                self._tell(line)
 
     async def _accept_and_go_on(self) -> None:
         """Accept what is still missing, and start the gateways anew."""

@@ -33,7 +33,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
@@ -256,9 +256,12 @@ class Engine:
         found = await asyncio.gather(*map(read, ledger_ids))
         return [row for row in found if row is not None]
 
-    async def tell_deleted(self, rows: Sequence[LedgerMetadata]) -> None:
+    async def tell_deleted(
+        self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
+    ) -> None:
         """Tell members that ledgers are deleted, of which these were the last rows (rule 18b)."""
-        await asyncio.gather(*[spread(row.deleted(), self._ports) for row in rows])
+        told = [row.deleted(deletion=deletion) for row in rows]
+        await asyncio.gather(*[spread(row, self._ports) for row in told])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
         """Send members copies of rows that others have changed (rule 18b). A row that cannot be read is left

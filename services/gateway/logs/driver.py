@@ -67,7 +67,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import DigestKind, Writer
+from quorumlog.protocol.metadata import Deletion, DigestKind, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
@@ -302,7 +302,7 @@ class LogDriver:
         ledgers = await engine.existing(deleted)
         other = await self._ports.store.delete(row)
         if other is None:
-            await engine.tell_deleted(ledgers)
+            await engine.tell_deleted(ledgers, Deletion.WITH_LOG)
         return other
 
     def _place_last(self, row: LogMetadata) -> None:

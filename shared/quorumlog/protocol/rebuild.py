@@ -122,7 +122,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
 
 
 def _is_deletion_proven(held: Iterable[Held]) -> bool:
-    return any(one.is_deleted or any(row.is_deleted for row in one.rows) for one in held)
+    return any(one.is_deleted or any(row.deletion for row in one.rows) for one in held)
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
