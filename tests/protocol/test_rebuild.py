@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from quorumlog.protocol import rebuild
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import (
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    Repair,
+    State,
+    Writer,
+)
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import (
     NEW_LOG_VERSION,
@@ -73,6 +80,20 @@ def test_a_row_behind_the_copies_that_came_of_it_is_written() -> None:
     decision = decide(known(FIRST, "a1"), [held(FIRST), held(MOVED, CLOSED, by="b4@1")], ALL)
 
     assert decision == Decision(Action.WRITE, replace(CLOSED, ledger_key=KEY))
+
+
+def test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between() -> None:
+    target = Repair(0, "b1@1", "b5@1")
+    released = later(later(later(CLOSED.with_repair(target))))
+    moved = later(later(released.with_member_replaced(0, "b2@1", "b6@1")))
+    copies = [held(CLOSED), held(moved, by="b6@1")]
+
+    decision = decide(known(released, "a3"), copies, ALL)
+    elsewhere = replace(moved, lost_entries=((1, 1),), may_lack_entries=True)
+    lost = decide(known(released, "a3"), [held(CLOSED), held(elsewhere, by="b6@1")], ALL)
+
+    assert decision == Decision(Action.WRITE, replace(moved, ledger_key=KEY))
+    assert lost.action is Action.CONFLICT
 
 
 def test_a_row_that_is_written_keeps_the_keys_that_bookies_do_not_have() -> None:

@@ -81,6 +81,20 @@ GUARDS: Final = (
         claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
     ),
     Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),
+    Guard(
+        "a CLOSED row stays where no copy tells the steps of its repairs",
+        rebuild,
+        "_is_moved",
+        lambda _known, _newest: False,
+        claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
+    ),
+    Guard(
+        "a CLOSED row is moved though more than its members differs",
+        rebuild,
+        "_but_members",
+        lambda row: row.last_entry,
+        claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
+    ),
     Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
     Guard("places of a log may overlap", rebuild, "_misplaced", nothing_wrong, overlaps),
     Guard(

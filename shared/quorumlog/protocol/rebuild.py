@@ -189,12 +189,32 @@ def _fork(
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
     # An end is final whatever line the open row is of: no writer appends after it, and no recovery finds another.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
-    if is_base or is_end:
+    if is_base or is_end or _is_moved(known, rows[-1]):
         return ""
     return (
         f"nothing tells that version {rows[-1].version} came of the database's version"
         f" {known.version}"
     )
+
+
+def _is_moved(known: LedgerMetadata, newest: LedgerMetadata) -> bool:
+    """Whether two CLOSED rows say the same but for members and a later place. No copy need tell of the steps between:
+    nobody sends the rows that mark a repair and let a member go (rule 20b). Were `newest` of another line, its members
+    would have the entries all the same: who holds a copy that the database lacks drops nothing (rule 18c).
+    """
+    placed = replace(known, first_offset=newest.first_offset)
+    return (
+        known.state is State.CLOSED
+        and known.first_offset in {None, newest.first_offset}
+        and _but_members(placed) == _but_members(newest)
+    )
+
+
+def _but_members(row: LedgerMetadata) -> LedgerMetadata:
+    """The row without what a repair changes, and without what no copy tells."""
+    fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
+    keyless = replace(row, ledger_key=b"", mac_key=b"", access_key=b"")
+    return replace(keyless, fragments=fragments, repairs=(), version=0, attempt="")
 
 
 def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:
