@@ -185,6 +185,14 @@ class LogClients:
         await log.delete()
         self._deleted.append(name)
 
+    async def is_deleted_again(self, name: str) -> bool:
+        """Delete a log whose deletion was acknowledged and got lost; False if it was not."""
+        if name not in self._deleted:
+            return False
+        async with self._client(random.Random(self._seed)) as client:
+            await answered(client.log(name).delete, f"log {name} is deleted again")
+        return True
+
     # --- the judge -------------------------------------------------------------------------------
 
     async def judge(self, found: Found) -> None:

@@ -201,8 +201,7 @@ class Storm:
         await self._both.primary.sql(_WIPE)
         operator.start(operator.named("metadata"))
         await operator.kill(operator.named("autorecovery"))
-        await self._note(await operator.rebuild("--take-over"))
-        await self._accept_and_go_on()
+        await self._accept_and_go_on(await operator.rebuild("--take-over"))
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -220,29 +219,31 @@ class Storm:
     async def _rebuild_and_accept(self) -> None:
         operator = self._operator
         await operator.kill(operator.named("autorecovery"))
-        await self._note(await operator.rebuild())
-        await self._accept_and_go_on()
+        await self._accept_and_go_on(await operator.rebuild())
 
-    async def _note(self, report: dict[str, Any]) -> None:
+    async def _accept_and_go_on(self, report: dict[str, Any]) -> None:
+        """Accept what is still missing, start the gateways anew, and settle what the rebuild told."""
+        operator = self._operator
         self._report.rebuilds += 1
         told = [found for found in report["findings"] if found["action"] in ("conflict", "wait")]
-        self._report.findings += told
-        counts = ", ".join(
-            f"{count} {action}" for action, count in sorted(report["ledgers"].items())
-        )
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(report["ledgers"].items()))
         self._tell(f"rebuilt: {counts}; {len(told)} wait for an operator")
         for finding in told:
-            self._tell(str(finding))
-            for line in await self._operator.copies(finding.get("ledger_id") or -1):
-                self._tell(line)
-
-    async def _accept_and_go_on(self) -> None:
-        """Accept what is still missing, and start the gateways anew."""
-        operator = self._operator
+            await self._tell_copies(finding)
         await operator.accept()
         await operator.kill(operator.named("gateway"))
         await operator.until_well()
+        for finding in told:
+            # A log without any ledger left may have been truncated: who knows that it was deleted says so.
+            if not await self._clients.logs.is_deleted_again(finding.get("log", "")):
+                self._report.findings.append(finding)
         await self._clients.ledgers.make_one()
+
+    async def _tell_copies(self, finding: dict[str, Any]) -> None:
+        self._tell(str(finding))
+        if "ledger_id" in finding:
+            for line in await self._operator.copies(finding["ledger_id"]):
+                self._tell(line)
 
     # --- between ---------------------------------------------------------------------------------
 
