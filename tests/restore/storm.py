@@ -32,7 +32,7 @@ ENVIRONMENT: Final = {
     # What a slow machine does late is not lost: a deletion is answered once its members know of it.
     "SILENT_BOOKIE_S": "20",
 }
-BOOKIES: Final = 5
+BOOKIES: Final = 4
 ACKS: Final = 60
 """Acknowledgements between two steps; a step comes after one to three times as many."""
 KEPT: Final = 40
@@ -108,6 +108,7 @@ class Storm:
         self._dice = random.Random(f"restore-{seed}")
         self._clients = Clients(cluster.gateways, seed)
         self._operator = Operator(cluster)
+        self._has_standby = True
 
     async def run(self, steps: list[Step]) -> None:
         """Do these in a random order, then judge."""
@@ -170,16 +171,23 @@ class Storm:
         await self._cluster_goes_on_without_changes()
         await end()
 
+    async def _until_followed(self) -> None:
+        """There is a standby; a base backup for the next failover is not made before it is needed."""
+        if not self._has_standby:
+            await self._both.follow_again()
+        self._has_standby = False
+
     async def _fail_over(self) -> None:
+        await self._until_followed()
         await self._both.primary.require_standby()
         await self._clients.ledgers.make_one()
         await self._both.fail_over()
         self._report.failovers += 1
         await self._clients.ledgers.make_one()
         await self._operator.until_well()
-        await self._both.follow_again()
 
     async def _fail_over_with_loss(self, end: Callable[[], Awaitable[None]]) -> None:
+        await self._until_followed()
         async with self._clients.logs.spanning():
             await self._both.standby.stop_following()
         await self._changes_are_made()
@@ -188,7 +196,6 @@ class Storm:
         self._report.failovers += 1
         await self._cluster_goes_on_without_changes()
         await end()
-        await self._both.follow_again()
 
     async def _rebuild_from_nothing(self) -> None:
         """Postgres is gone without a backup; so is the power of some machines, perhaps of all."""
