@@ -203,18 +203,19 @@ class LocalCluster:
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
-        ports = iter(
-            free_ports(
-                settings.bookies + 1 + settings.gateways + settings.autorecoveries,
-                avoid=self._gateway_ports,
-            )
-        )
-        metadata_url = f"http://{self._place('metadata-1').host}:{(port := next(ports))}"
-        shared = {"METADATA_URLS": metadata_url}
-        self._launch_service(
-            "metadata-1", "metadata", port, {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
-        )
-        await self.until_up("metadata-1")
+        count = settings.bookies + settings.metadata_services + settings.autorecoveries
+        count += settings.gateways
+        ports = iter(free_ports(count, avoid=self._gateway_ports))
+        metadata = {
+            f"metadata-{number + 1}": next(ports) for number in range(settings.metadata_services)
+        }
+        urls = [f"http://{self._place(name).host}:{port}" for name, port in metadata.items()]
+        shared = {"METADATA_URLS": ",".join(urls)}
+        for name, port in metadata.items():
+            own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
+            self._launch_service(name, "metadata", port, own)
+        for name in metadata:
+            await self.until_up(name)
 
         bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
         new: list[Callable[[], None]] = []
@@ -229,7 +230,7 @@ class LocalCluster:
             else:
                 launched()
         if settings.rebuild_metadata:
-            await self._rebuild(metadata_url)
+            await self._rebuild(urls[0])
         # Registered before the rebuild, a new bookie would make this database another cluster's.
         for launch in new:
             launch()

@@ -27,6 +27,9 @@ class LocalSettings(BaseModel):
         default=4, ge=1, le=64, description="number of bookies; with 4, E=3 survives a death"
     )
     gateways: int = Field(default=2, ge=1, le=64, description="number of gateways")
+    metadata_services: int = Field(
+        default=1, ge=1, le=16, description="number of processes of the metadata service"
+    )
     autorecoveries: int = Field(
         default=1, ge=1, le=64, description="number of processes of autorecovery"
     )

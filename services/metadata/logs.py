@@ -11,7 +11,14 @@ import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log, is_made_from
-from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHeadBody, LogRow
+from quorumlog.wire.log_bodies import (
+    DELETED_WITH_LOG_MAX,
+    LogChange,
+    LogCreateBody,
+    LogDelete,
+    LogHeadBody,
+    LogRow,
+)
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
@@ -23,10 +30,6 @@ ROW: Final = (
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
 26a)."""
-
-_TOMBSTONES_MAX: Final = 1000
-"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
-deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
 class LogStore(RowStore):
@@ -135,16 +138,7 @@ class LogStore(RowStore):
             return  # another log was created under the name since
         if old.version != request.version:
             raise conflict(old)
-        await _end_transactions(connection, name)
-        ledgers = [item.ledger_id for item in old.items]
-        deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
-        await _release_ledgers(connection, set(ledgers) - deleted)
-        await connection.execute(
-            "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
-            " WHERE name = $1 AND version = $2",
-            name,
-            request.version,
-        )
+        await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
 
     @listing
@@ -167,6 +161,18 @@ class LogStore(RowStore):
             raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
         await leave_tombstone(connection, row)
         await record_change(connection, f"delete ledger {ledger_id}")
+
+
+async def bury_log(connection: Connection, row: LogRow) -> None:
+    """Delete a log whose row is locked, with its ledgers."""
+    await _end_transactions(connection, row.name)
+    ledgers = [item.ledger_id for item in row.items]
+    deleted = await leave_tombstones(connection, ledgers[-DELETED_WITH_LOG_MAX:])
+    await _release_ledgers(connection, set(ledgers) - deleted)
+    await connection.execute(
+        "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
+        row.name,
+    )
 
 
 _HEADS: Final = (

@@ -7,7 +7,15 @@ ascending id: a rebuild that ended early continues behind the last one, and one 
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +28,7 @@ from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held, LedgerPlace
 from quorumlog.wire import row_copies
 from quorumlog.wire.rebuild_bodies import (
@@ -64,11 +72,14 @@ class _Tally:
     ledgers: Counter[Action] = field(default_factory=Counter)
     logs: Counter[Action] = field(default_factory=Counter)
     open_ledgers: int = 0
+    may_be_deleted: int = 0
     sealed_passwords: int = 0
     findings: list[RebuildFinding] = field(default_factory=list)
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
+    deleted_logs: dict[str, int] = field(default_factory=dict)
+    """By name: the last ledger that was deleted together with a log of this name."""
 
     def find(self, finding: RebuildFinding) -> None:
         """Remember what people should know."""
@@ -77,7 +88,14 @@ class _Tally:
         else:
             self.left_out += 1
 
-    def count(self, judged: Judged) -> None:
+    def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
+        """Remember logs that were deleted with these ledgers."""
+        for row in rows:
+            if row.deletion is Deletion.WITH_LOG and row.log is not None:
+                known = self.deleted_logs.get(row.log, -1)
+                self.deleted_logs[row.log] = max(known, row.ledger_id)
+
+    def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count a ledger."""
         decision, row = judged.decision, judged.row
         self.ledgers[decision.action] += 1
@@ -90,7 +108,9 @@ class _Tally:
         elif row is not None and row.log is not None:
             self.by_log.setdefault(row.log, []).append(_log_ledger(row))
         if decision.row is not None:
-            self.open_ledgers += decision.row.state is not State.CLOSED
+            is_open = decision.row.state is not State.CLOSED
+            self.open_ledgers += is_open
+            self.may_be_deleted += not is_open and bookies.may_hide_later(decision.row)
             self.sealed_passwords += is_sealed(decision.row.access_key)
 
 
@@ -249,9 +269,12 @@ class _Work:
         after = -1 if self._ask.after is None else self._ask.after
         async for page in _pages(merged(self._session, sources, -1)):
             held = {ledger_id: _held(holding) for ledger_id, holding in page}
+            self._tally.note_deleted_logs(
+                row for each in held.values() for one in each for row in one.rows
+            )
             is_due = not self._ask.dry_run and page[-1][0] > after
             for judged in await self._judge(held, bookies, writes=is_due):
-                self._tally.count(judged)
+                self._tally.count(judged, bookies)
             done += len(page)
             line = RebuildLine(
                 phase="ledgers",
@@ -273,8 +296,14 @@ class _Work:
     async def _decide_logs(self) -> None:
         tally = self._tally
         for name in sorted(await self._tables.log_names() | tally.by_log.keys()):
+            through = tally.deleted_logs.get(name, -1)
+            ledgers = [one for one in tally.by_log.get(name, []) if one.ledger_id > through]
             decision = await self._tables.judge_log(
-                name, tally.by_log.get(name, []), tally.buried, writes=not self._ask.dry_run
+                name,
+                ledgers,
+                tally.buried,
+                writes=not self._ask.dry_run,
+                deleted_through=through,
             )
             tally.logs[decision.action] += 1
             why = decision.why
@@ -307,6 +336,7 @@ class _Work:
             ledgers=dict(tally.ledgers),
             logs=dict(tally.logs),
             open_ledgers=tally.open_ledgers,
+            may_be_deleted=tally.may_be_deleted,
             sealed_passwords=tally.sealed_passwords,
             cookies=tuple(cookies),
             next_ledger_id=next_id,

@@ -33,6 +33,7 @@ from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
 from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
+from services.metadata.logs import bury_log
 from services.metadata.logs import row_of as log_row_of
 from services.metadata.losses import accept_tokens, note_lost
 
@@ -270,10 +271,7 @@ class RebuildTables:
             " ON CONFLICT (attempt) DO UPDATE SET target = excluded.target"
             " WHERE attempts.target = 'accepted as lost'",
             list(rows),
-            [
-                f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
-                for row in rows.values()
-            ],
+            [_target_of(row) for row in rows.values()],
         )
 
     async def log_names(self) -> set[str]:
@@ -282,9 +280,17 @@ class RebuildTables:
         return {record["name"] for record in records}
 
     async def judge_log(
-        self, name: str, ledgers: Sequence[LedgerPlace], buried: Collection[int], *, writes: bool
+        self,
+        name: str,
+        ledgers: Sequence[LedgerPlace],
+        buried: Collection[int],
+        *,
+        writes: bool,
+        deleted_through: int = -1,
     ) -> LogDecision:
-        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones."""
+        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones.
+        `deleted_through`: this ledger was deleted together with a log of this name.
+        """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
                 f"SELECT {LOG_ROW} FROM logs WHERE name = $1" + (" FOR UPDATE" if writes else ""),
@@ -296,6 +302,12 @@ class RebuildTables:
                 return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
             known = None if record is None else log_row_of(record).to_core()
             items = () if known is None else known.items
+            # Another log of this name, created since, names later ledgers only.
+            if record is not None and items and max(i.ledger_id for i in items) <= deleted_through:
+                if writes:
+                    await bury_log(self._connection, log_row_of(record))
+                    await record_change(self._connection, f"rebuild log {name}")
+                return LogDecision(Action.TOMBSTONE)
             deleted = await self._connection.fetch(
                 "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND body IS NULL",
                 [item.ledger_id for item in items],
@@ -339,6 +351,13 @@ class RebuildTables:
         if (token := self._connection.settled) is not None:
             self._database.memory.note_committed(token, self._noted)
             self._noted = (token,)
+
+
+def _target_of(row: LedgerMetadata) -> str:
+    """What the change did that made a row, as its repeat names it (rule 6)."""
+    if row.deletion:
+        return f"delete ledger {row.ledger_id}"
+    return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
 
 
 def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from quorumlog.errors import (
     InvalidRequest,
+    NoSuchLedger,
     OwnedByLog,
     QuorumLogError,
     ShuttingDown,
@@ -32,7 +33,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
@@ -48,8 +49,8 @@ from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_close
 from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
 
 _HEARTBEAT_S: Final = 1.0
-_COPIED_AT_ONCE: Final = 32
-"""Rows whose copies are sent at once (taste)."""
+_READ_AT_ONCE: Final = 32
+"""Rows of one log or transaction that are read at once (taste)."""
 
 
 class Engine:
@@ -234,18 +235,39 @@ class Engine:
             if not is_closed(row):
                 row = await self._recoveries.run(ledger_id)
             try:
-                await self.metadata.delete(ledger_id, version=row.version)
+                attempt = await self.metadata.delete(ledger_id, version=row.version)
             except VersionConflict:
                 row = await self._rows.fresh(ledger_id)
                 continue
             break
         self._rows.deleted(ledger_id)
+        await self._copied(row.deleted(attempt))
+
+    async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+        """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""
+        room = asyncio.Semaphore(_READ_AT_ONCE)
+
+        async def read(ledger_id: int) -> LedgerMetadata | None:
+            async with room:
+                with contextlib.suppress(NoSuchLedger):
+                    return await self._rows.fresh(ledger_id)
+            return None
+
+        found = await asyncio.gather(*map(read, ledger_ids))
+        return [row for row in found if row is not None]
+
+    async def tell_deleted(
+        self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
+    ) -> None:
+        """Tell members that ledgers are deleted, of which these were the last rows (rule 18b)."""
+        told = [row.deleted(deletion=deletion) for row in rows]
+        await asyncio.gather(*[spread(row, self._ports) for row in told])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
         """Send members copies of rows that others have changed (rule 18b). A row that cannot be read is left
         to autorecovery's check.
         """
-        room = asyncio.Semaphore(_COPIED_AT_ONCE)
+        room = asyncio.Semaphore(_READ_AT_ONCE)
 
         async def copy(ledger_id: int) -> None:
             async with room:

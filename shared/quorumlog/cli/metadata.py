@@ -96,6 +96,10 @@ def _print_report(report: dict[str, Any]) -> None:
         print_line(f"{kind} ({tense}): {found or 'none'}")
     if report["open_ledgers"]:
         print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
+    if report.get("may_be_deleted"):
+        print_line(
+            f"CLOSED ledgers of which only silent bookies may know a deletion: {report['may_be_deleted']}"
+        )
     if report["sealed_passwords"]:
         print_line(
             f"ledgers with a password: {report['sealed_passwords']}; only their passwords give their keys"

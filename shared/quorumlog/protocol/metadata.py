@@ -72,6 +72,14 @@ class Writer:
         return self.internal_url or self.url
 
 
+class Deletion(StrEnum):
+    """What was deleted with a ledger."""
+
+    ALONE = "ledger"
+    WITH_LOG = "log"
+    """The log that named it, and all ledgers that the log had named before."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
     """One ledger's row. `version` is an equality token that grows by 1 per successful CAS (I20)."""
@@ -110,6 +118,9 @@ class LedgerMetadata:
     repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
+    deletion: Deletion | None = None
+    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row. The store's own tombstone has
+    an id and a version only."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -186,6 +197,14 @@ class LedgerMetadata:
             may_lack_entries=True,
             declared_lost=tuple(dict.fromkeys(self.declared_lost + members)),
         )
+
+    def deleted(
+        self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
+    ) -> "LedgerMetadata":
+        """What members keep a copy of once the ledger has a tombstone (rule 18b). `attempt`: the token of the
+        deletion, empty where the store told none.
+        """
+        return replace(self, version=self.version + 1, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
         """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one

@@ -198,6 +198,11 @@ class LogChange(Body):
     attempt: Attempt
 
 
+DELETED_WITH_LOG_MAX: Final = 1000
+"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
+deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
+
+
 class LogDelete(Body):
     """`DELETE /v1/logs/{name}`: the name is free again if the version still is this one."""
 

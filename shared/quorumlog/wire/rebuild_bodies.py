@@ -104,6 +104,9 @@ class RebuildReport(Body):
     logs: dict[Action, int]
     open_ledgers: int
     """Of those written: not CLOSED, so a recovery finds their ends."""
+    may_be_deleted: int = 0
+    """Of those written: CLOSED, and so many bookies are silent (or lost their data) that these alone may know of a
+    deletion."""
     sealed_passwords: int
     """Of those written: with a password, whose keys only the password gives again."""
     cookies: tuple[Text, ...]
