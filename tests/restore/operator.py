@@ -103,7 +103,10 @@ class Operator:
     async def _run(self, name: str, *command: str) -> str:
         """What a command prints that asks this metadata service."""
         url = self._cluster.url(name)
-        done = await asyncio.to_thread(CliRunner().invoke, cli, [*command, "--metadata", url])
+        secret = {"CLUSTER_SECRET_FILE": str(self._cluster.secret_file)}
+        done = await asyncio.to_thread(
+            CliRunner(env=secret).invoke, cli, [*command, "--metadata", url]
+        )
         if done.exit_code != 0:
             raise Refused(done.output)
         return done.stdout
@@ -118,8 +121,9 @@ class Operator:
 
     async def _got(self, name: str, path: str) -> tuple[int, Any] | None:
         try:
+            timeout = aiohttp.ClientTimeout(20)
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as session,
+                aiohttp.ClientSession(timeout=timeout, headers=self._cluster.headers) as session,
                 session.get(f"{self._cluster.url(name)}{path}") as response,
             ):
                 return response.status, await response.json()
