@@ -103,7 +103,9 @@ class Operator:
     async def _run(self, name: str, *command: str) -> str:
         """What a command prints that asks this metadata service."""
         url = self._cluster.url(name)
-        done = await asyncio.to_thread(CliRunner().invoke, cli, [*command, "--metadata", url])
+        secret = {"CLUSTER_SECRET_FILE": str(self._cluster.secret_file)}
+        arguments = [*command, "--metadata", url]
+        done = await asyncio.to_thread(CliRunner(env=secret).invoke, cli, arguments)
         if done.exit_code != 0:
             raise Refused(done.output)
         return done.stdout
@@ -120,7 +122,9 @@ class Operator:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as session,
-                session.get(f"{self._cluster.url(name)}{path}") as response,
+                session.get(
+                    f"{self._cluster.url(name)}{path}", headers=self._cluster.headers
+                ) as response,
             ):
                 return response.status, await response.json()
         except (aiohttp.ClientError, TimeoutError):
