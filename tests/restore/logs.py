@@ -41,6 +41,8 @@ class LogClients:
         """Records of transactions whose abort was told."""
         self._first_offset = 0
         """What is below was truncated, by an acknowledged request."""
+        self._doubtful_below = 0
+        """What is below may have been truncated, by a request whose outcome nobody knows."""
         self._deleted: list[str] = []
         """Logs whose deletion was acknowledged."""
         self._count = 0
@@ -165,8 +167,10 @@ class LogClients:
                 continue
             async with self._client(dice) as client:
                 with contextlib.suppress(QuorumLogError):
-                    shown = await client.log(LOG).truncate(end - TRUNCATED_EVERY)
+                    self._doubtful_below = end - TRUNCATED_EVERY
+                    shown = await client.log(LOG).truncate(self._doubtful_below)
                     self._first_offset = max(self._first_offset, int(shown["first_offset"]))
+                    self._doubtful_below = self._first_offset
 
     async def _delete_logs(self) -> None:
         dice = random.Random(f"log-deleter-{self._seed}")
@@ -207,7 +211,7 @@ class LogClients:
         first, end = min(stored, default=0), max(stored, default=-1)
         if first < self._first_offset:
             found.note_resurrected(f"records from {first} on, below {self._first_offset}")
-        kept = {at: value for at, value in self._records.items() if at >= self._first_offset}
+        kept = {at: value for at, value in self._records.items() if at >= self._doubtful_below}
         if max(kept, default=-1) > end:
             found.note_truncated("the log", end, max(kept))
         lost = sorted(at for at, value in kept.items() if stored.get(at) != value)

@@ -104,9 +104,8 @@ class Operator:
         """What a command prints that asks this metadata service."""
         url = self._cluster.url(name)
         secret = {"CLUSTER_SECRET_FILE": str(self._cluster.secret_file)}
-        done = await asyncio.to_thread(
-            CliRunner(env=secret).invoke, cli, [*command, "--metadata", url]
-        )
+        arguments = [*command, "--metadata", url]
+        done = await asyncio.to_thread(CliRunner(env=secret).invoke, cli, arguments)
         if done.exit_code != 0:
             raise Refused(done.output)
         return done.stdout

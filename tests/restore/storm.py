@@ -33,9 +33,9 @@ ENVIRONMENT: Final = {
     "SILENT_BOOKIE_S": "20",
 }
 BOOKIES: Final = 4
-ACKS: Final = 60
+ACKS: Final = 30
 """Acknowledgements between two steps; a step comes after one to three times as many."""
-KEPT: Final = 40
+KEPT: Final = 20
 """Entries of the open ledger while the database lacks changes; bookies look for garbage meanwhile."""
 _WIPE: Final = "DROP SCHEMA public CASCADE; CREATE SCHEMA public"
 

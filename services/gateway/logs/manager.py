@@ -25,7 +25,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import RowChanged, RowTaken
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
 from services.gateway.logs.ends import sizes_of
@@ -101,13 +101,18 @@ class LogManager:
 
     async def truncate(self, name: str, before: int) -> LogView:
         """Drop whole ledgers that end below `before`."""
+        dropped: Sequence[LedgerMetadata] = ()
 
         async def truncated(row: LogMetadata) -> LogMetadata:
-            return row.truncated(before)
+            nonlocal dropped
+            changed = row.truncated(before)
+            dropped = await self._engine.existing(_let_go(row, changed))
+            return changed
 
         row, new = await self._change(name, truncated)
-        kept = {item.ledger_id for item in new.items}
-        await self._drop([item.ledger_id for item in row.items if item.ledger_id not in kept])
+        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b).
+        await self._engine.tell_deleted(dropped)
+        await self._drop(_let_go(row, new))
         return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
@@ -270,3 +275,9 @@ class LogManager:
 def _wall_ms() -> int:
     """The clock of this machine."""
     return int(datetime.now(UTC).timestamp() * 1000)
+
+
+def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
+    """The ledgers that a log names no more."""
+    kept = {item.ledger_id for item in after.items}
+    return [item.ledger_id for item in before.items if item.ledger_id not in kept]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.stores import Stores
-from quorumlog.errors import NoSuchLedger
+from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -267,6 +267,21 @@ async def test_a_deleted_logs_ledgers_are_known_to_their_members_as_deleted(stor
         await world.gateways[0].logs.delete("log")
 
         assert [told(world, row) for row in rows] == [world.of(row) for row in rows]
+
+
+async def test_a_truncation_is_told_though_nobody_deletes_the_ledgers(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_of(stores, gateways=1) as world:
+        rows = await a_log(world)
+
+        async def refused(ledger_id: int) -> None:
+            raise MetadataUnavailable("it ended just now", ledger_id=ledger_id)
+
+        monkeypatch.setattr(world.gateways[0].logs, "delete_orphan", refused)
+        await world.gateways[0].logs.truncate("log", 2)
+
+        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
 
 
 async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: Stores) -> None:
