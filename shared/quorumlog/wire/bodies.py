@@ -25,7 +25,7 @@ from pydantic import (
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Lineage, Repair, State, Writer
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
@@ -130,6 +130,13 @@ class WriterBody(Body):
     url: Text
 
 
+class LineageBody(Body):
+    """The log that a ledger was placed in, and the ledgers before it: each id and first offset."""
+
+    log_created_at: Text
+    before: tuple[tuple[LedgerId, EntryId], ...] = ()
+
+
 class LedgerDraft(Body):
     """A ledger to create; with `ledger_id` null the service assigns the id."""
 
@@ -193,20 +200,25 @@ class LedgerRow(LedgerDraft):
     """The token of the change that made this version; empty for a row from before tokens were kept."""
     first_offset: Annotated[int, Field(ge=0, le=ID_MAX)] | None = None
     """Where the ledger begins in its log. A change of the log's row sets it, never a change of this row."""
+    lineage: LineageBody | None = None
     created_at: Text = ""
 
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
-        return replace(core, attempt=self.attempt, first_offset=self.first_offset)
+        lineage = self.lineage and Lineage(self.lineage.log_created_at, self.lineage.before)
+        return replace(
+            core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage
+        )
 
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
         """The row that carries a protocol value."""
-        fields = fields_of(core, ("ledger_id", "version", "attempt", "first_offset", "created_at"))
-        return body_of(cls, _draft_fields(core) | fields)
+        return body_of(cls, _draft_fields(core) | fields_of(core, ROW_FIELDS))
 
 
+ROW_FIELDS: Final = ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at")
+"""The fields of a row that the store sets, whatever a change says."""
 QUORUM_SIZES: Final = ("ensemble_size", "write_quorum", "ack_quorum")
 _SAME: Final = (
     "state", "digest", "last_entry", "length", "ledger_key", "mac_key", "access_key", "log",
