@@ -4,6 +4,7 @@ A client settles a change whose answer was lost by its attempt's token (rule 6).
 latest changes are also the witnesses that show a database which went back in time (rule 18a).
 """
 
+from enum import Enum
 from typing import Final
 from uuid import uuid4
 
@@ -24,15 +25,36 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
     return found
 
 
-async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
-    """Whether this attempt was applied. The caller holds the target's lock.
+class EarlierTry(Enum):
+    """What the database contains of an earlier try of a change."""
+
+    NONE = "none"
+    APPLIED = "applied"
+    LOST = "lost"
+    """It was applied in a history that is lost: an operator accepted that, or a rebuild found the token in the copy of
+    a ledger's row that the change had placed in its log. What came of it is unknown here, and the change is made again
+    under another token, on the row as it is: this one's copies tell of the lost history (rule 18b)."""
+
+
+async def earlier_try(connection: Connection, attempt: str, target: str) -> EarlierTry:
+    """What became of an earlier try of this change. The caller holds the target's lock.
 
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
-    if found is not None and found != target:
-        raise used_otherwise(found)
-    return found is not None
+    if found is None:
+        return EarlierTry.NONE
+    if found == target:
+        return EarlierTry.APPLIED
+    places_ledgers = target.startswith(("log ", "create log ", "transaction "))
+    if found == ACCEPTED or (places_ledgers and found.startswith("ledger ")):
+        return EarlierTry.LOST
+    raise used_otherwise(found)
+
+
+async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
+    """As `earlier_try`: whether this attempt was applied."""
+    return await earlier_try(connection, attempt, target) is EarlierTry.APPLIED
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:

@@ -39,6 +39,8 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
+    EarlierTry,
+    earlier_try,
     is_applied,
     record_attempt,
     target_of,
@@ -135,9 +137,10 @@ class LedgerStore(RowStore):
         """
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
-        if await is_applied(connection, attempt, target):
+        tried = await earlier_try(connection, attempt, target)
+        if tried is EarlierTry.APPLIED:
             return old
-        if old.version != row.version:
+        if old.version != row.version or tried is EarlierTry.LOST:
             raise conflict(old)
         check_ledger(old.to_core(), row.to_core())
         # The condition decides; the lock above only saves the losers' work.

@@ -6,6 +6,7 @@ never both named by a log and deleted as unnamed (rule 22).
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
+from uuid import uuid4
 
 import asyncpg
 
@@ -14,7 +15,13 @@ from quorumlog.protocol.changes import check_log
 from quorumlog.wire.bodies import LineageBody
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHeadBody, LogRow
-from services.metadata.attempts import is_applied, record_attempt, record_change
+from services.metadata.attempts import (
+    EarlierTry,
+    earlier_try,
+    is_applied,
+    record_attempt,
+    record_change,
+)
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
 from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
@@ -76,7 +83,8 @@ class LogStore(RowStore):
             f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
         )
         target = f"create log {row.name}"
-        if await is_applied(connection, request.attempt, target):
+        tried = await earlier_try(connection, request.attempt, target)
+        if tried is EarlierTry.APPLIED:
             # Exclude a later log of this name: times are equal only within one transaction.
             is_it = await connection.fetchval(
                 "SELECT l.created_at = a.at FROM logs l, attempts a"
@@ -88,6 +96,7 @@ class LogStore(RowStore):
         if old is not None and old["body"] is not None:
             current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
+        attempt = str(uuid4()) if tried is EarlierTry.LOST else request.attempt
         named = {item.ledger_id for item in row.items}
         await _lock_ledgers(connection, row.name, named)
         await _claim_ledgers(connection, row.name, named)
@@ -99,8 +108,8 @@ class LogStore(RowStore):
             0 if fresh else 1,
         )
         created = row_of(record, row.name)
-        await _place_ledgers(connection, created, _places_of(created), request.attempt)
-        await record_attempt(connection, request.attempt, target)
+        await _place_ledgers(connection, created, _places_of(created), attempt)
+        await record_attempt(connection, attempt, target)
         return created
 
     @transactional
@@ -112,9 +121,10 @@ class LogStore(RowStore):
         row = request.row
         old = await lock_log(connection, row.name)
         target = f"log {row.name}"
-        if await is_applied(connection, request.attempt, target):
+        tried = await earlier_try(connection, request.attempt, target)
+        if tried is EarlierTry.APPLIED:
             return old
-        check_version(old, row.version)
+        check_version(old, row.version, tried)
         changed = await change_row(connection, old, row, attempt=request.attempt)
         await record_attempt(connection, request.attempt, target)
         return changed
@@ -133,9 +143,10 @@ class LogStore(RowStore):
             if await is_applied(connection, request.attempt, target):
                 return
             raise
-        if await is_applied(connection, request.attempt, target):
+        tried = await earlier_try(connection, request.attempt, target)
+        if tried is EarlierTry.APPLIED:
             return  # another log was created under the name since
-        check_version(old, request.version)
+        check_version(old, request.version, tried)
         await _end_transactions(connection, name)
         ledgers = [item.ledger_id for item in old.items]
         deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
@@ -252,9 +263,11 @@ async def change_row(
     return row_of(record, new.name)
 
 
-def check_version(current: LogRow, version: int) -> None:
-    """Raise VersionConflict (with `current`) if a compare-and-swap is from another version."""
-    if current.version != version:
+def check_version(
+    current: LogRow, version: int, tried: EarlierTry = EarlierTry.NONE
+) -> None:
+    """Raise VersionConflict (with `current`) if a compare-and-swap is from another version, or of a lost history."""
+    if current.version != version or tried is EarlierTry.LOST:
         raise VersionConflict(
             f"the log's version is {current.version}",
             log=current.name,

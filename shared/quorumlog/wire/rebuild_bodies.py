@@ -97,6 +97,8 @@ class RebuildReport(Body):
     """Of those written: not CLOSED, so a recovery finds their ends."""
     sealed_passwords: int
     """Of those written: with a password, whose keys only the password gives again."""
+    holes: int = 0
+    """Ledgers in the middle or at the end of logs that have no rows: reads of their records fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
