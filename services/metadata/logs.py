@@ -263,9 +263,7 @@ async def change_row(
     return row_of(record, new.name)
 
 
-def check_version(
-    current: LogRow, version: int, tried: EarlierTry = EarlierTry.NONE
-) -> None:
+def check_version(current: LogRow, version: int, tried: EarlierTry = EarlierTry.NONE) -> None:
     """Raise VersionConflict (with `current`) if a compare-and-swap is from another version, or of a lost history."""
     if current.version != version or tried is EarlierTry.LOST:
         raise VersionConflict(

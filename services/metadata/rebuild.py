@@ -24,6 +24,7 @@ from quorumlog.protocol.rebuild import Action, Bookies, Held
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
 from quorumlog.wire.rebuild_bodies import (
+    NOT_REBUILT,
     AskedBookie,
     HeldRows,
     RebuildAsk,
@@ -276,6 +277,7 @@ class _Work:
             cookies=tuple(cookies),
             next_ledger_id=next_id,
             findings=tuple(tally.findings),
+            not_rebuilt=NOT_REBUILT,
             findings_left_out=tally.left_out,
         )
 

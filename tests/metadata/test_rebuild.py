@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,35 +18,25 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.cli.ends import ExitStatus
-from quorumlog.errors import LedgerExists, NoSuchLedger, NoSuchLog
+from quorumlog.errors import LedgerExists, NoSuchLedger
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
-from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.access_key import sealed
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action, Decision
-from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
-from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire import row_copies
-from quorumlog.wire.bodies import Body, LedgerChange, LedgerRow
-from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogRow
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildReport
-from quorumlog.wire.transaction_bodies import TRANSACTION_TAG, TransactionCommitBody
 from services.bookie.app import build
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.runtime import BookieRuntime
 from services.metadata import rebuild as rebuild_module
-from services.metadata.database import Connection
 from services.metadata.rebuild_store import Judged
-from services.metadata.witnesses import accept_tokens
-from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
 
 NAMES = ("b1", "b2", "b3")
@@ -399,319 +388,6 @@ async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it
     assert orphans == ()
 
 
-# --- logs -----------------------------------------------------------------------------------------
-
-LOG = LogMetadata(
-    "events",
-    LogSettings(quorum=Quorum(3, 3, 2), retention_bytes=5, custom=(("owner", "me"),)),
-)
-
-
-@dataclass(slots=True)
-class Written:
-    """A log of CLOSED ledgers with ten records each, as an owner writes it."""
-
-    service: Service
-    row: LogMetadata
-    rows: list[LedgerMetadata]
-    """Of its ledgers."""
-    attempts: list[str]
-    """Tokens of the changes that placed them."""
-
-    @classmethod
-    async def of(cls, service: Service, ledgers: int, *, log: LogMetadata = LOG) -> "Written":
-        row, _ = await LogClient(service.client).create(log)
-        made = cls(service, row, [], [])
-        for _ in range(ledgers):
-            await made.add()
-        return made
-
-    async def add(self) -> None:
-        ledger = await closed(self.service, await create(self.service, log=self.row.name), last=9)
-        item = LogItem(ledger.ledger_id, 10 * len(self.rows), 10 * len(self.rows) + 9)
-        change = replace(self.row, items=(*self.row.items, item))
-        attempt = new_attempt()
-        status, body = await swap(self.service, change, attempt)
-        assert status == 200
-        self.row = LogRow.model_validate_json(orjson.dumps(body)).to_core()
-        self.rows.append(await self.service.client.get(ledger.ledger_id))
-        self.attempts.append(attempt)
-
-
-async def swap(service: Service, log: LogMetadata, attempt: str) -> tuple[int, Any]:
-    """One try of a log's compare-and-swap."""
-    body = LogChange(row=LogRow.from_core(log), attempt=attempt)
-    return await service.send("PUT", f"/v1/logs/{log.name}", body.model_dump_json().encode())
-
-
-async def accepts(service: Service) -> bool:
-    """As an operator: go on without the changes that nobody has; whether nothing is missing."""
-    _, state = await service.send("GET", "/v1/witnesses")
-    if missing := [found["witness"] for found in state["missing"]]:
-        await service.send("POST", "/v1/witnesses/accept", {"witnesses": missing, "lost": []})
-    return not missing and await is_ready(service)
-
-
-def places(log: LogMetadata) -> list[tuple[int, int | None, int | None]]:
-    return [(item.ledger_id, item.first_offset, item.last_offset) for item in log.items]
-
-
-async def rebuilt(
-    service: Service, bookies: Bookies, running: Mapping[str, BookieRuntime], **ask: Any
-) -> RebuildReport:
-    """The report of a rebuild from nothing by the bookies that run; the others are gone for ever."""
-    for bookie in running.values():
-        await until_replayed(bookie)
-    without = tuple(name for name in NAMES if name not in running)
-    report, why = await rebuild(
-        service, bookies=tuple(bookies.urls), take_over=True, without=without, **ask
-    )
-    assert report is not None, why
-    return report
-
-
-async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_row_as_it_is(
-    stores: Stores, bookies: Bookies
-) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
-        log = await Written.of(service, 1)
-        before = replace(log.row, version=log.row.version - 1)
-        await keep(running["b1"], *log.rows)
-    await lose_database(stores)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        await rebuilt(service, bookies, running)
-        now = await LogClient(service.client).get("events")
-        answers = [
-            await swap(service, replace(before, version=version), log.attempts[0])
-            for version in (before.version, now.version)
-        ]
-
-    for status, problem in answers:
-        assert (status, problem["code"]) == (412, "version-conflict")
-        current = LogRow.model_validate_json(orjson.dumps(problem["current"])).to_core()
-        assert current == now
-
-
-async def test_a_repeat_of_a_change_whose_loss_was_accepted_gets_the_row_as_it_is(
-    stores: Stores, service: Service
-) -> None:
-    log = await Written.of(service, 0)
-    ledger = await create(service)
-    transactions = TransactionClient(service.client)
-    begun, _ = await transactions.begin("events", app=None, version=None, expires_in_s=3600)
-    lost = [new_attempt() for _ in range(5)]
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await accept_tokens(connection, lost)
-    await connection.close()
-
-    change = LedgerChange(row=LedgerRow.from_core(ledger.in_recovery()), attempt=lost[0])
-    conflicts = [
-        await service.send("PUT", f"/v1/ledgers/{ledger.ledger_id}", told_as(change)),
-        await swap(service, log.row, lost[1]),
-        await service.send(
-            "DELETE", "/v1/logs/events", told_as(LogDelete(version=1, attempt=lost[2]))
-        ),
-        await service.send(
-            "POST",
-            f"/v1/transactions/{begun.id}/commit",
-            told_as(TransactionCommitBody(ledgers=(), row=None, attempt=lost[3])),
-        ),
-    ]
-    another = LogCreateBody(row=LogRow.from_core(replace(LOG, name="other")), attempt=lost[4])
-    created = [await service.send("POST", "/v1/logs", told_as(another)) for _ in range(2)]
-
-    for status, problem in conflicts:
-        assert (status, problem["code"]) == (412, "version-conflict")
-    names = [conflicts[0][1]["current"]["ledger_id"]]
-    names += [problem["current"]["name"] for _, problem in conflicts[1:]]
-    assert names == [ledger.ledger_id, "events", "events", "events"]
-    assert [status for status, _ in created] == [201, 409], "and its repeat gets `log-exists`"
-
-
-def told_as(body: Body) -> bytes:
-    return body.model_dump_json().encode()
-
-
-async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_ledger(
-    stores: Stores, bookies: Bookies
-) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
-        log = await Written.of(service, 4)
-        first, hole, third, last = log.rows
-        await keep(running["b1"], first, third, last)
-        await keep(running["b2"], hole)
-    await lose_database(stores)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        report = await rebuilt(service, bookies, running)
-        logs = LogClient(service.client)
-        found = await logs.get("events")
-        with pytest.raises(NoSuchLedger):
-            await service.client.get(hole.ledger_id)
-        async with bookies.running(service, ("b2",)) as late:
-            again = await rebuilt(service, bookies, {**running, **late})
-            kept = await logs.get("events")
-            row = await service.client.get(hole.ledger_id)
-            orphans = await logs.orphans(older_than_s=0)
-
-    open_end = replace(log.row.items[-1], last_offset=None)
-    assert places(found) == places(replace(log.row, items=(*log.row.items[:-1], open_end)))
-    assert report.holes == 1
-    assert [finding.why for finding in report.findings] == [
-        f"holes, where reads fail until a rebuild finds the rows: ledgers {hole.ledger_id}"
-    ]
-    assert (again.logs, again.holes) == ({"same": 1}, 0)
-    assert (kept, row, orphans) == (found, hole, ())
-
-
-async def test_a_log_with_a_hole_lets_go_of_it_and_can_be_deleted(
-    stores: Stores, bookies: Bookies
-) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
-        written = [
-            await Written.of(service, 3, log=replace(LOG, name=name)) for name in ("one", "two")
-        ]
-        for log in written:
-            await keep(running["b1"], log.rows[0], log.rows[2])
-    await lose_database(stores)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        report = await rebuilt(service, bookies, running)
-        logs = LogClient(service.client)
-        done, row = await logs.cas((await logs.get("one")).truncated(20))
-        await logs.delete(await logs.get("two"))
-        with pytest.raises(NoSuchLog):
-            await logs.get("two")
-
-    assert report.holes == 2
-    assert done
-    assert places(row) == [(written[0].rows[2].ledger_id, 20, None)]
-
-
-async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_its_log(
-    stores: Stores, bookies: Bookies
-) -> None:
-    """Without it the log's next owner would give its offsets to other records."""
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
-        log = await Written.of(service, 1)
-        opened = await create(service, log="events")
-        await LogClient(service.client).cas(
-            replace(log.row, items=(*log.row.items, LogItem(opened.ledger_id, 10)))
-        )
-        opened = await service.client.get(opened.ledger_id)
-        await keep(running["b1"], *log.rows, opened)
-    await lose_database(stores)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        await until_replayed(running["b1"])
-        report, _ = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
-        found = await LogClient(service.client).get("events")
-
-    assert report is not None
-    assert (report.ledgers, report.holes) == ({"write": 1, "wait": 1}, 1)
-    assert places(found) == [(log.rows[0].ledger_id, 0, 9), (opened.ledger_id, 10, None)]
-
-
-async def test_a_ledger_of_a_deleted_log_is_not_in_the_log_that_has_its_name(
-    stores: Stores, bookies: Bookies
-) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
-        earlier = await Written.of(service, 2)
-        await LogClient(service.client).delete(earlier.row)
-        log = await Written.of(service, 1)
-        await keep(running["b1"], *earlier.rows, *log.rows)
-    await lose_database(stores)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        report = await rebuilt(service, bookies, running)
-        logs = LogClient(service.client)
-        found = await logs.get("events")
-        again = await rebuilt(service, bookies, running)
-
-    assert places(found) == [(log.rows[0].ledger_id, 0, None)]
-    assert found.created_at == log.row.created_at
-    ids = ", ".join(str(row.ledger_id) for row in earlier.rows)
-    assert [finding.why for finding in report.findings] == [
-        f"ledgers without a place in the log: {ids}"
-    ]
-    assert again.logs == {"same": 1}
-
-
-async def test_a_log_that_was_made_after_the_deletion_that_the_database_has_is_made_again(
-    stores: Stores, bookies: Bookies
-) -> None:
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        await until_ready(running["b1"])
-        earlier = await Written.of(service, 1)
-        await LogClient(service.client).delete(earlier.row)
-        deleted = await rebuilt(service, bookies, running)
-        log = await Written.of(service, 1)
-        await keep(running["b1"], *log.rows)
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute(
-            "UPDATE logs SET body = NULL, created_at = $1",
-            datetime.fromisoformat(earlier.row.created_at),
-        )
-        await connection.close()
-
-        report = await rebuilt(service, bookies, running)
-        found = await LogClient(service.client).get("events")
-
-    assert deleted.logs == {}
-    assert report.logs == {"write": 1}
-    assert (places(found), found.version) == (
-        [(log.rows[0].ledger_id, 0, None)],
-        NEW_LOG_VERSION,
-    )
-
-
-async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
-    stores: Stores, bookies: Bookies
-) -> None:
-    """An abort would delete the ledgers of the log. The database is of before the commit."""
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        await until_ready(running["b1"])
-        logs, transactions = LogClient(service.client), TransactionClient(service.client)
-        row, _ = await logs.create(LOG)
-        begun, _ = await transactions.begin("events", app="job", version=7, expires_in_s=3600)
-        tags = ((TRANSACTION_TAG, begun.id),)
-        ledgers = [
-            await closed(service, await create(service, log="events", extra=tags), last=9)
-            for _ in range(2)
-        ]
-        behind = await create(service, log="events")
-        published = row.with_published([(ledgers[0].ledger_id, 10, 50)], now_ms=1)
-        published = published.with_ledger(behind.ledger_id).with_ends({}, producers=(), now_ms=1)
-        file = await dump(stores, bookies.folder / "dump")
-        done, _ = await transactions.commit(begun.id, (Sealed(ledgers[0].ledger_id),), published)
-        placed = await service.client.get(ledgers[0].ledger_id)
-        await keep(running["b1"], placed, ledgers[1])
-    await restore(stores, file)
-
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
-        report = await rebuilt(service, bookies, running)
-        logs, transactions = LogClient(service.client), TransactionClient(service.client)
-        await until(lambda: accepts(service), "the rest of the loss is accepted")
-        found = await transactions.get(begun.id)
-        again, _ = await transactions.begin("events", app="job", version=7, expires_in_s=60)
-        orphans = await logs.orphans(older_than_s=0)
-        log = await logs.get("events")
-
-    assert done is not None
-    assert report.logs == {"write": 1}
-    assert (found.state, again.state) == ("COMMITTED", "COMMITTED")
-    assert [item.ledger_id for item in found.ledgers] == [ledgers[0].ledger_id]
-    assert places(log) == [(ledgers[0].ledger_id, 0, None)]
-    assert ledgers[0].ledger_id not in orphans
-
-
 async def test_the_command_tells_people_what_was_found_and_why_it_ended(
     stores: Stores, bookies: Bookies
 ) -> None:
@@ -728,6 +404,8 @@ async def test_the_command_tells_people_what_was_found_and_why_it_ended(
     assert "silent: b2, b3" in done.stdout
     assert "ledgers (done): 1 wait" in done.stdout
     assert "ledger 7" in done.stdout
+    assert "not rebuilt" not in done.stdout, "nothing was written"
+    assert "not rebuilt" not in done.stdout, "nothing was written"
 
 
 async def command(service: Service, *options: str) -> Any:

@@ -411,9 +411,7 @@ def test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told() -> None:
 
 
 def test_a_ledger_whose_row_is_not_proven_keeps_its_place_also_at_the_end() -> None:
-    decision = told(
-        None, behind(ledger(0, 0, 3)), behind(ledger(1, 10), OFFSETS[0], has_row=False)
-    )
+    decision = told(None, behind(ledger(0, 0, 3)), behind(ledger(1, 10), OFFSETS[0], has_row=False))
 
     assert decision.holes == (1,)
     assert places(decision.row) == [(0, 0, 9), (1, 10, None)]

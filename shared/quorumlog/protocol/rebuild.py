@@ -20,6 +20,7 @@ from itertools import pairwise
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
+
 class Action(StrEnum):
     """What a rebuild does about one row."""
 

@@ -178,9 +178,7 @@ class _Found:
         first = item.first_offset
         if first is None and ledger is not None:
             first = ledger.first_offset
-        return replace(
-            item, first_offset=self.told.get(item.ledger_id) if first is None else first
-        )
+        return replace(item, first_offset=self.told.get(item.ledger_id) if first is None else first)
 
     @property
     def items(self) -> list[LogItem]:

@@ -204,9 +204,7 @@ class LedgerWriter(Keyed):
             case ReplaceRequested():
                 self._replace_requested(event)
             case PlacedInLog(first_offset, lineage):
-                self.metadata = replace(
-                    self.metadata, first_offset=first_offset, lineage=lineage
-                )
+                self.metadata = replace(self.metadata, first_offset=first_offset, lineage=lineage)
                 self._slots.row = self.metadata
             case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested() | RowAnswered():
                 raise AssertionError(f"{event} is not for a writer")

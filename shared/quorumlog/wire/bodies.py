@@ -25,7 +25,15 @@ from pydantic import (
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Lineage, Repair, State, Writer
+from quorumlog.protocol.metadata import (
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    Lineage,
+    Repair,
+    State,
+    Writer,
+)
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
@@ -207,9 +215,7 @@ class LedgerRow(LedgerDraft):
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
         lineage = self.lineage and Lineage(self.lineage.log_created_at, self.lineage.before)
-        return replace(
-            core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage
-        )
+        return replace(core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage)
 
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":

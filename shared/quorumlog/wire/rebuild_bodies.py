@@ -4,12 +4,27 @@
 only, which keeps them anyway.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from quorumlog.protocol.rebuild import Action
 from quorumlog.wire.bodies import Body, BookieName, Cookie, EntryIdOrNone, Key, LedgerId, Text
+
+NOT_REBUILT: Final = (
+    "keys of passwords",
+    "logs without records",
+    "settings and states of logs",
+    "writer tokens of logs",
+    "producers of logs",
+    "open transactions",
+    "versions of apps",
+    "deletions that no bookie noticed",
+    "the repair queue and its settings",
+    "idempotency keys",
+    "tokens of other changes",
+)
+"""What no bookie holds, so that no rebuild makes it again. docs/guides/rebuild.md says what follows of each."""
 
 
 class HeldRows(Body):
@@ -97,13 +112,15 @@ class RebuildReport(Body):
     """Of those written: not CLOSED, so a recovery finds their ends."""
     sealed_passwords: int
     """Of those written: with a password, whose keys only the password gives again."""
-    holes: int = 0
+    holes: int
     """Ledgers in the middle or at the end of logs that have no rows: reads of their records fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
     """New ledgers get ids from this one on."""
     findings: tuple[RebuildFinding, ...]
+    not_rebuilt: tuple[Text, ...]
+    """What of the rows and logs that were lost no bookie holds."""
     findings_left_out: int = 0
 
 

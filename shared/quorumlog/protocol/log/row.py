@@ -231,9 +231,7 @@ class LogMetadata:
             items.append(changed)
             at = at if changed.last_offset is None else changed.last_offset + 1
         kept = tuple(
-            item
-            for index, item in enumerate(items)
-            if index == len(items) - 1 or not item.is_empty
+            item for index, item in enumerate(items) if index == len(items) - 1 or not item.is_empty
         )
         log = replace(
             self,
