@@ -8,6 +8,7 @@ from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
 from quorumlog.wire.bodies import BookieUses, Cookie, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.kept import forget_holder
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -83,6 +84,8 @@ class CookieStore(RowStore):
             name,
             request.cookie.model_dump_json(),
         )
+        if old is not None and request.cookie.incarnation > old.cookie.incarnation:
+            await forget_holder(connection, name)
         await record_attempt(connection, request.attempt, target)
         assert changed is not None
         return _row_of(changed)
@@ -143,6 +146,7 @@ class CookieStore(RowStore):
             " WHERE name = $1",
             name,
         )
+        await forget_holder(connection, name)
         await record_change(connection, f"retire {name}")
 
     async def _validate(

@@ -57,6 +57,11 @@ async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -
     )
 
 
+async def forget_holder(connection: Connection, holder: str) -> None:
+    """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
+    await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
+
+
 class KeptStore(RowStore):
     """What bookies were refused, as operators read it."""
 

@@ -277,6 +277,10 @@ class RebuildTables:
             ],
         )
 
+        await self._connection.execute(
+            "DELETE FROM kept_ledgers WHERE attempt = ANY($1::uuid[])", list(rows)
+        )
+
     async def log_names(self) -> set[str]:
         """The logs that the database has."""
         records = await self._connection.fetch("SELECT name FROM logs WHERE body IS NOT NULL")
