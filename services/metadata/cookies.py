@@ -16,6 +16,10 @@ _USES_MAX: Final = 10
 
 USES: Final = (
     "SELECT m.ledger_id, m.name || '@' || m.incarnation AS member, l.state,"
+    " coalesce(l.body -> 'fragments' @> jsonb_build_array(jsonb_build_object('bookies',"
+    " jsonb_build_array(m.name || '@' || m.incarnation))), true) AS has_place,"
+    " coalesce(l.body -> 'repairs' @> jsonb_build_array(jsonb_build_object('leaving',"
+    " m.name || '@' || m.incarnation)), false) AS leaves,"
     " coalesce(r.failures, 0) AS failures, coalesce(r.detail, '') AS detail"
     " FROM ledger_members m JOIN ledgers l ON l.ledger_id = m.ledger_id LEFT JOIN repairs r"
     " ON r.ledger_id = m.ledger_id AND r.member = m.name || '@' || m.incarnation"

@@ -454,6 +454,12 @@ class LedgerUse(Body):
     ledger_id: LedgerId
     member: Member
     state: State
+    has_place: bool = True
+    """Whether it is in an ensemble. Else it is the target of a repair, or is kept until its successor has a copy of
+    the row (rule 20b).
+    """
+    leaves: bool = False
+    """Whether a repair gives its place to another member, or just has."""
     failures: int = 0
     detail: Text = ""
 
