@@ -214,7 +214,8 @@ class LedgerRow(LedgerDraft):
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
-        lineage = self.lineage and Lineage(self.lineage.log_created_at, self.lineage.before)
+        told = self.lineage
+        lineage = None if told is None else Lineage(told.log_created_at, told.before)
         return replace(core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage)
 
     @classmethod
