@@ -9,8 +9,8 @@ COPY services services
 COPY shared shared
 ENV PYTHONPATH=/app/shared:/app PYTHONDONTWRITEBYTECODE=1 HOST=0.0.0.0
 
-# Bookies keep their entries here; a new volume takes over the folder's owner.
-RUN useradd --uid 10001 quorumlog && mkdir /data && chown quorumlog /data
+# Bookies keep their entries in /data, a cluster its secret in /secret; a new volume takes over the folder's owner.
+RUN useradd --uid 10001 quorumlog && mkdir -m 700 /data /secret && chown quorumlog /data /secret
 USER quorumlog
 
 ENTRYPOINT ["python", "-m"]

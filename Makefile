@@ -132,9 +132,9 @@ chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until
 		--metadata-cuts $(or $(METADATA_CUTS),0) --failovers $(or $(FAILOVERS),0) $(ARGS)
 
 .PHONY: restore
-restore: setup ## restores of older dumps (RESTORES=) and failovers (FAILOVERS=) of Postgres in a storm: SEED=
+restore: setup ## a database restored (RESTORES=), failed over (FAILOVERS=), rebuilt (REBUILDS=) in a storm: SEED=
 	@exec $(PY) -m tests.restore --seed $(or $(SEED),1) $(if $(RESTORES),--restores $(RESTORES)) \
-		$(if $(FAILOVERS),--failovers $(FAILOVERS))
+		$(if $(FAILOVERS),--failovers $(FAILOVERS)) $(if $(REBUILDS),--rebuilds $(REBUILDS)) $(ARGS)
 
 fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
 	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)

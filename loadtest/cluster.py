@@ -45,6 +45,20 @@ class Cluster:
         """Where a process listens."""
         return self._service(name).url
 
+    def internal_url(self, name: str) -> str:
+        """Where the other processes ask a gateway."""
+        return self._service(name).internal_url
+
+    @property
+    def secret_file(self) -> Path:
+        """What the processes show to each other, and an operator to them."""
+        return self._local.settings.secret_file
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request to an internal listener needs."""
+        return self._local.headers
+
     def pid(self, name: str) -> int:
         """Of the process that runs, or ran last."""
         process = self._service(name).process

@@ -168,12 +168,16 @@ class Healers:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask one of them."""
-        return await ask(method, self._cluster.url(self.names[0]) + path, body)
+        url = self._cluster.url(self.names[0]) + path
+        return await ask(method, url, body, self._cluster.headers)
 
     async def statuses(self) -> dict[str, dict[str, Any]]:
         """What each of them says."""
         return {
-            name: await ask("GET", f"{self._cluster.url(name)}/v1/status") for name in self.names
+            name: await ask(
+                "GET", f"{self._cluster.url(name)}/v1/status", headers=self._cluster.headers
+            )
+            for name in self.names
         }
 
     async def auditor(self) -> str | None:

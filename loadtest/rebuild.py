@@ -20,6 +20,7 @@ from loadtest.cluster import Cluster, running
 from loadtest.stores import store_servers
 from quorumlog.client import Client
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
+from quorumlog.net.identity import Credentials
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -55,7 +56,7 @@ class RebuildCost:
 
 async def measured(cluster: Cluster, count: int) -> RebuildCost:
     """The costs of so many ledgers in this cluster."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=cluster.headers) as session:
         row = await _closed_row(cluster)
         began = time.perf_counter()
         await _store_copies(cluster, session, row, count)
@@ -80,7 +81,7 @@ async def _closed_row(cluster: Cluster) -> LedgerMetadata:
         ledger = await client.create_ledger()
         await ledger.append(b"entry")
         await ledger.close()
-    metadata = MetadataClient([cluster.url("metadata-1")])
+    metadata = MetadataClient([cluster.url("metadata-1")], credentials=Credentials(cluster.headers))
     try:
         return await metadata.get(ledger.ledger_id)
     finally:

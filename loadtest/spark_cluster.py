@@ -33,6 +33,8 @@ class SparkCluster:
         told = self._answer()
         self._urls: dict[str, str] = told["urls"]
         self.data = Path(told["data"])
+        self.headers: dict[str, str] = told["headers"]
+        """What a request to an internal listener needs."""
         gateways = (url for name, url in self._urls.items() if name.startswith("gateway-"))
         self.urls = ",".join(gateways)
         self.http = Gateways(self.urls)
@@ -144,7 +146,7 @@ async def _serve(wanted: Any) -> None:
     stores = Stores(**wanted["stores"]) if wanted["stores"] else None
     async with running(stores, **wanted["settings"]) as cluster:
         urls = {name: cluster.url(name) for name in cluster.names}
-        _say({"urls": urls, "data": str(cluster.data)})
+        _say({"urls": urls, "data": str(cluster.data), "headers": cluster.headers})
         while line := await asyncio.to_thread(sys.stdin.readline):
             await _do(cluster, *json.loads(line))
             _say("done")

@@ -1,7 +1,7 @@
 """`make spark FILE=x.py`: spark-submit in this environment, against the local cluster.
 
 Where no gateway answers at PORT, a cluster is started as `make run` does, and ended with the job.
-The job finds the gateways by itself: QUORUMLOG_GATEWAY is set.
+The job finds the gateways by itself: QUORUMLOG_GATEWAY is set, and CLUSTER_SECRET_FILE.
 """
 
 import asyncio
@@ -36,8 +36,11 @@ def main() -> None:
 async def _run(name: str, arguments: list[str]) -> int:
     environment = dict(os.environ)
     _say("Java: " + prepare(environment))
-    async with _cluster() as gateways:
+    settings = LocalSettings.read()
+    async with _cluster(settings) as gateways:
         environment["QUORUMLOG_GATEWAY"] = ",".join(gateways)
+        if settings.secret_file.exists():
+            environment.setdefault("CLUSTER_SECRET_FILE", str(settings.secret_file))
         process = await asyncio.create_subprocess_exec(*_command(name), *arguments, env=environment)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, process.terminate)
@@ -54,9 +57,8 @@ def _command(name: str) -> list[str]:
 
 
 @asynccontextmanager
-async def _cluster() -> AsyncIterator[list[str]]:
+async def _cluster(settings: LocalSettings) -> AsyncIterator[list[str]]:
     """The gateways of the cluster that runs, or of one that is started until the block's end."""
-    settings = LocalSettings.read()
     urls = [f"http://127.0.0.1:{settings.port + n}" for n in range(settings.gateways)]
     running = [url for url in urls if await asyncio.to_thread(_is_ready, url)]
     if running:

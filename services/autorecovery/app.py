@@ -28,7 +28,13 @@ def build(config: Config) -> web.Application:
     description = describe(
         [route.operation for route in ROUTES], title="quorumlog autorecovery", version="0.1.0"
     )
-    add_shared_routes(app, ready=ready, openapi=lambda: description, hosts=config.hosts)
+    add_shared_routes(
+        app,
+        ready=ready,
+        openapi=lambda: description,
+        hosts=config.hosts,
+        authenticator=config.authenticator,
+    )
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(work)
     app[METRICS].register(Measures(app))

@@ -59,7 +59,7 @@ async def running(config: Config) -> AsyncIterator[AutorecoveryParts]:
     """One auditor, a checker and some workers, at work until the end of the block."""
     name = str(uuid4())
     tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
-    async with service_session() as session:
+    async with service_session(config.credentials) as session:
         metadata = MetadataClient(config.metadata_urls, session)
         directory = Directory(metadata.bookies)
         bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)

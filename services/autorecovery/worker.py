@@ -349,7 +349,7 @@ class Worker:
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies
         if not is_open or row.writer is None:
             return row
-        url = f"{row.writer.url}/internal/ledgers/{row.ledger_id}/replace"
+        url = f"{row.writer.url_inside}/internal/ledgers/{row.ledger_id}/replace"
         try:
             async with self._session.post(
                 url,

@@ -46,10 +46,10 @@ class Writers:
     async def presence_of(self, writer: Writer) -> WriterPresence:
         """Whether the writer's URL still leads to that very process."""
         try:
-            found = await self._fetch_instance(writer.url)
+            found = await self._fetch_instance(writer.url_inside)
         except aiohttp.ClientConnectorError as error:
             # aiohttp reports the last address only.
-            is_refused = is_refusal(error.os_error) and await self._refuses(writer.url)
+            is_refused = is_refusal(error.os_error) and await self._refuses(writer.url_inside)
             return WriterPresence.GONE if is_refused else WriterPresence.SILENT
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return WriterPresence.SILENT

@@ -51,7 +51,13 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     description = describe(
         [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
     )
-    add_shared_routes(app, ready=app[BOOKIE].ready, openapi=lambda: description, hosts=config.hosts)
+    add_shared_routes(
+        app,
+        ready=app[BOOKIE].ready,
+        openapi=lambda: description,
+        hosts=config.hosts,
+        authenticator=config.authenticator,
+    )
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, ROUTES)
     return app

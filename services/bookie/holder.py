@@ -13,6 +13,8 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
+from quorumlog.net.identity import ANONYMOUS, Credentials
+from quorumlog.net.sessions import service_session
 from services.bookie.bodies import ProcessBody
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -30,12 +32,15 @@ class Presence(StrEnum):
     ALIVE = "there"
 
 
-async def probe(url: str, name: str, process: str) -> Presence:
+async def probe(
+    url: str, name: str, process: str, credentials: Credentials = ANONYMOUS
+) -> Presence:
     """Whether a process other than `process` answers at a URL as the bookie `name`."""
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
-            session.get(f"{url}/v1/process") as answer,
+            service_session(credentials) as session,
+            session.get(f"{url}/v1/process", timeout=timeout) as answer,
         ):
             reply = ProcessBody.model_validate_json(await answer.read())
     except aiohttp.ClientConnectorError as error:

@@ -198,7 +198,7 @@ class Registration:
         end = loop.time() + self._config.holder_s
         silent_probes = 0
         while True:
-            presence = await probe(url, name, self._process)
+            presence = await probe(url, name, self._process, self._config.credentials)
             if presence is Presence.GONE:
                 return ""
             why = f"{url} answers as bookie {name}"

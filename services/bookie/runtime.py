@@ -80,7 +80,7 @@ class BookieRuntime:
         self.is_registered = False
         self.process = uuid4().hex
         """Identifies this process among all that ever start under this name."""
-        self._metadata = MetadataClient(config.metadata_urls)
+        self._metadata = MetadataClient(config.metadata_urls, credentials=config.credentials)
         self._registration = Registration(config, self._metadata, self.process)
         self._cookie: LocalCookie | None = None
         self._found_cookie: LocalCookie | None = None

@@ -3,8 +3,8 @@
 import os
 
 from quorumlog.net.service import run_service
-from services.gateway.app import create_app
+from services.gateway.app import create_apps
 from services.gateway.config import GatewaySettings
 
 if __name__ == "__main__":
-    run_service("gateway", create_app, GatewaySettings.read(os.environ))
+    run_service("gateway", create_apps, GatewaySettings.read(os.environ))

@@ -1,7 +1,7 @@
 """Build the gateway's application around an engine."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -9,11 +9,20 @@ from aiohttp import web
 
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net.hosts import Hosts
+from quorumlog.net.identity import Authenticator
+from quorumlog.net.listen import ListenLimits, bind
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
-from quorumlog.net.service import DRAINING, HOSTS, METRICS, add_shared_routes
+from quorumlog.net.service import (
+    DRAINING,
+    HOSTS,
+    METRICS,
+    Listening,
+    Ready,
+    add_shared_routes,
+)
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
 from services.gateway.edge.body import ignore_expect
@@ -50,6 +59,7 @@ _DESCRIPTION = (
 
 
 _ROOM: Final = web.AppKey("room", Room)
+_METRICS: Final = web.AppKey("request_metrics", Metrics)
 
 
 def build_app(
@@ -61,7 +71,7 @@ def build_app(
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
-    """The application that serves an engine and logs, which the caller starts and stops."""
+    """The public application that serves an engine and logs, which the caller starts and stops."""
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions)
@@ -72,25 +82,23 @@ def build_app(
         description=_DESCRIPTION,
     )
 
-    async def ready() -> None:
-        error: QuorumLogError | None = await engine.ready()
-        if error is not None:
-            raise error
-
     async def drain() -> None:
         room.end_waits()
         if logs is not None:
             await logs.drain()
         await engine.drain()
 
-    add_shared_routes(app, ready=ready, openapi=lambda: description, drain=drain, hosts=hosts)
+    add_shared_routes(
+        app, ready=_readiness(engine), openapi=lambda: description, drain=drain, hosts=hosts
+    )
+    app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
     app.middlewares.append(
         edge_middleware(
             room,
-            Metrics(app[METRICS], room),
+            app[_METRICS],
             is_draining=app[DRAINING].is_set,
             cors_origins=origins,
             hosts=app[HOSTS],
@@ -102,9 +110,16 @@ def build_app(
     return app
 
 
-def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) -> None:
-    """Add the routes for other gateways to a gateway's application."""
-    room = app[_ROOM]
+def build_internal_app(
+    public: web.Application,
+    engine: Engine,
+    logs: LogManager,
+    *,
+    hosts: Hosts | None = None,
+    authenticator: Authenticator | None = None,
+) -> web.Application:
+    """The application for other processes of the cluster, which shares the public one's budgets and metrics."""
+    room = public[_ROOM]
     limits = room.limits
     # Any public body as it travels between gateways: payloads, each with its length.
     largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
@@ -114,8 +129,41 @@ def add_internal_routes(app: web.Application, engine: Engine, logs: LogManager) 
         bytes_max=largest,
     )
     instance = engine.writer.id
-    inner = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
-    add_routes(app, inner, expect_handler=ignore_expect)
+    routes = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
+    description = describe(
+        [route.operation for route in routes],
+        title="quorumlog gateway, internal listener",
+        version=VERSION,
+    )
+    app = web.Application()
+    add_shared_routes(
+        app,
+        ready=_readiness(engine),
+        openapi=lambda: description,
+        hosts=hosts,
+        authenticator=authenticator,
+        registry=public[METRICS],
+    )
+    app.middlewares.append(
+        edge_middleware(
+            room,
+            public[_METRICS],
+            is_draining=public[DRAINING].is_set,
+            hosts=app[HOSTS],
+            is_internal=True,
+        )
+    )
+    add_routes(app, routes, expect_handler=ignore_expect)
+    return app
+
+
+def _readiness(engine: EngineInterface) -> Ready:
+    async def ready() -> None:
+        error: QuorumLogError | None = await engine.ready()
+        if error is not None:
+            raise error
+
+    return ready
 
 
 def _described(operation: Operation) -> Operation:
@@ -144,11 +192,19 @@ def _routes(
     return [checked(route, room) for route in routes]
 
 
-async def create_app(settings: GatewaySettings) -> web.Application:
-    """The application of a real gateway, whose engine runs until the application's cleanup."""
+async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
+    """The applications of a real gateway, whose engine runs until the internal one's cleanup.
+
+    The internal one listens first and ends last: whoever may ask for a ledger of this process finds it.
+    """
     stack = contextlib.AsyncExitStack()
+    bound = bind(settings.internal_host, settings.internal_port)
+    internal_port = bound.getsockname()[1]
+    internal_url = settings.internal_url(internal_port)
     config = EngineConfig(
         url=settings.url,
+        internal_url=internal_url,
+        credentials=settings.credentials,
         metadata_urls=settings.metadata_urls,
         ledger_in_flight_bytes_max=settings.ledger_in_flight_bytes_max,
         gateway_in_flight_bytes_max=settings.gateway_in_flight_bytes_max,
@@ -175,10 +231,21 @@ async def create_app(settings: GatewaySettings) -> web.Application:
         hosts=settings.hosts,
     )
     add_metrics(engine, app[METRICS])
-    add_internal_routes(app, engine, logs)
+    internal = build_internal_app(
+        app,
+        engine,
+        logs,
+        hosts=Hosts(internal_url, settings.allowed_hosts),
+        authenticator=settings.authenticator,
+    )
 
     async def end(_app: web.Application) -> None:
         await stack.aclose()
 
-    app.on_cleanup.append(end)
-    return app
+    internal.on_cleanup.append(end)
+    limits = settings.listen_limits()
+    inside = ListenLimits(drain_timeout_s=settings.drain_s)
+    return (
+        Listening(internal, settings.internal_host, internal_port, inside, bound),
+        Listening(app, settings.host, settings.port, limits),
+    )

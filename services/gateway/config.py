@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from quorumlog.net.listen import ListenLimits
-from quorumlog.net.service import ServiceSettings
+from quorumlog.net.service import ServiceSettings, url_of
 from services.gateway.edge.limits import Limits
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 
@@ -13,6 +13,18 @@ class GatewaySettings(ServiceSettings, Limits):
 
     metadata_urls: tuple[str, ...] = Field(
         min_length=1, description="Metadata services; one that does not answer is skipped."
+    )
+    internal_host: str = Field(
+        default="127.0.0.1",
+        description="Where to listen for other processes of the cluster; 0.0.0.0 in containers.",
+    )
+    internal_port: int = Field(
+        default=0, ge=0, le=65535, description="The port of it; 0: the system chooses one."
+    )
+    internal_advertised_url: str = Field(
+        default="",
+        description="How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and"
+        " the port.",
     )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
@@ -64,6 +76,13 @@ class GatewaySettings(ServiceSettings, Limits):
         ge=30,
         description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
     )
+
+    def _internal_host(self) -> tuple[str, str]:
+        return "INTERNAL_HOST", self.internal_host
+
+    def internal_url(self, port: int) -> str:
+        """The URL at which other processes of the cluster reach this one, which listens at `port`."""
+        return url_of(self.internal_advertised_url, self.internal_host, port)
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket."""

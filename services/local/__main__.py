@@ -51,6 +51,8 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
     for name, service in cluster.services.items():
         _say(f"  {name:16} {service.url}")
     first = cluster.services["gateway-1"].url
+    secret = cluster.settings.secret_file
+    _say(f"the services but the gateways' API answer who shows {secret} (CLUSTER_SECRET_FILE)")
     _say(f"API: {first}/docs   data and logs: {cluster.settings.data.resolve()}   Ctrl-C ends it")
     await cluster.watch()
 

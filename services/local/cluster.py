@@ -29,6 +29,7 @@ from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
 from services.local.ports import free_ports, is_free
 from services.local.process import Program, start
+from services.local.secret import kept_secret
 
 START_S: Final = 120.0
 """For one step of the start; a step takes about a second on an idle machine."""
@@ -83,6 +84,8 @@ class Service:
     started_at: float = 0.0
     is_expected: bool = field(default=False)
     """Whether it should be running; false after a test has killed it."""
+    internal_url: str = ""
+    """Where the other services ask it, if not at `url`."""
 
     @property
     def kind(self) -> str:
@@ -137,9 +140,15 @@ class LocalCluster:
                 raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
             if not is_usable:
                 raise ClusterError(f"port {port} is taken")
+        kept_secret(self.settings.secret_file)
         self._tell_of_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request to an internal listener needs."""
+        return {"Authorization": f"Bearer {kept_secret(self.settings.secret_file)}"}
 
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
@@ -194,15 +203,19 @@ class LocalCluster:
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
-        ports = iter(
-            free_ports(settings.bookies + 1 + settings.autorecoveries, avoid=self._gateway_ports)
-        )
-        metadata_url = f"http://{self._place('metadata-1').host}:{(port := next(ports))}"
-        shared = {"METADATA_URLS": metadata_url}
-        self._launch_service(
-            "metadata-1", "metadata", port, {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
-        )
-        await self.until_up("metadata-1")
+        count = settings.bookies + settings.metadata_services + settings.autorecoveries
+        count += settings.gateways
+        ports = iter(free_ports(count, avoid=self._gateway_ports))
+        metadata = {
+            f"metadata-{number + 1}": next(ports) for number in range(settings.metadata_services)
+        }
+        urls = [f"http://{self._place(name).host}:{port}" for name, port in metadata.items()]
+        shared = {"METADATA_URLS": ",".join(urls)}
+        for name, port in metadata.items():
+            own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
+            self._launch_service(name, "metadata", port, own)
+        for name in metadata:
+            await self.until_up(name)
 
         bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
         new: list[Callable[[], None]] = []
@@ -217,7 +230,7 @@ class LocalCluster:
             else:
                 launched()
         if settings.rebuild_metadata:
-            await self._rebuild(metadata_url)
+            await self._rebuild(urls[0])
         # Registered before the rebuild, a new bookie would make this database another cluster's.
         for launch in new:
             launch()
@@ -227,7 +240,8 @@ class LocalCluster:
 
         gateways = [f"gateway-{number + 1}" for number in range(settings.gateways)]
         for number, name in enumerate(gateways):
-            self._launch_service(name, "gateway", settings.port + number, shared)
+            port = settings.port + number
+            self._launch_service(name, "gateway", port, shared, internal_port=next(ports))
         for name in gateways:
             await self.until_up(name)
 
@@ -242,10 +256,11 @@ class LocalCluster:
         """Make the metadata's rows again from what the bookies hold, and say what was found."""
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
-            await self._until(service, partial(_answers, f"{service.url}/v1/rows?limit=1"))
+            url = f"{service.url}/v1/rows?limit=1"
+            await self._until(service, partial(_answers, url, self.headers))
         ask = {"take_over": True, "bookies": [service.url for service in bookies]}
         report: dict[str, Any] = {}
-        async for line in _rebuild_lines(metadata_url, ask):
+        async for line in _rebuild_lines(metadata_url, ask, self.headers):
             if "error" in line:
                 raise ClusterError(f"the metadata can't be rebuilt: {line['error']}")
             report = line.get("report", report)
@@ -263,7 +278,7 @@ class LocalCluster:
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
         """How many bookies take entries; says why the others do not, since gateways would wait."""
-        found = [await _fetch_info(self.services[name].url) for name in bookies]
+        found = [await _fetch_info(self.services[name].url, self.headers) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
         put = [info for info in found if info not in full and info["state"] != "writable"]
         if full:
@@ -282,7 +297,16 @@ class LocalCluster:
             )
         return len(found) - len(full) - len(put)
 
-    def _launch_service(self, name: str, module: str, port: int, own: dict[str, str]) -> None:
+    def _launch_service(
+        self,
+        name: str,
+        module: str,
+        port: int,
+        own: dict[str, str],
+        *,
+        internal_port: int | None = None,
+    ) -> None:
+        """Launch a service; `internal_port`: of an internal listener beside the public one."""
         place = self._place(name)
         env = {**inherited_environment(), **self._around.environment} | {
             "HOST": place.host,
@@ -290,22 +314,33 @@ class LocalCluster:
             "ADVERTISED_URL": "",
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
+            "CLUSTER_SECRET_FILE": str(self.settings.secret_file),
             "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
         }
+        if internal_port is not None:
+            # Kept over restarts: who asks for a process that is gone hears so from the next one.
+            env |= {
+                "INTERNAL_HOST": place.host,
+                "INTERNAL_PORT": str(internal_port),
+                "INTERNAL_ADVERTISED_URL": "",
+            }
         argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
         url = f"http://{place.host}:{port}"
         # A gateway is ready when a default ledger (E=3) could be created.
         health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
         is_up = partial(_answers, f"{url}/health/{health}")
-        self._launch(Program(name, argv, env | own, ROOT), url, is_up)
+        service = self._launch(Program(name, argv, env | own, ROOT), url, is_up)
+        if internal_port is not None:
+            service.internal_url = f"http://{place.host}:{internal_port}"
 
     def _place(self, name: str) -> ServicePlace:
         return self._around.places.get(name, ServicePlace())
 
-    def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> None:
+    def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> Service:
         service = Service(program, self._logs / f"{program.name}.log", url, is_up)
         self.services[program.name] = service
         self.launch(program.name)
+        return service
 
     def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
         """Start a process (again), with the same settings and port.
@@ -385,13 +420,13 @@ class LocalCluster:
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
 
 
-async def _fetch_info(url: str) -> dict[str, Any]:
+async def _fetch_info(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     """What a bookie tells of itself."""
     timeout = aiohttp.ClientTimeout(10)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/v1/info") as answer,
+            session.get(f"{url}/v1/info", headers=headers) as answer,
         ):
             answer.raise_for_status()
             info: dict[str, Any] = await answer.json()
@@ -400,23 +435,28 @@ async def _fetch_info(url: str) -> dict[str, Any]:
         raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
 
 
-async def _rebuild_lines(url: str, ask: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _rebuild_lines(
+    url: str, ask: Mapping[str, Any], headers: Mapping[str, str]
+) -> AsyncIterator[dict[str, Any]]:
     """What the metadata service tells of a rebuild."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with (
         aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 22) as session,
-        session.post(f"{url}/v1/rebuild", json=ask) as answer,
+        session.post(f"{url}/v1/rebuild", json=ask, headers=headers) as answer,
     ):
         answer.raise_for_status()
         async for line in answer.content:
             yield json.loads(line)
 
 
-async def _answers(url: str) -> bool:
+async def _answers(url: str, headers: Mapping[str, str] | None = None) -> bool:
     """Whether a request gets status 200."""
     timeout = aiohttp.ClientTimeout(10)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(url) as answer,
+        ):
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

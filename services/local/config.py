@@ -27,6 +27,9 @@ class LocalSettings(BaseModel):
         default=4, ge=1, le=64, description="number of bookies; with 4, E=3 survives a death"
     )
     gateways: int = Field(default=2, ge=1, le=64, description="number of gateways")
+    metadata_services: int = Field(
+        default=1, ge=1, le=16, description="number of processes of the metadata service"
+    )
     autorecoveries: int = Field(
         default=1, ge=1, le=64, description="number of processes of autorecovery"
     )
@@ -77,6 +80,11 @@ class LocalSettings(BaseModel):
         if self.port + self.gateways - 1 > 65535:
             raise ValueError(f"{self.gateways} gateways from port {self.port} on end above 65535")
         return self
+
+    @property
+    def secret_file(self) -> Path:
+        """What the services show to each other, and an operator to them."""
+        return self.data.resolve() / "cluster-secret"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:

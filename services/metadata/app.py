@@ -26,6 +26,7 @@ from services.metadata import (
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
+from services.metadata.copies import CopyInquiry
 from services.metadata.database import Database
 from services.metadata.expiry import Expiry
 from services.metadata.handlers import PARTS, MetadataParts
@@ -76,7 +77,8 @@ def build(config: Config) -> web.Application:
     changes = ChangeHub(database)
     leases, transactions = LeaseStore(database), TransactionStore(database)
     cookies = CookieStore(database)
-    inquiry = Inquiry(database, cookies, liveness)
+    inquiry = Inquiry(database, cookies, liveness, config.credentials)
+    rebuilder = Rebuilder(RebuildStore(database), cookies, liveness, config.credentials)
     expiry = Expiry(transactions, leases, inquiry, every_s=config.expiry_every_s)
     app = web.Application(
         middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
@@ -93,9 +95,10 @@ def build(config: Config) -> web.Application:
         repair_settings=RepairSettingsStore(database),
         leases=leases,
         transactions=transactions,
-        witnesses=WitnessStore(database, inquiry),
+        witnesses=WitnessStore(database, inquiry, rebuilder),
         kept=KeptStore(database),
-        rebuilder=Rebuilder(RebuildStore(database), cookies, liveness),
+        copies=CopyInquiry(database, inquiry),
+        rebuilder=rebuilder,
         change_heartbeat_s=config.change_heartbeat_s,
     )
 
@@ -124,6 +127,7 @@ def build(config: Config) -> web.Application:
         openapi=lambda: description,
         drain=changes.end,
         hosts=config.hosts,
+        authenticator=config.authenticator,
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)

@@ -4,7 +4,6 @@ A client settles a change whose answer was lost by its attempt's token (rule 6).
 latest changes are also the witnesses that show a database which went back in time (rule 18a).
 """
 
-from enum import Enum
 from typing import Final
 from uuid import uuid4
 
@@ -13,6 +12,11 @@ from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
 """The target of a change whose loss an operator accepted: the token is there, and the change is not."""
+
+
+_PLACING: Final = ("log ", "create log ", "transaction ")
+"""Changes that place ledgers in a log: a rebuild finds their tokens in copies of the ledgers' rows, and keeps them as
+changes of these ledgers (rule 18d)."""
 
 
 async def target_of(connection: Connection, attempt: str) -> str | None:
@@ -25,36 +29,18 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
     return found
 
 
-class EarlierTry(Enum):
-    """What the database contains of an earlier try of a change."""
-
-    NONE = "none"
-    APPLIED = "applied"
-    LOST = "lost"
-    """It was applied in a history that is lost: an operator accepted that, or a rebuild found the token in the copy of
-    a ledger's row that the change had placed in its log. What came of it is unknown here, and the change is made again
-    under another token, on the row as it is: this one's copies tell of the lost history (rule 18b)."""
-
-
-async def earlier_try(connection: Connection, attempt: str, target: str) -> EarlierTry:
-    """What became of an earlier try of this change. The caller holds the target's lock.
+async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
+    """Whether this attempt was applied. The caller holds the target's lock. One whose loss was accepted was not: its
+    client may still ask what came of it, and the change is made now if it is legal. So may that of a log's change
+    which came back only as the place of a ledger (`_PLACING`).
 
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
-    if found is None:
-        return EarlierTry.NONE
-    if found == target:
-        return EarlierTry.APPLIED
-    places_ledgers = target.startswith(("log ", "create log ", "transaction "))
-    if found == ACCEPTED or (places_ledgers and found.startswith("ledger ")):
-        return EarlierTry.LOST
-    raise used_otherwise(found)
-
-
-async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
-    """As `earlier_try`: whether this attempt was applied."""
-    return await earlier_try(connection, attempt, target) is EarlierTry.APPLIED
+    places = found is not None and found.startswith("ledger ") and target.startswith(_PLACING)
+    if found not in (None, ACCEPTED, target) and not places:
+        raise used_otherwise(found)
+    return found == target
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:
@@ -63,9 +49,12 @@ async def try_record(connection: Connection, attempt: str, target: str) -> bool:
     Waits for the end of a concurrent transaction that records the same attempt.
     """
     recorded = await connection.fetchval(
-        "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true",
+        "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT (attempt) DO UPDATE"
+        f" SET target = excluded.target WHERE attempts.target = '{ACCEPTED}'"
+        " OR (attempts.target LIKE 'ledger %' AND $3) RETURNING true",
         attempt,
         target,
+        target.startswith(_PLACING),
     )
     connection.settled = attempt
     return recorded is not None

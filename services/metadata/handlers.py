@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -47,6 +48,7 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.log_bodies import LedgerIds
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
+from services.metadata.copies import CopyInquiry
 from services.metadata.http import (
     BOOKIE,
     IF_MATCH,
@@ -61,6 +63,7 @@ from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
+from services.metadata.losses import RowUnproven
 from services.metadata.rebuild import Rebuilder
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
@@ -105,6 +108,7 @@ class MetadataParts:
     transactions: TransactionStore
     witnesses: WitnessStore
     kept: KeptStore
+    copies: CopyInquiry
     rebuilder: Rebuilder
     change_heartbeat_s: float
 
@@ -139,10 +143,18 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
         raise InvalidRequest("the row is of another ledger than the path")
     if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
-    row = await request.app[PARTS].ledgers.change(
-        change.row, attempt=change.attempt, missed=change.missed
-    )
-    return row_answer(row)
+    parts = request.app[PARTS]
+    work = partial(parts.ledgers.change, change.row, attempt=change.attempt, missed=change.missed)
+    try:
+        return row_answer(await work())
+    except RowUnproven as unproven:
+        held = await parts.copies.ask(unproven.row)
+    try:
+        return row_answer(await work(held=held))
+    except CopyLost:
+        for copies in held:
+            await parts.kept.note(change.row.ledger_id, copies, copies.attempts)
+        raise
 
 
 async def delete_ledger(request: web.Request, given: Given) -> web.Response:

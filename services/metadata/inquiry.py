@@ -13,6 +13,7 @@ import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses
@@ -43,8 +44,15 @@ _SKIP_IDS: Final = (
 class Inquiry:
     """The questions of one process to all bookies."""
 
-    def __init__(self, database: Database, cookies: CookieStore, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        database: Database,
+        cookies: CookieStore,
+        liveness: Liveness,
+        credentials: Credentials = ANONYMOUS,
+    ) -> None:
         self._database, self._cookies, self._liveness = database, cookies, liveness
+        self._credentials = credentials
         self.is_over = asyncio.Event()
         """Set while all registered bookies have answered about the present server, or were waited for: what runs
         by the clock waits for it.
@@ -103,13 +111,10 @@ class Inquiry:
         Raises: MetadataUnavailable.
         """
         cluster_id = self._database.memory.cluster_id
-        cookies = await self._cookies.list()
-        urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
-        # Cookies of a database that went back may be missing, or have old URLs.
-        urls.update((await self._liveness.bookie_urls()).items())
-        async with service_session() as session:
+        registered, urls = await self.places()
+        async with self.session() as session:
             answers = await asyncio.gather(
-                *(_ask(session, name, url, cluster_id) for name, url in sorted(urls))
+                *(_ask(session, name, url, cluster_id) for name, url in urls)
             )
         told = [answer for answer in answers if answer is not None]
         for answer in told:
@@ -118,7 +123,19 @@ class Inquiry:
         await self._skip_ids(
             max((held for held in known.values() if held is not None), default=NO_LEDGER)
         )
-        return [row.name for row in cookies if known.get(row.name) is None]
+        return [name for name in registered if known.get(name) is None]
+
+    def session(self) -> aiohttp.ClientSession:
+        """A session for questions to bookies."""
+        return service_session(self._credentials)
+
+    async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """The registered bookies, and names and URLs of all that may be asked. Raises: MetadataUnavailable."""
+        cookies = await self._cookies.list()
+        urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
+        # Cookies of a database that went back may be missing, or have old URLs.
+        urls.update((await self._liveness.bookie_urls()).items())
+        return [row.name for row in cookies], sorted(urls)
 
     async def _learn(self, answer: BookieWitnesses) -> None:
         try:

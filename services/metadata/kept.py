@@ -4,7 +4,7 @@ A bookie names the attempts of its copies with the read that a deletion rests on
 accepted is lacking as well: the operator lets the cluster go on, and gives nothing up that the lost history named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,14 +43,12 @@ async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -
 
     Raises: CopyLost; DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
     """
-    records = await connection.fetch(_CONTAINED, held.attempts)
-    known = {record["attempt"] for record in records}
-    contained = {record["attempt"] for record in records if record["target"] != ACCEPTED}
-    lost = [attempt for attempt in held.attempts if attempt not in contained]
+    targets = await _targets(connection, held.attempts)
+    lost = _lacking(targets, held.attempts)
     if not lost:
         return
     if not await connection.fetchval("SELECT loss_accepted_at IS NOT NULL FROM cluster"):
-        memory.compare(lost, known, holder=held.holder)
+        memory.compare(lost, targets, holder=held.holder)
     raise CopyLost(
         f"the database lacks {len(lost)} changes of which {held.holder} holds copies, {lost[0]} among them",
         attempts=lost,
@@ -60,6 +58,20 @@ async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -
 async def forget_holder(connection: Connection, holder: str) -> None:
     """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
+
+
+async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
+    """The changes that the database lacks; one whose loss was accepted is lacking."""
+    return _lacking(await _targets(connection, attempts), attempts)
+
+
+async def _targets(connection: Connection, attempts: Sequence[str]) -> Mapping[str, str]:
+    records = await connection.fetch(_CONTAINED, attempts)
+    return {record["attempt"]: record["target"] for record in records}
+
+
+def _lacking(targets: Mapping[str, str], attempts: Sequence[str]) -> Sequence[str]:
+    return [attempt for attempt in attempts if targets.get(attempt, ACCEPTED) == ACCEPTED]
 
 
 class KeptStore(RowStore):

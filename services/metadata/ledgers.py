@@ -24,7 +24,7 @@ from quorumlog.errors import (
     TransactionCommitted,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger
+from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
@@ -39,8 +39,6 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
-    EarlierTry,
-    earlier_try,
     is_applied,
     record_attempt,
     target_of,
@@ -49,6 +47,7 @@ from services.metadata.attempts import (
 )
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.kept import HeldCopies, check_held
+from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
@@ -130,19 +129,22 @@ class LedgerStore(RowStore):
         *,
         attempt: str,
         missed: Iterable[MissedBody] = (),
+        held: Sequence[HeldCopies] | None = None,
     ) -> LedgerRow:
-        """Compare-and-swap on `row.version`; returns the changed row.
+        """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
+        bookies were asked.
 
-        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest.
+        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest; RowUnproven where the bookies have to
+        be asked, CopyLost by what they hold.
         """
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
-        tried = await earlier_try(connection, attempt, target)
-        if tried is EarlierTry.APPLIED:
+        if await is_applied(connection, attempt, target):
             return old
-        if old.version != row.version or tried is EarlierTry.LOST:
+        if not is_made_from(old, row):
             raise conflict(old)
         check_ledger(old.to_core(), row.to_core())
+        await check_end(connection, old, row, held)
         # The condition decides; the lock above only saves the losers' work.
         record = await connection.fetchrow(
             "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
@@ -293,7 +295,7 @@ def body_of(row: LedgerDraft) -> str:
 
 
 def conflict(current: LedgerRow) -> VersionConflict:
-    """The refusal of a compare-and-swap from another version than the current one."""
+    """The refusal of a compare-and-swap from another row than the current one."""
     return VersionConflict(
         f"the ledger's version is {current.version}",
         ledger_id=current.ledger_id,
@@ -489,7 +491,7 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
 
 async def bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
     """Replace locked rows by tombstones, and delete what other tables have of these ledgers."""
-    for table in ("ledger_members", "ledger_tags"):
+    for table in ("ledger_members", "ledger_tags", "unproven_ledgers"):
         await connection.execute(
             f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])", ledger_ids
         )

@@ -6,36 +6,32 @@ never both named by a log and deleted as unnamed (rule 22).
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
-from uuid import uuid4
 
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.changes import check_log
+from quorumlog.protocol.changes import check_log, is_made_from
 from quorumlog.wire.bodies import LineageBody
 from quorumlog.wire.bodies import body_of as body_of_core
-from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogHeadBody, LogRow
-from services.metadata.attempts import (
-    EarlierTry,
-    earlier_try,
-    is_applied,
-    record_attempt,
-    record_change,
+from quorumlog.wire.log_bodies import (
+    DELETED_WITH_LOG_MAX,
+    LogChange,
+    LogCreateBody,
+    LogDelete,
+    LogHeadBody,
+    LogRow,
 )
+from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
 from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
 
 ROW: Final = (
-    f"name, version, body::text AS body, {utc('created_at')},"
+    f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
 26a)."""
-
-_TOMBSTONES_MAX: Final = 1000
-"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
-deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
 class LogStore(RowStore):
@@ -83,8 +79,7 @@ class LogStore(RowStore):
             f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
         )
         target = f"create log {row.name}"
-        tried = await earlier_try(connection, request.attempt, target)
-        if tried is EarlierTry.APPLIED:
+        if await is_applied(connection, request.attempt, target):
             # Exclude a later log of this name: times are equal only within one transaction.
             is_it = await connection.fetchval(
                 "SELECT l.created_at = a.at FROM logs l, attempts a"
@@ -96,20 +91,20 @@ class LogStore(RowStore):
         if old is not None and old["body"] is not None:
             current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
-        attempt = str(uuid4()) if tried is EarlierTry.LOST else request.attempt
         named = {item.ledger_id for item in row.items}
         await _lock_ledgers(connection, row.name, named)
         await _claim_ledgers(connection, row.name, named)
         record = await connection.fetchrow(
-            "UPDATE logs SET version = version + $3, body = $2::text::jsonb,"
+            "UPDATE logs SET version = version + $3, attempt = $4, body = $2::text::jsonb,"
             f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {ROW}",
             row.name,
             body_of(row),
             0 if fresh else 1,
+            request.attempt,
         )
         created = row_of(record, row.name)
-        await _place_ledgers(connection, created, _places_of(created), attempt)
-        await record_attempt(connection, attempt, target)
+        await _place_ledgers(connection, created, _places_of(created), request.attempt)
+        await record_attempt(connection, request.attempt, target)
         return created
 
     @transactional
@@ -121,10 +116,9 @@ class LogStore(RowStore):
         row = request.row
         old = await lock_log(connection, row.name)
         target = f"log {row.name}"
-        tried = await earlier_try(connection, request.attempt, target)
-        if tried is EarlierTry.APPLIED:
+        if await is_applied(connection, request.attempt, target):
             return old
-        check_version(old, row.version, tried)
+        check_row(old, row)
         changed = await change_row(connection, old, row, attempt=request.attempt)
         await record_attempt(connection, request.attempt, target)
         return changed
@@ -143,20 +137,11 @@ class LogStore(RowStore):
             if await is_applied(connection, request.attempt, target):
                 return
             raise
-        tried = await earlier_try(connection, request.attempt, target)
-        if tried is EarlierTry.APPLIED:
+        if await is_applied(connection, request.attempt, target):
             return  # another log was created under the name since
-        check_version(old, request.version, tried)
-        await _end_transactions(connection, name)
-        ledgers = [item.ledger_id for item in old.items]
-        deleted = await leave_tombstones(connection, ledgers[-_TOMBSTONES_MAX:])
-        await _release_ledgers(connection, set(ledgers) - deleted)
-        await connection.execute(
-            "UPDATE logs SET version = version + 1, body = NULL, changed_at = now()"
-            " WHERE name = $1 AND version = $2",
-            name,
-            request.version,
-        )
+        if old.version != request.version:
+            raise conflict(old)
+        await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
 
     @listing
@@ -181,6 +166,18 @@ class LogStore(RowStore):
         await record_change(connection, f"delete ledger {ledger_id}")
 
 
+async def bury_log(connection: Connection, row: LogRow) -> None:
+    """Delete a log whose row is locked, with its ledgers."""
+    await _end_transactions(connection, row.name)
+    ledgers = [item.ledger_id for item in row.items]
+    deleted = await leave_tombstones(connection, ledgers[-DELETED_WITH_LOG_MAX:])
+    await _release_ledgers(connection, set(ledgers) - deleted)
+    await connection.execute(
+        "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
+        row.name,
+    )
+
+
 _HEADS: Final = (
     "SELECT name, version, body ->> 'state' AS state,"
     " coalesce((body ->> 'writer_token')::bigint, 0) AS writer_token,"
@@ -188,7 +185,7 @@ _HEADS: Final = (
     " WHERE name = ANY($1::text[]) ORDER BY name"
 )
 PAGE: Final = page_of(
-    "SELECT name, version, body, created_at, body_bytes FROM logs"
+    "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
     " WHERE body IS NOT NULL AND name > $1",
     order="name",
     row=ROW,
@@ -211,16 +208,17 @@ def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
 
 def _json_of(record: asyncpg.Record) -> bytes:
     """A row's JSON."""
-    return b'{"name":"%b","read_ms":%d,%b' % (
+    return b'{"name":"%b","read_ms":%d,"attempt":"%b",%b' % (
         record["name"].encode(),
         record["read_ms"],
+        (record["attempt"] or "").encode(),
         json_rest(record),
     )
 
 
 def body_of(row: LogRow) -> str:
     """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude={"name", "version", "created_at", "read_ms"})
+    return row.model_dump_json(exclude={"name", "version", "attempt", "created_at", "read_ms"})
 
 
 async def lock_log(connection: Connection, name: str) -> LogRow:
@@ -254,23 +252,30 @@ async def change_row(
     await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
-        "UPDATE logs SET version = version + 1, body = $3::text::jsonb, changed_at = now()"
-        f" WHERE name = $1 AND version = $2 AND body IS NOT NULL RETURNING {ROW}",
+        "UPDATE logs SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
+        " changed_at = now() WHERE name = $1 AND version = $2 AND body IS NOT NULL"
+        f" RETURNING {ROW}",
         new.name,
         old.version,
         body_of(new),
+        attempt,
     )
     return row_of(record, new.name)
 
 
-def check_version(current: LogRow, version: int, tried: EarlierTry = EarlierTry.NONE) -> None:
-    """Raise VersionConflict (with `current`) if a compare-and-swap is from another version, or of a lost history."""
-    if current.version != version or tried is EarlierTry.LOST:
-        raise VersionConflict(
-            f"the log's version is {current.version}",
-            log=current.name,
-            current=current.model_dump(mode="json"),
-        )
+def check_row(current: LogRow, changed: LogRow) -> None:
+    """Raise VersionConflict (with `current`) if a compare-and-swap is from another row."""
+    if not is_made_from(current, changed):
+        raise conflict(current)
+
+
+def conflict(current: LogRow) -> VersionConflict:
+    """The refusal of a change that was made from another row than the current one."""
+    return VersionConflict(
+        f"the log's version is {current.version}",
+        log=current.name,
+        current=current.model_dump(mode="json"),
+    )
 
 
 async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:

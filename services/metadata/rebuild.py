@@ -7,7 +7,15 @@ ascending id: a rebuild that ended early continues behind the last one, and one 
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,10 +24,11 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
@@ -65,12 +74,15 @@ class _Tally:
     ledgers: Counter[Action] = field(default_factory=Counter)
     logs: Counter[Action] = field(default_factory=Counter)
     open_ledgers: int = 0
+    may_be_deleted: int = 0
     sealed_passwords: int = 0
     holes: int = 0
     findings: list[RebuildFinding] = field(default_factory=list)
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
+    deleted_logs: dict[str, int] = field(default_factory=dict)
+    """By name: the last ledger that was deleted together with a log of this name."""
 
     def find(self, finding: RebuildFinding) -> None:
         """Remember what people should know."""
@@ -79,7 +91,14 @@ class _Tally:
         else:
             self.left_out += 1
 
-    def count(self, judged: Judged) -> None:
+    def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
+        """Remember logs that were deleted with these ledgers."""
+        for row in rows:
+            if row.deletion is Deletion.WITH_LOG and row.log is not None:
+                known = self.deleted_logs.get(row.log, -1)
+                self.deleted_logs[row.log] = max(known, row.ledger_id)
+
+    def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count a ledger."""
         decision, row = judged.decision, judged.row
         self.ledgers[decision.action] += 1
@@ -93,21 +112,44 @@ class _Tally:
             place = _place_of(row, has_row=judged.has_row)
             self.by_log.setdefault(row.log, []).append(place)
         if decision.row is not None:
-            self.open_ledgers += decision.row.state is not State.CLOSED
+            is_open = decision.row.state is not State.CLOSED
+            self.open_ledgers += is_open
+            self.may_be_deleted += not is_open and bookies.may_hide_later(decision.row)
             self.sealed_passwords += is_sealed(decision.row.access_key)
 
 
 class Rebuilder:
     """Rebuilds one service's database."""
 
-    def __init__(self, store: RebuildStore, cookies: CookieStore, liveness: Liveness) -> None:
+    def __init__(
+        self,
+        store: RebuildStore,
+        cookies: CookieStore,
+        liveness: Liveness,
+        credentials: Credentials = ANONYMOUS,
+    ) -> None:
         self.store = store
         self._cookies, self._liveness = cookies, liveness
+        self._credentials = credentials
 
     async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
         """Rebuild; `tell` gets the progress. Raises: InvalidRequest, SourceAway, MetadataUnavailable."""
-        async with self.store.begin() as tables, service_session() as session:
+        async with (
+            self.store.begin() as tables,
+            service_session(self._credentials) as session,
+        ):
             return await _Work(tables, session, ask, tell).run(await self._places(ask))
+
+    async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
+        """How many ledgers' rows a rebuild would write, since bookies hold copies of later ones. `lost`: bookies that
+        never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
+        """
+        ask = RebuildAsk(dry_run=True, without=tuple(lost))
+        async with (
+            self.store.begin() as tables,
+            service_session(self._credentials) as session,
+        ):
+            return await _Work(tables, session, ask, tell).count_behind(await self._places(ask))
 
     async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:
         """The URLs to ask, and the names of bookies that are registered."""
@@ -142,9 +184,28 @@ class _Work:
         next_id = await self._tables.begin_writing(survey.highest) if writes else survey.highest + 1
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
+        if writes and self._ask.take_over:
+            # Not before the rows are written: over older rows a recovery would cut off what was acknowledged.
+            witnesses = {one for source in sources for one in source.head.witnesses}
+            await self._tables.accept_lost(cluster_id, witnesses, self._ask.without)
         # Last: with its cookie a bookie that waits begins to serve.
         cookies = await self._put_cookies(sources) if writes else []
         return self._report(cluster_id, sources, bookies, cookies, next_id)
+
+    async def count_behind(self, places: tuple[set[str], set[str]]) -> int:
+        """How many rows would be written."""
+        urls, registered = places
+        cluster_id = await self._tables.cluster_id()
+        sources = [
+            source
+            for source in await find_sources(self._session, urls)
+            if _cluster_of(source) == cluster_id
+        ]
+        survey = await self._survey(sources)
+        await self._decide_ledgers(
+            sources, self._bookies(sources, registered | survey.named), survey
+        )
+        return self._tally.ledgers[Action.WRITE]
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
         """The cluster that all bookies are of. An empty database becomes its database. Raises: InvalidRequest."""
@@ -153,11 +214,8 @@ class _Work:
         clusters = {
             source.head.cookie.cluster_id for source in sources if source.head.cookie is not None
         }
-        witnesses = {one for source in sources for one in source.head.witnesses}
-        accepted = witnesses if self._ask.take_over and not self._ask.dry_run else set()
         cluster_id = await self._tables.cluster_id()
         if clusters == {cluster_id}:
-            await self._tables.accept_lost(cluster_id, accepted)
             return cluster_id
         if len(clusters) > 1 or not await self._tables.is_empty():
             told = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
@@ -174,7 +232,6 @@ class _Work:
                 " cluster's database, ask for `take_over`"
             )
         await self._tables.take_over(found)
-        await self._tables.accept_lost(found, accepted)
         log.warning("cluster-taken-over", extra={"cluster": found})
         return found
 
@@ -216,9 +273,12 @@ class _Work:
         after = -1 if self._ask.after is None else self._ask.after
         async for page in _pages(merged(self._session, sources, -1)):
             held = {ledger_id: _held(holding) for ledger_id, holding in page}
+            self._tally.note_deleted_logs(
+                row for each in held.values() for one in each for row in one.rows
+            )
             is_due = not self._ask.dry_run and page[-1][0] > after
             for judged in await self._judge(held, bookies, writes=is_due):
-                self._tally.count(judged)
+                self._tally.count(judged, bookies)
             done += len(page)
             line = RebuildLine(
                 phase="ledgers",
@@ -240,8 +300,14 @@ class _Work:
     async def _decide_logs(self) -> None:
         tally = self._tally
         for name in sorted(await self._tables.log_names() | tally.by_log.keys()):
+            through = tally.deleted_logs.get(name, -1)
+            ledgers = [one for one in tally.by_log.get(name, []) if one.ledger_id > through]
             decision = await self._tables.judge_log(
-                name, tally.by_log.get(name, []), tally.buried, writes=not self._ask.dry_run
+                name,
+                ledgers,
+                tally.buried,
+                writes=not self._ask.dry_run,
+                deleted_through=through,
             )
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)
@@ -272,6 +338,7 @@ class _Work:
             ledgers=dict(tally.ledgers),
             logs=dict(tally.logs),
             open_ledgers=tally.open_ledgers,
+            may_be_deleted=tally.may_be_deleted,
             sealed_passwords=tally.sealed_passwords,
             holes=tally.holes,
             cookies=tuple(cookies),

@@ -1,6 +1,7 @@
 """The routes of a rebuild (rule 18d). Internal: an operator's command asks, and bookies whose cookies are missing."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
@@ -12,10 +13,11 @@ from quorumlog.net.parameters import Given
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine, RebuildState
 from services.metadata.handlers import PARTS
 from services.metadata.http import parsed
+from services.metadata.rebuild import Tell
 
 log = logging.getLogger(__name__)
 
-_LINES: Final = "application/x-ndjson"
+LINES: Final = "application/x-ndjson"
 
 
 async def get_state(request: web.Request, _given: Given) -> web.Response:
@@ -28,26 +30,36 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
     the caller goes; what is written stays.
     """
     ask = await parsed(request, RebuildAsk)
-    response = web.StreamResponse(headers={"Content-Type": _LINES})
+
+    async def work(tell: Tell) -> RebuildLine:
+        return RebuildLine(report=await request.app[PARTS].rebuilder.run(ask, tell))
+
+    return await told_in_lines(request, work)
+
+
+async def told_in_lines(
+    request: web.Request, work: Callable[[Tell], Awaitable[RebuildLine]]
+) -> web.StreamResponse:
+    """A line of progress at a time, and at last what `work` returns or why it ended early."""
+    response = web.StreamResponse(headers={"Content-Type": LINES})
     await response.prepare(request)
 
     async def tell(line: RebuildLine) -> None:
         await response.write(line.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     try:
-        report = await request.app[PARTS].rebuilder.run(ask, tell)
-        await tell(RebuildLine(report=report))
+        await tell(await work(tell))
     except ConnectionResetError:
-        log.warning("rebuild-cancelled")
+        log.warning("rebuild-cancelled", extra={"path": request.path})
     except QuorumLogError as error:
-        await tell(RebuildLine(error=error.detail))
+        await tell(RebuildLine(error=error.detail, code=error.code))
     except Exception as error:
-        log.exception("rebuild-failed")
+        log.exception("rebuild-failed", extra={"path": request.path})
         await tell(RebuildLine(error=repr(error)))
     return response
 
 
 ROUTES: Final = (
     route("GET", "/v1/rebuild", get_state, gives=RebuildState),
-    route("POST", "/v1/rebuild", rebuild, takes=RebuildAsk, gives=RebuildLine, media=_LINES),
+    route("POST", "/v1/rebuild", rebuild, takes=RebuildAsk, gives=RebuildLine, media=LINES),
 )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.log import LogMetadata
@@ -26,14 +27,15 @@ from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
-from services.metadata.attempts import record_change
+from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
 from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
+from services.metadata.logs import bury_log
 from services.metadata.logs import row_of as log_row_of
+from services.metadata.losses import accept_tokens, note_lost
 from services.metadata.transactions import commit_placed
-from services.metadata.witnesses import accept_tokens
 
 _LOCK: Final = 0x71756F73
 """Any number that no other application of this database uses; migrations have another one."""
@@ -71,7 +73,7 @@ class RebuildStore(RowStore):
         )
         try:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                raise InvalidRequest("another rebuild of this database is running")
+                raise InvalidRequest("another rebuild or acceptance of this database is running")
             yield RebuildTables(self.database, connection)
         finally:
             connection.terminate()
@@ -117,11 +119,13 @@ class RebuildTables:
             )
         self._database.memory.cluster_id = cluster_id
 
-    async def accept_lost(self, cluster_id: str, witnesses: Iterable[str]) -> None:
+    async def accept_lost(
+        self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
+    ) -> None:
         """The lost history is gone: what bookies know of it is missing for ever (rule 18a)."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
-        if tokens:
-            await accept_tokens(self._connection, sorted(tokens))
+        await note_lost(self._connection, lost)
+        await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
         """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""
@@ -271,10 +275,7 @@ class RebuildTables:
             " ON CONFLICT (attempt) DO UPDATE SET target = excluded.target"
             " WHERE attempts.target = 'accepted as lost'",
             list(rows),
-            [
-                f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
-                for row in rows.values()
-            ],
+            [_target_of(row) for row in rows.values()],
         )
 
         await self._connection.execute(
@@ -287,9 +288,17 @@ class RebuildTables:
         return {record["name"] for record in records}
 
     async def judge_log(
-        self, name: str, ledgers: Sequence[LedgerPlace], buried: Collection[int], *, writes: bool
+        self,
+        name: str,
+        ledgers: Sequence[LedgerPlace],
+        buried: Collection[int],
+        *,
+        writes: bool,
+        deleted_through: int = -1,
     ) -> LogDecision:
-        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones."""
+        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones.
+        `deleted_through`: this ledger was deleted together with a log of this name.
+        """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
                 f"SELECT {LOG_ROW} FROM logs WHERE name = $1" + (" FOR UPDATE" if writes else ""),
@@ -303,8 +312,15 @@ class RebuildTables:
                     why = "the log is deleted, and ledgers of it are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
-            exists = record is not None and record["body"] is not None
-            known = log_row_of(record).to_core() if exists else None
+            row = None if record is None or record["body"] is None else log_row_of(record)
+            known = None if row is None else row.to_core()
+            # Another log of this name, created since, names later ledgers only.
+            ids = [] if known is None else [item.ledger_id for item in known.items]
+            if row is not None and ids and max(ids) <= deleted_through:
+                if writes:
+                    await bury_log(self._connection, row)
+                    await record_change(self._connection, f"rebuild log {name}")
+                return LogDecision(Action.TOMBSTONE)
             gone, stored = await self._tombstones_and_rows(known, ledgers)
             decision = decide_log(
                 name,
@@ -334,14 +350,16 @@ class RebuildTables:
 
     async def _write_log(self, known: LogMetadata | None, row: LogMetadata) -> None:
         await self._connection.execute(
-            "INSERT INTO logs AS l (name, version, body, created_at)"
-            " VALUES ($1, $2, $3::text::jsonb, coalesce(nullif($4, '')::timestamptz, now()))"
+            "INSERT INTO logs AS l (name, version, body, created_at, attempt) VALUES ($1, $2,"
+            " $3::text::jsonb, coalesce(nullif($4, '')::timestamptz, now()), $5)"
             " ON CONFLICT (name) DO UPDATE SET version = greatest(l.version + 1, excluded.version),"
-            " body = excluded.body, created_at = excluded.created_at, changed_at = now()",
+            " body = excluded.body, created_at = excluded.created_at, attempt = excluded.attempt,"
+            " changed_at = now()",
             row.name,
             row.version,
             log_body_of(LogRow.from_core(row)),
             row.created_at,
+            attempt := str(uuid4()),
         )
         named = {item.ledger_id for item in row.items}
         await self._connection.execute(
@@ -354,7 +372,7 @@ class RebuildTables:
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
             sorted({item.ledger_id for item in (known.items if known else ())} - named),
         )
-        await record_change(self._connection, f"rebuild log {row.name}")
+        await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 
     async def _now_ms(self) -> int:
         """The database's clock."""
@@ -382,6 +400,13 @@ def _judged(
     if decision.action in {Action.WAIT, Action.CONFLICT}:
         return Judged(ledger_id, decision, newest_of(held) or row, has_row=row is not None)
     return Judged(ledger_id, decision, row, has_row=row is not None)
+
+
+def _target_of(row: LedgerMetadata) -> str:
+    """What the change did that made a row, as its repeat names it (rule 6)."""
+    if row.deletion:
+        return f"delete ledger {row.ledger_id}"
+    return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
 
 
 def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:

@@ -36,15 +36,9 @@ from quorumlog.wire.transaction_bodies import (
     TransactionLedgerBody,
     TransactionRow,
 )
-from services.metadata.attempts import (
-    EarlierTry,
-    earlier_try,
-    is_applied,
-    record_attempt,
-    record_change,
-)
+from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
-from services.metadata.logs import change_row, check_version, lock_log
+from services.metadata.logs import change_row, check_row, lock_log
 from services.metadata.sql import IS_AFTER_LOSS, utc
 
 _WRITTEN: Final = (
@@ -244,23 +238,19 @@ async def _commit(
     record = await _get(connection, transaction_id, lock=True)
     if record["state"] != TransactionState.OPEN:
         return await _answer_ended(connection, record, request), False
-    target = f"transaction {transaction_id}"
-    tried = await earlier_try(connection, request.attempt, target)
-    if tried is EarlierTry.LOST:
-        check_version(log, log.version, tried)
     asked = [sealed.ledger_id for sealed in request.ledgers]
     if record["app"] is not None:
         last = await _last_version(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
             await _end_committed(connection, record, asked, (), is_duplicate=True)
-            await record_change(connection, target)
+            await record_change(connection, f"transaction {transaction_id}")
             ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
     await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
     row: LogRow | None = None
     published: tuple[LogItem, ...] = ()
     if request.row is not None:
-        check_version(log, request.row.version)
+        check_row(log, request.row)
         published = await _check_published(connection, log, request.row, request.ledgers)
         row = await change_row(
             connection,
@@ -271,7 +261,7 @@ async def _commit(
             transaction=transaction_id,
         )
     await _end_committed(connection, record, asked, published, is_duplicate=False)
-    await record_attempt(connection, request.attempt, target)
+    await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
     ended = _row(await _get(connection, transaction_id))
     return TransactionDone(transaction=ended, row=row), True
 

@@ -1,5 +1,6 @@
 """The routes of witnesses, and the middleware that takes and returns them (rule 18a)."""
 
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -10,10 +11,13 @@ from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given
 from quorumlog.wire.bodies import CopyWitnesses, KeptLedgers, WitnessAccept, WitnessState
+from quorumlog.wire.rebuild_bodies import RebuildLine
 from quorumlog.wire.witnesses import from_header, to_header
 from services.metadata.handlers import AFTER, PARTS
 from services.metadata.http import LIMIT, parsed
 from services.metadata.memory import PRESENTED, Presented
+from services.metadata.rebuild import Tell
+from services.metadata.rebuild_handlers import LINES, told_in_lines
 
 
 @web.middleware
@@ -56,10 +60,25 @@ async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     return answer(request.app[PARTS].witnesses.state())
 
 
-async def accept_lost(request: web.Request, _given: Given) -> web.Response:
-    """Accept the loss of the changes of these witnesses: an operator decides (see the runbook)."""
+async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse:
+    """Accept the loss of the changes of these witnesses: an operator decides (see the runbook). All bookies' copies are
+    looked at before, so whoever accepts `application/x-ndjson` gets lines of progress.
+    """
     body = await parsed(request, WitnessAccept)
-    return answer(await request.app[PARTS].witnesses.accept(body.witnesses, lost=body.lost))
+    accept = partial(
+        request.app[PARTS].witnesses.accept, body.witnesses, lost=body.lost, ledgers=body.ledgers
+    )
+    if request.headers.get("Accept") != LINES:
+        return answer(await accept(tell=_quiet))
+
+    async def work(tell: Tell) -> RebuildLine:
+        return RebuildLine(state=await accept(tell=tell))
+
+    return await told_in_lines(request, work)
+
+
+async def _quiet(_line: RebuildLine) -> None:
+    """Nobody is told of the progress."""
 
 
 ROUTES: Final = (

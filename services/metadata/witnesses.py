@@ -3,32 +3,31 @@
 import logging
 from collections.abc import Collection, Sequence
 from typing import Final
+from uuid import uuid4
 
-from quorumlog.errors import InvalidRequest, NotEnoughBookies
+from quorumlog.errors import CopyLost, InvalidRequest, NotEnoughBookies
 from quorumlog.wire.bodies import MissingWitness, WitnessState
 from quorumlog.wire.witnesses import token_of, witness_of
-from services.metadata.attempts import ACCEPTED, record_change
+from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, transactional
 from services.metadata.inquiry import Inquiry
+from services.metadata.ledgers import body_of, lock_ledger
+from services.metadata.losses import accept_tokens, note_lost, prove
 from services.metadata.memory import PRESENTED
+from services.metadata.rebuild import Rebuilder, Tell
 
 log = logging.getLogger(__name__)
 
 _HELD_MAX: Final = 8
 """Above this number, all held tokens are replaced by one of this service's own (taste)."""
 
-ACCEPT: Final = (
-    f"INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), '{ACCEPTED}'"
-    " ON CONFLICT DO NOTHING"
-)
-
 
 class WitnessStore(RowStore):
     """The memory of this process, and its database."""
 
-    def __init__(self, database: Database, inquiry: Inquiry) -> None:
+    def __init__(self, database: Database, inquiry: Inquiry, rebuilder: Rebuilder) -> None:
         super().__init__(database)
-        self._inquiry = inquiry
+        self._inquiry, self._rebuilder = inquiry, rebuilder
 
     async def confirm(self) -> WitnessState:
         """Check that the database has what the request presents and what this process holds;
@@ -58,17 +57,52 @@ class WitnessStore(RowStore):
             ),
         )
 
-    async def accept(self, witnesses: Sequence[str], *, lost: Collection[str]) -> WitnessState:
-        """Continue without these changes, as an operator decided. `lost`: bookies that never return.
+    async def accept(
+        self,
+        witnesses: Sequence[str],
+        *,
+        lost: Collection[str],
+        ledgers: Sequence[int],
+        tell: Tell,
+    ) -> WitnessState:
+        """Continue without these changes, as an operator decided. `lost`: bookies that never return. `ledgers`: those
+        whose rows in the database are to be gone by, though bookies hold copies of others. `tell` gets the progress.
 
         Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of ledgers
-        that it holds would be assigned again.
+        that it holds would be assigned again; CopyLost while a rebuild would write rows (rule 18d).
         """
+        if not (witnesses or lost or ledgers):
+            raise InvalidRequest("nothing is to be accepted")
         cluster_id = self.database.memory.cluster_id
-        tokens = [token_of(cluster_id, witness) for witness in witnesses]
-        if None in tokens:
-            wrong = witnesses[tokens.index(None)]
-            raise InvalidRequest(f"{wrong} is no witness of this cluster ({cluster_id})")
+        tokens = set()
+        for witness in witnesses:
+            token = token_of(cluster_id, witness)
+            if token is None:
+                raise InvalidRequest(f"{witness} is no witness of this cluster ({cluster_id})")
+            tokens.add(token)
+        # Unchecked: the database lacks these tokens, and an operator decides.
+        await self.database.run(lambda connection: note_lost(connection, lost))
+        if tokens:
+            await self._accept_tokens(tokens, lost, tell)
+            log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
+            await self.database.probe()
+        for ledger_id in ledgers:
+            await self._accept_row(ledger_id)
+        return self.state()
+
+    async def _accept_tokens(
+        self, tokens: Collection[str], lost: Collection[str], tell: Tell
+    ) -> None:
+        await self._require_bookies(lost)
+        if behind := await self._rebuilder.count_behind(lost, tell):
+            raise CopyLost(
+                f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
+                " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",
+                ledgers=behind,
+            )
+        await self.database.run(lambda connection: accept_tokens(connection, tokens))
+
+    async def _require_bookies(self, lost: Collection[str]) -> None:
         silent = [name for name in await self._inquiry.ask() if name not in lost]
         if silent:
             raise NotEnoughBookies(
@@ -76,15 +110,23 @@ class WitnessStore(RowStore):
                 " again: start it, or, if it never returns, name it as lost",
                 bookies=silent,
             )
-        # Unchecked: the database lacks these tokens, and an operator decided to go on.
-        await self.database.run(lambda connection: accept_tokens(connection, tokens))
-        log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
-        await self.database.probe()
-        return self.state()
 
+    @transactional
+    async def _accept_row(self, connection: Connection, ledger_id: int) -> None:
+        """Go by the database's row, by which the ledger may lack entries.
 
-async def accept_tokens(connection: Connection, tokens: Sequence[str | None]) -> None:
-    """Accept the loss of these changes."""
-    async with connection.transaction():
-        await connection.execute(ACCEPT, tokens)
-        await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
+        Raises: NoSuchLedger; InvalidRequest where no bookie need be asked about it.
+        """
+        row = await lock_ledger(connection, ledger_id)
+        if not await prove(connection, ledger_id):
+            raise InvalidRequest("no loss is to be accepted for this ledger", ledger_id=ledger_id)
+        attempt = str(uuid4())
+        await connection.execute(
+            "UPDATE ledgers SET version = version + 1, attempt = $2, body = $3::text::jsonb,"
+            " changed_at = now() WHERE ledger_id = $1",
+            ledger_id,
+            attempt,
+            body_of(row.model_copy(update={"may_lack_entries": True})),
+        )
+        await record_attempt(connection, attempt, f"ledger {ledger_id}")
+        log.warning("loss-of-rows-accepted", extra={"ledger": ledger_id})

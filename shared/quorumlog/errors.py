@@ -328,10 +328,10 @@ class HeadersTooLarge(
 class CopyLost(
     Superseded,
     code="copy-lost",
-    title="The database lacks a change of which the caller holds a copy",
+    title="The database lacks a change of which a bookie holds a copy",
 ):
-    """The caller holds copies of a ledger's row that changes made which the database lacks, or whose loss an
-    operator accepted (`attempts`). A deletion must not rest on the database's row.
+    """Bookies hold copies of a ledger's row that changes made which the database lacks, or whose loss an
+    operator accepted (`attempts`). Neither a deletion nor a recovery must rest on the database's row.
     """
 
 

@@ -13,27 +13,13 @@ from quorumlog.wire import problems
 from tests.attack.raw import Answer
 from tests.attack.report import Kind
 
-KINDS: Final = ("gateway", "bookie", "metadata", "autorecovery")
+INTERNAL: Final = "internal"
+"""The internal listener of gateways."""
+KINDS: Final = ("gateway", INTERNAL, "bookie", "metadata", "autorecovery")
 SHARED: Final = ("/health/live", "/health/ready", "/metrics", "/openapi.json", "/docs")
 """Each service has them; the gateway describes them too."""
 
-LEDGER: Final = "/internal/ledgers/{ledger_id}"
-LOG: Final = "/internal/logs/{name}"
-INTERNAL: Final = (
-    ("GET", "/internal/instance", ()),
-    ("GET", f"{LEDGER}/lac", ("after", "wait_ms")),
-    ("POST", f"{LEDGER}/append", ("expect",)),
-    ("POST", f"{LEDGER}/records", ("expect",)),
-    ("POST", f"{LEDGER}/close", ()),
-    ("POST", f"{LEDGER}/replace", ("member",)),
-    ("POST", "/internal/log-ends", ()),
-    ("POST", f"{LOG}/append", ("expect", "token", "since")),
-    ("POST", f"{LOG}/roll", ()),
-    ("POST", f"{LOG}/publish", ()),
-)
-"""What gateways ask of each other, with the parameters of the query: in no description, and open to all."""
-
-ANYWHERE: Final = frozenset({400, 403, 404, 405, 408, 413, 415, 421, 429, 431, 503})
+ANYWHERE: Final = frozenset({400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 503})
 """What a request gets that is none of the operations, or no HTTP at all."""
 
 
@@ -55,12 +41,19 @@ class Operation:
     components: Mapping[str, Any] = field(default_factory=dict)
 
 
+def url_of(cluster: Cluster, name: str) -> str:
+    """Where a service listens; `internal-1` is `gateway-1` for the cluster's own processes."""
+    kind, _, number = name.partition("-")
+    return cluster.internal_url(f"gateway-{number}") if kind == INTERNAL else cluster.url(name)
+
+
 async def operations(cluster: Cluster) -> list[Operation]:
     """All that the services of a cluster do, one service of each kind."""
-    found = [Operation("gateway", *one[:2], queries=one[2]) for one in INTERNAL]
+    found: list[Operation] = []
     async with aiohttp.ClientSession() as session:
         for kind in KINDS:
-            async with session.get(f"{cluster.url(f'{kind}-1')}/openapi.json") as answer:
+            url = f"{url_of(cluster, f'{kind}-1')}/openapi.json"
+            async with session.get(url, headers=cluster.headers) as answer:
                 found += described(kind, await answer.json())
     known = {(one.kind, one.path) for one in found}
     found += [

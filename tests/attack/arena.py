@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import orjson
 
@@ -19,7 +20,7 @@ from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client
 from services.local.process import Become, in_child
 from tests.attack import raw
-from tests.attack.api import Operation, wrong
+from tests.attack.api import Operation, url_of, wrong
 from tests.attack.meters import Meters
 from tests.attack.raw import Answer, Hang
 from tests.attack.report import Figures, Kind, Report
@@ -86,7 +87,21 @@ class Arena:
 
     def address(self, name: str) -> str:
         """`HOST:PORT` of a service."""
-        return self.cluster.url(name).removeprefix("http://")
+        return url_of(self.cluster, name).removeprefix("http://")
+
+    @property
+    def secret_line(self) -> str:
+        """The header by which an attacker gets past the door of an internal listener."""
+        return "".join(f"{name}: {value}\r\n" for name, value in self.cluster.headers.items())
+
+    def shown(self, name: str, data: bytes) -> bytes:
+        """A request to an internal listener, nearly always by somebody who has the secret: else nothing behind the
+        door would be attacked.
+        """
+        first, end, rest = data.partition(b"\r\n")
+        if name.startswith("gateway-") or not first.endswith(b" HTTP/1.1") or crc32(data) % 10 == 0:
+            return data
+        return first + end + self.secret_line.encode() + rest
 
     def find(
         self, kind: Kind, what: str, name: str = "", data: bytes = b"", peer: str = ""
@@ -110,7 +125,7 @@ class Arena:
         `must_refuse`: HTTP forbids to do what these bytes ask. `may_end`: they are no request, and
         deserve no answer.
         """
-        peer = self.peer()
+        peer, data = self.peer(), self.shown(name, data)
         self.report.requests += 1
         try:
             answer = await raw.ask(
@@ -195,8 +210,8 @@ class Arena:
             await closed.close()
             await (await client.create_log(self.log)).append(b'{"n":0}')
         self.ledger_id, self.closed_id = ledger.ledger_id, closed.ledger_id
-        head = f"GET /internal/instance HTTP/1.1\r\nHost: {self.address('gateway-1')}\r\n\r\n"
-        told = await raw.ask(self.address("gateway-1"), head.encode(), peer=self.peer())
+        head = f"GET /internal/instance HTTP/1.1\r\nHost: localhost\r\n{self.secret_line}\r\n"
+        told = await raw.ask(self.address("internal-1"), head.encode(), peer=self.peer())
         assert told is not None
         self.instance = orjson.loads(told.body)["id"]
 

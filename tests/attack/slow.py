@@ -59,20 +59,31 @@ def places(arena: Arena) -> list[Place]:
     ledger = f"/v1/ledgers/{arena.ledger_id}"
     inside = f"/internal/ledgers/{arena.ledger_id}"
     instance = f"{header.FORWARDED_WRITER}: {arena.instance}\r\n"
-    key = f"X-Ledger-Key: {base64.b64encode(bytes(32)).decode()}\r\n"
+    secret = arena.secret_line
+    instance += secret
+    key = f"X-Ledger-Key: {base64.b64encode(bytes(32)).decode()}\r\n{secret}"
     return [
         Place("gateway-1", f"{ledger}/entries", "application/vnd.quorumlog.frames"),
         Place("gateway-2", f"{ledger}/entries", OCTETS, length=ENTRY),
         Place("gateway-1", "/v1/ledgers", "application/json", length=1 << 20),
         Place("gateway-1", f"/v1/logs/{arena.log}/entries", "application/vnd.quorumlog.frames"),
-        Place("gateway-1", f"{inside}/append", OCTETS, instance),
-        Place("gateway-1", f"{inside}/records", OCTETS, instance),
-        Place("gateway-1", f"/internal/logs/{arena.log}/append", OCTETS, instance),
+        Place("internal-1", f"{inside}/append", OCTETS, instance),
+        Place("internal-1", f"{inside}/records", OCTETS, instance),
+        Place("internal-1", f"/internal/logs/{arena.log}/append", OCTETS, instance),
         Place("bookie-1", f"{ledger}/entries", OCTETS, key, length=1 << 20),
-        Place("bookie-1", "/v1/maintenance", "application/json", method="PUT", length=1 << 20),
-        Place("metadata-1", "/v1/ledgers", "application/json", length=1 << 20),
-        Place("metadata-1", "/v1/ledger-heads", "application/json", length=1 << 20),
-        Place("autorecovery-1", "/v1/settings", "application/json", method="PATCH", length=1 << 16),
+        Place(
+            "bookie-1", "/v1/maintenance", "application/json", secret, method="PUT", length=1 << 20
+        ),
+        Place("metadata-1", "/v1/ledgers", "application/json", secret, length=1 << 20),
+        Place("metadata-1", "/v1/ledger-heads", "application/json", secret, length=1 << 20),
+        Place(
+            "autorecovery-1",
+            "/v1/settings",
+            "application/json",
+            secret,
+            method="PATCH",
+            length=1 << 16,
+        ),
     ]
 
 

@@ -1,20 +1,15 @@
 """The judge of attacks notices what it must: an answer, a line of a log, a loss, a stall, a hang."""
 
 import asyncio
-import inspect
-import re
 import shlex
-from typing import Any
 
 import orjson
 import pytest
 
 from quorumlog.errors import Overloaded, QuorumLogError, RouteNotFound
 from quorumlog.wire import problems
-from services.gateway.engine.internal import routes as ledger_routes
-from services.gateway.logs.internal import routes as log_routes
 from tests.attack import raw
-from tests.attack.api import INTERNAL, Operation, wrong
+from tests.attack.api import Operation, wrong
 from tests.attack.bystander import PACE_S, paced
 from tests.attack.meters import fault_of_line
 from tests.attack.raw import Answer, Hang
@@ -86,18 +81,6 @@ def test_a_stall_weighs_as_much_as_it_lasts() -> None:
 
     assert paced([step] * 3) == [step] * 3
     assert len(paced([step, step, 100 * step])) == 102
-
-
-def test_all_routes_between_gateways_are_attacked() -> None:
-    served = set()
-    for routes in (ledger_routes, log_routes):
-        # Who serves them is none of this test's business.
-        nobody: list[Any] = [None] * len(inspect.signature(routes).parameters)
-        for route in routes(*nobody):
-            operation = route.operation
-            served.add((operation.method, re.sub(r"{(\w+)(:[^/]*)?}", r"{\1}", operation.path)))
-
-    assert {(method, path) for method, path, _ in INTERNAL} == served
 
 
 async def test_a_connection_without_an_answer_and_an_end_is_a_hang() -> None:

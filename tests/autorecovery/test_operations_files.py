@@ -55,7 +55,8 @@ async def exported(cluster: Cluster, session: aiohttp.ClientSession) -> set[str]
     """The names of all series that the services export, one service of each kind."""
     names: set[str] = set()
     for name in ("metadata-1", "bookie-1", "gateway-1", "autorecovery-1"):
-        async with session.get(f"{cluster.url(name)}/metrics") as answer:
+        url = f"{cluster.url(name)}/metrics"
+        async with session.get(url, headers=cluster.headers) as answer:
             lines = (await answer.text()).splitlines()
         names |= {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
     return names

@@ -38,6 +38,7 @@ async def quorumlog(cluster: Cluster, *words: str) -> tuple[int, Any]:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "shared"),
         "QUORUMLOG_GATEWAY": cluster.gateways[0],
+        "CLUSTER_SECRET_FILE": str(cluster.secret_file),
     }
     done = await asyncio.to_thread(
         subprocess.run,

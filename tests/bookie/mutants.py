@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.stores import scratch, store_servers
 from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.replica import Replica
 from services.bookie import cookie, registration, replay
 from services.bookie.collect import Collector
 from services.bookie.ledger import StoredLedger
@@ -35,6 +36,7 @@ from tests.bookie import (
     test_cookie,
     test_deleted,
     test_guards,
+    test_row_copies,
     test_twins,
 )
 from tests.bookie.test_store import Gate
@@ -101,6 +103,15 @@ def scenario(test: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> Ca
         return False
 
     return search
+
+
+def keeps_a_copy_of_an_older_incarnation() -> bool:
+    """A copy that a row's former incarnation is sent."""
+    try:
+        test_row_copies.test_a_copy_for_an_older_incarnation_is_refused()
+    except AssertionError:
+        return True
+    return False
 
 
 def starts_with_lost_data() -> bool:
@@ -314,6 +325,14 @@ TWIN_MUTANTS: Final = (
     ),
 )
 GUARD_MUTANTS: Final = (
+    StorageMutant(
+        "rule 18b",
+        "a copy is kept for an incarnation that may have lost its entries",
+        Replica,
+        "_row_told",
+        patches.for_any_incarnation,
+        keeps_a_copy_of_an_older_incarnation,
+    ),
     StorageMutant(
         "rules 18, 20",
         "a ledger that is leaving takes adds",

@@ -6,7 +6,7 @@ from typing import Any
 
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import ReadAsked
+from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
 from services.bookie import cookie
 from services.bookie.collect import Collector, Disposal
 from services.bookie.holder import Presence
@@ -211,3 +211,13 @@ def idle_in_queues(_original: Any) -> Any:
         return not is_busy
 
     return property(is_idle)
+
+
+def for_any_incarnation(original: Any) -> Any:
+    """A copy for an older incarnation is one for the present one."""
+
+    def told(self: Replica, asked: RowTold) -> Verdict:
+        verdict: Verdict = original(self, replace(asked, member=self.me))
+        return verdict
+
+    return told

@@ -131,7 +131,7 @@ async def keep_row(store: Store, ledger_id: int, name: RowName) -> Verdict:
     """A copy of a row that no add brings, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     copy = RowCopy(name, b"row %d" % name.version)
-    store.ask(ledger_id, RowTold(ME, copy, KEY), answered.set_result)
+    store.ask(ledger_id, RowTold(store.me, copy, KEY), answered.set_result)
     return await answered
 
 

@@ -132,6 +132,16 @@ def test_a_copy_for_another_bookie_or_ledger_is_refused(
     assert replica.holdings.row_names == (FIRST,)
 
 
+def test_a_copy_for_an_older_incarnation_is_refused() -> None:
+    """Rule 18b: whoever sends it counts the member that the row names as a holder of the copy."""
+    replica = memory_replica("b1@2")
+
+    refused = replica.step(RowTold("b1@1", RowCopy(FIRST, b"row"), KEY))
+
+    assert refused.status is Status.NOT_MINE
+    assert replica.holdings.row_names == ()
+
+
 def test_a_fenced_member_still_keeps_copies_and_a_deleted_ledger_does_not() -> None:
     replica = memory_replica(ME)
     ask(replica, FenceAsked(ME, KEY))

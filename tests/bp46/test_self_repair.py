@@ -92,7 +92,8 @@ class _Bookies:
         self._session = session
 
     async def get(self, name: str, path: str) -> dict[str, Any]:
-        async with self._session.get(self._cluster.url(name) + path) as answer:
+        url = self._cluster.url(name) + path
+        async with self._session.get(url, headers=self._cluster.headers) as answer:
             found: dict[str, Any] = await answer.json()
             return found
 

@@ -451,7 +451,7 @@ class Faults:
         async def is_whole() -> bool:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(url) as answer,
+                session.get(url, headers=self._cluster.headers) as answer,
             ):
                 told = await answer.json()
             return not told["limbo"]["ledgers"]

@@ -41,6 +41,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
         "TERM": "xterm",
         "QUORUMLOG_TIMEOUT": "60",
         "QUORUMLOG_GATEWAY": ",".join(cluster.gateways),
+        "CLUSTER_SECRET_FILE": str(cluster.secret_file),
     }
 
 

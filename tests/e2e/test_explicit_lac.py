@@ -29,7 +29,7 @@ async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_b
 
         async def lac_at(name: str) -> int:
             url = f"{cluster.url(name)}/v1/ledgers/{ledger.ledger_id}"
-            async with session.get(url) as answer:
+            async with session.get(url, headers=cluster.headers) as answer:
                 held: dict[str, Any] = await answer.json()
                 return int(held.get("last_add_confirmed", -1))
 

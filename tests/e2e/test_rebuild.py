@@ -32,7 +32,7 @@ async def contents(ledger: Ledger) -> list[bytes]:
 
 async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
     """Whether some bookie keeps the id as a deleted ledger's."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=cluster.headers) as session:
         for name in cluster.names:
             if not name.startswith("bookie"):
                 continue
@@ -44,7 +44,7 @@ async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
 
 
 def cli_rebuild(cluster: Cluster, *options: str) -> dict[str, Any]:
-    done = CliRunner().invoke(
+    done = CliRunner(env={"CLUSTER_SECRET_FILE": str(cluster.secret_file)}).invoke(
         cli,
         ["metadata", "rebuild", "--metadata", cluster.url("metadata-1"), "--json", *options],
     )
@@ -57,11 +57,14 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
     with scratch("ql-rebuild-") as folder:
         async with running(None, gateways=1, data=folder, environment=SETTINGS) as cluster:
             async with Client(*cluster.gateways) as client:
-                opened, moved, closed, deleted = [await client.create_ledger() for _ in range(4)]
+                opened, moved, closed, deleted, gone = [
+                    await client.create_ledger() for _ in range(5)
+                ]
                 sealed = await client.create_ledger(digest="hmac-sha256", password="secret")
                 sent = {each.ledger_id: await append(each) for each in (opened, moved, closed)}
                 secrets = await append(sealed)
                 await append(deleted)
+                await append(gone)
                 await closed.close()
                 await sealed.close()
                 await deleted.close()
@@ -76,6 +79,9 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
 
                 await until(is_moved, "its writer replaces the bookie")
                 sent[moved.ledger_id] += await append(moved)
+                await gone.close()
+                # No bookie drops it before it has looked twice.
+                await client.delete_ledger(gone.ledger_id)
             await cluster.kill_all()
         shutil.rmtree(Path(folder) / "postgres")
 
@@ -99,8 +105,9 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
             # Recovery checks digests, so it needs the key that only the password gives.
             assert (await found.recover())["state"] == "CLOSED"
             assert await contents(found) == secrets
-            with pytest.raises(NoSuchLedger):
-                await client.ledger(deleted.ledger_id).info()
+            for each in (deleted, gone):
+                with pytest.raises(NoSuchLedger):
+                    await client.ledger(each.ledger_id).info()
             fresh = await client.create_ledger()
             assert fresh.ledger_id > max(each.ledger_id for each in (opened, moved, closed, sealed))
             assert await append(fresh) == await contents(fresh)

@@ -59,6 +59,7 @@ async def _fill(cluster: Cluster) -> None:
 
 
 async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path) -> Heard:
+    headers = {} if kind == "gateway" else cluster.headers
     argv = (
         sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
         "--config-file", str(_CONFIG), "run", f"{cluster.url(f'{kind}-1')}/openapi.json",
@@ -66,6 +67,7 @@ async def _ask(cluster: Cluster, kind: str, seconds: int, seed: int, build: Path
         # What fits together is for the tests of the API; here is only what is never right.
         "--checks", ("not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance,response_headers_conformance"),
+        *(f"--header={name}: {value}" for name, value in headers.items()),
         "--no-color", "--suppress-health-check", "all", "--request-timeout", "120",
         "--workers", "1", "--continue-on-failure", "--exclude-path-regex", "/(ws|sse|channel|changes)$",
     )  # fmt: skip

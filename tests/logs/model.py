@@ -33,7 +33,14 @@ from quorumlog.protocol.changes import check_log, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.log.messages import Committed, OwnerLost, RowChanged
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import (
+    Deletion,
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    State,
+    Writer,
+)
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
@@ -395,6 +402,15 @@ class Gateway:
             ledger.told_offset = first_offset
 
     async def copy_rows(self, _ledger_ids: Sequence[int]) -> None:
+        await self.step()
+
+    async def existing(self, _ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+        await self.step()
+        return []
+
+    async def tell_deleted(
+        self, _rows: Sequence[LedgerMetadata], _deletion: Deletion = Deletion.ALONE
+    ) -> None:
         await self.step()
 
     def _submit_to_deleted(

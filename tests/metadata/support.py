@@ -71,7 +71,7 @@ async def serving(
         listening(
             build(config), host=config.host, port=port, limits=ListenLimits(drain_timeout_s=1.0)
         ),
-        aiohttp.ClientSession(timeout=timeout) as session,
+        aiohttp.ClientSession(timeout=timeout, headers=config.credentials.headers) as session,
     ):
         client = MetadataClient([url], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
         service = Service(url, client, session)

@@ -24,6 +24,9 @@ LIES = [
     (500, "application/problem+json", b'{"code":"internal-error","status":500}'),
     (502, "text/plain", b"bad gateway"),
     (429, "application/problem+json", b'{"code":"overloaded","status":429,"retryable":true}'),
+    # Of a service that does not know this process: nothing is said of whoever asked this process.
+    (401, "application/problem+json", b'{"code":"unauthenticated","status":401}'),
+    (403, "application/problem+json", b'{"code":"forbidden","status":403}'),
 ]
 
 

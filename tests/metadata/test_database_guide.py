@@ -139,14 +139,18 @@ async def test_a_dump_is_restored_and_what_it_lacks_is_told(
 
     await machine.run("Restore a dump")
 
-    async with serving(machine.stores(stores)) as service:
+    secret = machine.folder / "cluster-secret"
+    secret.write_text(f"{'0123456789abcdef' * 4}\n")
+    async with serving(machine.stores(stores), cluster_secret_file=secret) as service:
         assert await service.client.get(row.ledger_id) == row
         # As each bookie and gateway does once a second.
         await service.send(
             "POST", "/v1/witnesses", headers={header.WITNESSES: to_header(witnesses)}
         )
         await until(lambda: is_told(service), "what the dump lacks is told")
-        told = await machine.run("Restore a dump", METADATA_URL=service.url)
+        told = await machine.run(
+            "Restore a dump", METADATA_URL=service.url, CLUSTER_SECRET_FILE=str(secret)
+        )
         assert {missing["witness"] for missing in json.loads(told)["missing"]} == set(witnesses)
     machine.has_run(*DUMPS)
 

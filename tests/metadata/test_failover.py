@@ -24,6 +24,7 @@ from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.metadata.test_inquiry import bookie_at, learns
 from tests.metadata.test_went_back import (
     LOG,
+    MEMBERS,
     all_refused,
     closed,
     cookie,
@@ -177,7 +178,8 @@ async def test_an_operator_may_go_on_with_a_standby_that_lacked_changes(
         _, state = await service.send("GET", "/v1/witnesses")
         witnesses = [missing["witness"] for missing in state["missing"]]
 
-        await service.send("POST", "/v1/witnesses/accept", {"witnesses": witnesses})
+        accept = {"witnesses": witnesses, "lost": MEMBERS}
+        await service.send("POST", "/v1/witnesses/accept", accept)
 
         await until(lambda: is_ready(service), "the loss is accepted")
         assert (await service.client.cas(lost.row.in_recovery()))[0] is CasStatus.OK

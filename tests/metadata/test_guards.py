@@ -376,10 +376,10 @@ def all_answer(original: Any) -> Any:
 def asks_nobody(original: Any) -> Any:
     """What bookies hold since the start is not asked for."""
 
-    async def accept(self: WitnessStore, witnesses: Any, *, lost: Any) -> Any:
+    async def accept(self: WitnessStore, witnesses: Any, **given: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Inquiry, "ask", answers_of_nobody(None))
-            return await original(self, witnesses, lost=lost)
+            return await original(self, witnesses, **given)
 
     return accept
 

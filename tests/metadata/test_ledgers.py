@@ -143,6 +143,27 @@ async def test_a_repeated_conflict_is_a_conflict_again(service: Service) -> None
     assert first[0] is CasStatus.CONFLICT
 
 
+async def test_a_change_of_another_line_of_history_conflicts_whatever_its_version(
+    service: Service,
+) -> None:
+    """Rule 18a: its client lived through a loss, and never saw the row that the database has."""
+    row = await service.client.create(DRAFT)
+    _, now = await service.client.cas(row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
+    assert now is not None
+    lost = replace(now, attempt=new_attempt())
+
+    assert await service.client.cas(lost.closed(last_entry=2, length=9)) == (
+        CasStatus.CONFLICT,
+        now,
+    )
+
+    status, following = await service.client.cas(now.in_recovery())
+    assert following is not None
+    assert status is CasStatus.OK
+    unknown = replace(following, attempt="")
+    assert (await service.client.cas(unknown.closed(last_entry=2, length=9)))[0] is CasStatus.OK
+
+
 async def test_an_attempt_is_bound_to_its_change(service: Service) -> None:
     one, other = [await service.client.create(DRAFT) for _ in range(2)]
     attempt = new_attempt()

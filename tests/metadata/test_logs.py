@@ -45,13 +45,27 @@ def placed(
     return replace(row, first_offset=at, lineage=Lineage(log.created_at, before))
 
 
+async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
+    service: Service,
+) -> None:
+    """Rule 18a."""
+    logs = LogClient(service.client)
+    row, _ = await logs.create(LOG)
+    lost = replace(row, attempt=new_attempt())
+
+    assert await logs.cas(replace(lost, forgotten_end=7)) == (False, row)
+
+    done, now = await logs.cas(replace(row, forgotten_end=7))
+    assert (done, now.version, now.attempt != row.attempt) == (True, 2, True)
+
+
 async def test_a_log_is_created_once(logs: LogClient) -> None:
     answers = await asyncio.gather(*(logs.create(LOG) for _ in range(5)))
 
     assert sorted(made for _, made in answers) == [False] * 4 + [True]
     assert {row for row, _ in answers} == {await logs.get("a-log")}
     row = answers[0][0]
-    assert replace(row, created_at="") == LOG
+    assert replace(row, created_at="", attempt="") == LOG
 
 
 async def test_of_concurrent_changes_one_wins(service: Service, logs: LogClient) -> None:

@@ -22,10 +22,11 @@ from quorumlog.errors import LedgerExists, NoSuchLedger
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
 from quorumlog.protocol.access_key import sealed
-from quorumlog.protocol.log import LogMetadata, LogSettings
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action, Decision
+from quorumlog.protocol.rebuild import Bookies as AnsweringBookies
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
@@ -166,6 +167,10 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
         ended = await closed(service, first := await create(service))
         await keep(running["b1"], opened, first, deleted)
         await keep(running["b2"], opened, first, ended)
+        gone = await closed(service, await create(service))
+        token = await service.client.delete(gone.ledger_id, version=gone.version)
+        await keep(running["b1"], gone)
+        await keep(running["b2"], gone, gone.deleted(token))
         await keep(running["b3"], deleted)
         forget(running["b3"], deleted.ledger_id)
     await lose_database(stores)
@@ -181,8 +186,12 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
             await until_ready(bookie)
         again, _ = await rebuild(service)
         rows = [await service.client.get(row.ledger_id) for row in (opened, ended)]
-        with pytest.raises(NoSuchLedger) as gone:
-            await service.client.get(deleted.ledger_id)
+        for each in (deleted, gone):
+            with pytest.raises(NoSuchLedger) as missing:
+                await service.client.get(each.ledger_id)
+            assert missing.value.members["deleted"] is True
+        # The deletion is made once: this is the repeat whose answer had got lost.
+        await service.client.delete(gone.ledger_id, version=gone.version, attempt=token)
         fresh = await create(service)
         with pytest.raises(LedgerExists):
             await create(service, ledger_id=deleted.ledger_id)
@@ -192,15 +201,14 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
     assert "take_over" in why
     assert told is not None
     assert done is not None
-    assert told.ledgers == done.ledgers == {"write": 2, "tombstone": 1}
+    assert told.ledgers == done.ledgers == {"write": 2, "tombstone": 2}
     assert (done.cluster_id, served) == (cluster_id, cluster_id)
     assert done.open_ledgers == 1
     assert done.cookies == NAMES
     assert rows == [opened, ended], "the very rows, keys, versions and tokens included"
-    assert gone.value.members["deleted"] is True
     assert fresh.ledger_id > max(row.ledger_id for row in (opened, ended, deleted))
     assert again is not None
-    assert again.ledgers == {"same": 3}
+    assert again.ledgers == {"same": 4}
     assert again.cookies == ()
 
 
@@ -395,6 +403,34 @@ async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it
     assert orphans == ()
 
 
+async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
+    stores: Stores, bookies: Bookies
+) -> None:
+    async with serving(stores) as service, bookies.running(service) as running:
+        await until_ready(running["b1"])
+        logs = LogClient(service.client)
+        settings = LogSettings(quorum=Quorum(3, 3, 2))
+        for name in ("old", "new"):
+            log, _ = await logs.create(LogMetadata(name=name, settings=settings))
+            first = await create(service, log=name)
+            await logs.cas(replace(log, items=(LogItem(first.ledger_id, 0),)))
+            first = await service.client.get(first.ledger_id)
+            await keep(running["b1"], first)
+            # `new` is another log than the one that had its name, and had an earlier ledger.
+            deleted = replace(first, ledger_id=first.ledger_id + (100 if name == "old" else -1))
+            tombstone = deleted.closed(last_entry=4, length=50).deleted(deletion=Deletion.WITH_LOG)
+            await keep(running["b1"], tombstone)
+
+        told, _ = await rebuild(service, dry_run=True)
+        done, _ = await rebuild(service)
+        found, _ = await logs.list()
+
+    assert told is not None
+    assert done is not None
+    assert told.logs == done.logs == {"tombstone": 1, "same": 1}
+    assert [log.name for log in found] == ["new"]
+
+
 async def test_the_command_tells_people_what_was_found_and_why_it_ended(
     stores: Stores, bookies: Bookies
 ) -> None:
@@ -422,10 +458,10 @@ async def command(service: Service, *options: str) -> Any:
 
 def test_findings_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild_module, "_FINDINGS_KEPT", 1)
-    tally = rebuild_module._Tally()
+    tally, nobody = rebuild_module._Tally(), AnsweringBookies({})
 
     for ledger_id in (1, 2, 3):
-        tally.count(Judged(ledger_id, Decision(Action.WAIT, why="because"), None))
+        tally.count(Judged(ledger_id, Decision(Action.WAIT, why="because"), None), nobody)
 
     assert [found.ledger_id for found in tally.findings] == [1]
     assert tally.left_out == 2

@@ -21,13 +21,10 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION
 from quorumlog.protocol.transaction import Sealed
-from quorumlog.wire.bodies import Body, LedgerChange, LedgerRow
-from quorumlog.wire.log_bodies import LogChange, LogCreateBody, LogDelete, LogRow
+from quorumlog.wire.log_bodies import LogChange, LogRow
 from quorumlog.wire.rebuild_bodies import NOT_REBUILT, RebuildReport
-from quorumlog.wire.transaction_bodies import TRANSACTION_TAG, TransactionCommitBody
+from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
 from services.bookie.runtime import BookieRuntime
-from services.metadata.database import Connection
-from services.metadata.witnesses import accept_tokens
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.metadata.test_rebuild import (
@@ -137,46 +134,6 @@ async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_
         assert (status, problem["code"]) == (412, "version-conflict")
         current = LogRow.model_validate_json(orjson.dumps(problem["current"])).to_core()
         assert current == now
-
-
-async def test_a_repeat_of_a_change_whose_loss_was_accepted_gets_the_row_as_it_is(
-    stores: Stores, service: Service
-) -> None:
-    log = await Written.of(service, 0)
-    ledger = await create(service)
-    transactions = TransactionClient(service.client)
-    begun, _ = await transactions.begin("events", app=None, version=None, expires_in_s=3600)
-    lost = [new_attempt() for _ in range(5)]
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await accept_tokens(connection, lost)
-    await connection.close()
-
-    change = LedgerChange(row=LedgerRow.from_core(ledger.in_recovery()), attempt=lost[0])
-    conflicts = [
-        await service.send("PUT", f"/v1/ledgers/{ledger.ledger_id}", told_as(change)),
-        await swap(service, log.row, lost[1]),
-        await service.send(
-            "DELETE", "/v1/logs/events", told_as(LogDelete(version=1, attempt=lost[2]))
-        ),
-        await service.send(
-            "POST",
-            f"/v1/transactions/{begun.id}/commit",
-            told_as(TransactionCommitBody(ledgers=(), row=None, attempt=lost[3])),
-        ),
-    ]
-    another = LogCreateBody(row=LogRow.from_core(replace(LOG, name="other")), attempt=lost[4])
-    created = [await service.send("POST", "/v1/logs", told_as(another)) for _ in range(2)]
-
-    for status, problem in conflicts:
-        assert (status, problem["code"]) == (412, "version-conflict")
-    names = [conflicts[0][1]["current"]["ledger_id"]]
-    names += [problem["current"]["name"] for _, problem in conflicts[1:]]
-    assert names == [ledger.ledger_id, "events", "events", "events"]
-    assert [status for status, _ in created] == [201, 409], "and its repeat gets `log-exists`"
-
-
-def told_as(body: Body) -> bytes:
-    return body.model_dump_json().encode()
 
 
 async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_ledger(
@@ -374,9 +331,10 @@ REBUILT = {
     "repair_settings": "the repair queue and its settings",
     "create_keys": "idempotency keys",
     "kept_ledgers": "",
+    "unproven_ledgers": "",
     "leases": "",
 }
-"""Each table, and what of it no bookie holds; leases and kept ledgers are made anew by those who hold them."""
+"""Each table, and what of it no bookie holds; leases, kept and unproven ledgers are told anew by those who hold them."""
 
 GONE = ("transactions", "transaction_ledgers", "app_versions", "repairs", "create_keys")
 

@@ -380,7 +380,7 @@ async def test_a_commit_from_an_older_row_of_the_log_changes_nothing(world: Worl
     assert await world.transactions.commit(begun.id, (Sealed(one),), row) == (None, now)
 
     assert (await world.transactions.get(begun.id)).is_open
-    row = replace(row, version=now.version)
+    row = replace(row, version=now.version, attempt=now.attempt)
     done, _ = await world.transactions.commit(begun.id, (Sealed(one),), row)
     assert done is not None
     assert done.state is TransactionState.COMMITTED

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from quorumlog.errors import CopyLost
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import MachineTimes, Ports, ReadDone
 from quorumlog.net.timers import Tasks, Timers
@@ -48,6 +49,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.updates: list[tuple[int, str]] = []
         self.broken = False
+        self.is_behind = False
 
     def add(
         self, _m: str, _k: bytes, _run: Run, done: Callable[[Status], None], **_flags: bool
@@ -93,6 +95,8 @@ class Rows:
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
         assert missed == ()
+        if self.world.is_behind:
+            raise CopyLost("b3 holds a copy")
         self.world.updates.append((metadata.version, attempt))
         return CasStatus.OK, metadata
 
@@ -212,6 +216,20 @@ async def test_a_row_that_cannot_be_read_is_unknown() -> None:
     await until(lambda: len(machine.heard) == 2, "the answer")
 
     assert machine.heard[1] == MetadataAnswered(1, CasStatus.UNKNOWN)
+
+
+async def test_a_change_by_an_older_row_than_a_bookie_holds_ends_the_machine() -> None:
+    """Rule 18d: whoever went on would cut off entries. No attempt is made again."""
+    world, told = World(), list[Told]()
+    world.is_behind = True
+    machine = Script([UpdateMetadata(1, ROW)])
+    driver = drive(machine, world, told)
+
+    driver.post(CloseRequested())
+    await until(lambda: driver.is_stopped, "the machine ends")
+
+    assert told == [Failed("copy-lost", detail="b3 holds a copy")]
+    assert machine.heard == [CloseRequested()]
 
 
 async def test_the_same_attempt_again_is_the_same_change_to_the_store() -> None:

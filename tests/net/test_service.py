@@ -17,6 +17,8 @@ import pytest
 
 from loadtest.ports import free_ports
 from quorumlog.net.service import ServiceSettings
+from services.gateway.config import GatewaySettings
+from services.local.config import ROOT
 from tests.support.waiting import until_sync
 
 _SERVICE = """
@@ -157,6 +159,71 @@ def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:
     read = Settings.read({"PORT": "80", "METADATA_URLS": "http://a, http://b"})
     assert read.metadata_urls == ("http://a", "http://b")
     assert read.url == "http://127.0.0.1:80"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "bookie-1"])
+def test_a_listener_that_other_machines_reach_needs_credentials(host: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 2)
+    for_strangers = {"PORT": "80", "HOST": host, "POSTGRES_DSN": "postgresql://user:password@host"}
+
+    with pytest.raises(SystemExit) as refused:
+        ServiceSettings.read(for_strangers)
+
+    said = str(refused.value)
+    assert said.startswith(f"HOST={host} lets other machines call")
+    assert "set CLUSTER_SECRET_FILE" in said
+    assert "ALLOW_ANONYMOUS=1" in said
+    assert "password" not in said
+    for meant in ({"ALLOW_ANONYMOUS": "1"}, {"CLUSTER_SECRET_FILE": str(secret)}):
+        assert ServiceSettings.read(for_strangers | meant).host == host
+    for mine in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert ServiceSettings.read(for_strangers | {"HOST": mine}).authenticator is None
+
+
+def test_a_gateway_may_listen_for_clients_and_not_for_services_of_other_machines() -> None:
+    public = {"PORT": "80", "HOST": "0.0.0.0", "METADATA_URLS": "http://metadata"}
+
+    assert GatewaySettings.read(public).internal_host == "127.0.0.1"
+    with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines call"):
+        GatewaySettings.read(public | {"INTERNAL_HOST": "0.0.0.0"})
+
+
+def test_a_secret_that_can_not_be_used_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hunter2")
+    settings = {"PORT": "80", "CLUSTER_SECRET_FILE": str(file)}
+
+    with pytest.raises(SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret is one line") as told:
+        ServiceSettings.read(settings)
+    assert "hunter2" not in str(told.value)
+    with pytest.raises(SystemExit, match=r"CLUSTER_SECRET_FILE = .*: No such file"):
+        ServiceSettings.read(settings | {"CLUSTER_SECRET_FILE": str(tmp_path / "none")})
+
+
+def test_the_port_of_the_internal_listener_is_named_where_it_is_taken() -> None:
+    public, internal = free_ports(2)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", internal))
+        holder.listen()
+
+        done = subprocess.run(
+            [sys.executable, "-m", "services.gateway"],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
+                "PORT": str(public),
+                "INTERNAL_PORT": str(internal),
+                "METADATA_URLS": "http://127.0.0.1:9",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"gateway: port {internal} of 127.0.0.1 is taken"
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:

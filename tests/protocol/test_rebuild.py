@@ -15,6 +15,7 @@ from quorumlog.protocol.metadata import (
     Fragment,
     LedgerMetadata,
     Lineage,
+    Repair,
     State,
     Writer,
 )
@@ -86,6 +87,20 @@ def test_a_row_behind_the_copies_that_came_of_it_is_written() -> None:
     assert decision == Decision(Action.WRITE, replace(CLOSED, ledger_key=KEY))
 
 
+def test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between() -> None:
+    target = Repair(0, "b1@1", "b5@1")
+    released = later(later(later(CLOSED.with_repair(target))))
+    moved = later(later(released.with_member_replaced(0, "b2@1", "b6@1")))
+    copies = [held(CLOSED), held(moved, by="b6@1")]
+
+    decision = decide(known(released, "a3"), copies, ALL)
+    elsewhere = replace(moved, lost_entries=((1, 1),), may_lack_entries=True)
+    lost = decide(known(released, "a3"), [held(CLOSED), held(elsewhere, by="b6@1")], ALL)
+
+    assert decision == Decision(Action.WRITE, replace(moved, ledger_key=KEY))
+    assert lost.action is Action.CONFLICT
+
+
 def test_a_row_that_is_written_keeps_the_keys_that_bookies_do_not_have() -> None:
     row = replace(FIRST, mac_key=b"m" * 32, access_key=b"p" * 48)
 
@@ -115,6 +130,30 @@ def test_a_deleted_id_anywhere_is_a_tombstone() -> None:
     assert decide(Known(), [deleted], ALL) == Decision(Action.TOMBSTONE)
     assert decide(Known(), [held(CLOSED), deleted], ALL) == Decision(Action.TOMBSTONE)
     assert decide(known(CLOSED, "a3"), [deleted], ALL) == Decision(Action.TOMBSTONE)
+
+
+def test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold() -> None:
+    told = held(CLOSED, CLOSED.deleted("d"))
+
+    assert decide(Known(), [told], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(Known(), [held(CLOSED), told], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(known(CLOSED, "a3"), [told], ALL) == Decision(Action.TOMBSTONE)
+
+
+def test_silent_bookies_may_hide_a_deletion_where_they_may_hide_a_later_row() -> None:
+    one, two = (replace(ALL, silent=frozenset(names)) for names in (("b2",), ("b2", "b3")))
+
+    assert decide(Known(), [held(CLOSED)], two).action is Action.WRITE
+    assert (one.may_hide_later(CLOSED), two.may_hide_later(CLOSED)) == (False, True)
+
+
+def test_a_tombstone_is_written_again_for_a_copy_whose_change_the_database_lacks() -> None:
+    told = held(CLOSED, CLOSED.deleted("d"))
+
+    behind = decide(Known(is_deleted=True, attempts=frozenset({"a3"})), [told], ALL)
+    again = decide(Known(is_deleted=True, attempts=frozenset({"a3", "d"})), [told], ALL)
+
+    assert (behind.action, again.action) == (Action.TOMBSTONE, Action.SAME)
 
 
 def test_a_tombstone_stays_whatever_bookies_hold() -> None:

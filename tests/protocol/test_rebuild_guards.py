@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from quorumlog.protocol import rebuild, rebuild_log
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.protocol.rebuild_log import LedgerPlace
 from tests.protocol import test_rebuild as claims
@@ -69,7 +70,35 @@ GUARDS: Final = (
         lambda bookies, _row: len(bookies.silent),
         claims.test_a_bookie_that_lost_its_data_counts_as_silent,
     ),
+    Guard(
+        "only an id that was dropped is one of a deleted ledger",
+        rebuild,
+        "_is_deletion_proven",
+        lambda held: any(bookie.is_deleted for bookie in held),
+        claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
+    ),
+    Guard(
+        "what members hear of a deletion is the last row",
+        LedgerMetadata,
+        "deleted",
+        lambda row, attempt="": claims.later(row, attempt),
+        claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
+    ),
     Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),
+    Guard(
+        "a CLOSED row stays where no copy tells the steps of its repairs",
+        rebuild,
+        "_is_moved",
+        lambda _known, _newest: False,
+        claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
+    ),
+    Guard(
+        "a CLOSED row is moved though more than its members differs",
+        rebuild,
+        "_but_members",
+        lambda row: row.last_entry,
+        claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
+    ),
     Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
     Guard("places of a log may overlap", Found, "misplaced", nothing_wrong, overlaps),
     Guard(

@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import StoreServers
+from quorumlog.net.identity import Credentials
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
@@ -45,7 +46,9 @@ def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
     with spark_cluster(servers.fresh(), **settings) as started:
         # Nobody may mend what is planted before it is found.
         started.kill("autorecovery-1")
-        yield started
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CLUSTER_SECRET_FILE", str(started.data / "cluster-secret"))
+            yield started
 
 
 class Planter:
@@ -61,7 +64,9 @@ class Planter:
         members = tuple(f"bookie-{number}@1" for number in bookies)
 
         async def create() -> int:
-            client = MetadataClient([self._cluster.url("metadata-1")])
+            client = MetadataClient(
+                [self._cluster.url("metadata-1")], credentials=Credentials(self._cluster.headers)
+            )
             try:
                 draft = LedgerMetadata(
                     ledger_id=-1,
@@ -95,7 +100,11 @@ class Planter:
         request = urllib.request.Request(
             url,
             data=run.body,
-            headers={"Content-Type": "application/octet-stream", "X-Ledger-Key": "A" * 43 + "="},
+            headers={
+                "Content-Type": "application/octet-stream",
+                "X-Ledger-Key": "A" * 43 + "=",
+                **self._cluster.headers,
+            },
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status in {200, 201}
@@ -211,7 +220,10 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
     )
     assert plan.report["actions"] == {"copy": 3, "operator": 1}
     assert plan.report["queued"] == 3
-    with urllib.request.urlopen(f"{cluster.url('metadata-1')}/v1/repairs") as answer:
+    queue = urllib.request.Request(
+        f"{cluster.url('metadata-1')}/v1/repairs", headers=cluster.headers
+    )
+    with urllib.request.urlopen(queue) as answer:
         queued = json.loads(answer.read())["repairs"]
     assert {
         (item["ledger_id"], item["member"], tuple(map(tuple, item["ranges"])))

@@ -1,6 +1,7 @@
 """The bodies of the metadata service: nothing is lost, nothing loose is taken."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -36,6 +37,20 @@ def test_a_row_comes_back_as_it_was() -> None:
     wire = LedgerRow.from_core(FULL).model_dump_json()
 
     assert LedgerRow.model_validate_json(wire).to_core() == FULL
+
+
+def test_a_row_from_before_there_were_internal_listeners_stays_as_it_was() -> None:
+    """So that processes of before can read it."""
+    wire = LedgerRow.from_core(FULL).model_dump(mode="json")
+    assert wire["writer"] == {"id": "w", "url": "http://w"}
+    assert FULL.writer is not None
+    assert FULL.writer.url_inside == "http://w"
+
+    newer = replace(FULL, writer=Writer("w", "http://w", "http://inside"))
+
+    wire = LedgerRow.from_core(newer).model_dump(mode="json")
+    assert wire["writer"] == {"id": "w", "url": "http://w", "internal_url": "http://inside"}
+    assert LedgerRow.model_validate_json(json.dumps(wire)).to_core() == newer
 
 
 def test_a_draft_without_an_id_asks_for_the_next_one() -> None:

@@ -66,7 +66,11 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "log": None,
     "created_at": "2026-01-02T03:04:05.678901Z",
     "version": 1,
-    "writer": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
+    "writer": {
+        "id": "b1946ac9",
+        "url": "http://127.0.0.1:8080",
+        "internal_url": "http://127.0.0.1:34567",
+    },
 }
 _CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
 _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}
@@ -75,6 +79,7 @@ _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first"
 _ENDING: Final = (
     *USUAL,
     *WITH_BODY,
+    errors.CopyLost,
     errors.WrongPassword,
     errors.NoSuchLedger,
     errors.OwnedByLog,
@@ -204,6 +209,7 @@ DELETE: Final = Operation(
     errors=(
         *ALWAYS,
         *WITH_METADATA,
+        errors.CopyLost,
         errors.WrongPassword,
         errors.NoSuchLedger,
         errors.OwnedByLog,

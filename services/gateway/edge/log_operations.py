@@ -44,7 +44,11 @@ _EXAMPLE: Final[dict[str, Any]] = {
         {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
         {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
     ],
-    "owner": {"id": "b1946ac9", "url": "http://127.0.0.1:8080"},
+    "owner": {
+        "id": "b1946ac9",
+        "url": "http://127.0.0.1:8080",
+        "internal_url": "http://127.0.0.1:34567",
+    },
     "version": 4,
     "created_at": "2026-01-02T03:04:05.678901Z",
 }

@@ -22,6 +22,7 @@ from quorumlog.net import trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
+from quorumlog.net.service import check_caller
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
@@ -79,8 +80,9 @@ def edge_middleware(
     is_draining: Callable[[], bool],
     cors_origins: frozenset[str] = frozenset(),
     hosts: Hosts,
+    is_internal: bool = False,
 ) -> Middleware:
-    """The one middleware of the gateway."""
+    """The one middleware of a gateway's listener, the public or the internal one."""
 
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -90,7 +92,6 @@ def edge_middleware(
         trace.begin(instance, request.headers.get(trace.HEADER))
         resource = request.match_info.route.resource
         route = "none" if resource is None else resource.canonical
-        # Requests of other gateways take no place: they must not starve behind those of clients.
         peer = peer_of(request.remote)
         PEER.set(peer)
         place = large = 0
@@ -99,7 +100,10 @@ def edge_middleware(
             try:
                 hosts.check(request)
                 hosts.check_origin(request, cors_origins)
-                if not route.startswith("/internal"):
+                if is_internal:
+                    # Takes no place: it must not starve behind those of clients.
+                    check_caller(request)
+                else:
                     _admit(request, is_draining)
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)

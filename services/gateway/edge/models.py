@@ -176,6 +176,10 @@ class WriterModel(Model):
 
     id: str
     url: str
+    internal_url: str = Field(
+        description="Where the cluster's own processes reach it; empty of a ledger from before there"
+        " were internal listeners."
+    )
 
 
 class Ledger(Model):

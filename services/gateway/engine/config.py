@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
 
@@ -11,8 +12,12 @@ class EngineConfig:
     """Fixed at construction; `services/gateway/config.py` reads the settings."""
 
     url: str
-    """The URL at which other gateways reach this process."""
+    """The URL at which clients reach this process."""
     metadata_urls: tuple[str, ...]
+    internal_url: str = ""
+    """The URL at which other processes of the cluster reach this one; empty: the one of clients."""
+    credentials: Credentials = ANONYMOUS
+    """What this process shows to other services."""
     ledger_in_flight_bytes_max: int = 128 << 20
     """Two of the largest bodies (docs/guides/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20

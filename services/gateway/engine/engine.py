@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from quorumlog.errors import (
     InvalidRequest,
+    NoSuchLedger,
     OwnedByLog,
     QuorumLogError,
     ShuttingDown,
@@ -32,7 +33,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
@@ -50,8 +51,8 @@ from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPag
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
 """Ledgers that bookies keep for lost changes, in the state of the cluster, which has the count of all."""
-_COPIED_AT_ONCE: Final = 32
-"""Rows whose copies are sent at once (taste)."""
+_READ_AT_ONCE: Final = 32
+"""Rows of one log or transaction that are read at once (taste)."""
 
 
 class Engine:
@@ -68,7 +69,7 @@ class Engine:
         holdings: HoldingsClient,
     ) -> None:
         """Use `running`."""
-        self.writer = Writer(str(uuid4()), config.url)
+        self.writer = Writer(str(uuid4()), config.url, config.internal_url)
         self.metadata, self.peers, self._directory = metadata, peers, directory
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
@@ -120,7 +121,7 @@ class Engine:
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
         """An engine with its connections and its background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
-        async with service_session() as session:
+        async with service_session(config.credentials) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
             directory = Directory(metadata.bookies, Quarantine(config.quarantine))
             bookies = BookieClient(directory.address, session, failed=directory.quarantine.failed)
@@ -236,18 +237,39 @@ class Engine:
             if not is_closed(row):
                 row = await self._recoveries.run(ledger_id)
             try:
-                await self.metadata.delete(ledger_id, version=row.version)
+                attempt = await self.metadata.delete(ledger_id, version=row.version)
             except VersionConflict:
                 row = await self._rows.fresh(ledger_id)
                 continue
             break
         self._rows.deleted(ledger_id)
+        await self._copied(row.deleted(attempt))
+
+    async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+        """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""
+        room = asyncio.Semaphore(_READ_AT_ONCE)
+
+        async def read(ledger_id: int) -> LedgerMetadata | None:
+            async with room:
+                with contextlib.suppress(NoSuchLedger):
+                    return await self._rows.fresh(ledger_id)
+            return None
+
+        found = await asyncio.gather(*map(read, ledger_ids))
+        return [row for row in found if row is not None]
+
+    async def tell_deleted(
+        self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
+    ) -> None:
+        """Tell members that ledgers are deleted, of which these were the last rows (rule 18b)."""
+        told = [row.deleted(deletion=deletion) for row in rows]
+        await asyncio.gather(*[spread(row, self._ports) for row in told])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
         """Send members copies of rows that others have changed (rule 18b). A row that cannot be read is left
         to autorecovery's check.
         """
-        room = asyncio.Semaphore(_COPIED_AT_ONCE)
+        room = asyncio.Semaphore(_READ_AT_ONCE)
 
         async def copy(ledger_id: int) -> None:
             async with room:
@@ -278,7 +300,11 @@ class Engine:
     async def gateways(self) -> Sequence[Writer]:
         """The gateways that live as far as is known."""
         services = (await self.metadata.services()).services
-        return [Writer(found.id, found.url) for found in services if found.kind == "gateway"]
+        return [
+            Writer(found.id, found.url, found.internal_url)
+            for found in services
+            if found.kind == "gateway"
+        ]
 
     async def cluster(self) -> dict[str, Any]:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
@@ -300,7 +326,7 @@ class Engine:
             "services": [
                 service.model_dump(mode="json") for service in (*metadata, *services.services)
             ],
-            "writer": {"id": self.writer.id, "url": self.writer.url},
+            "writer": self.writer,
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.quarantined,
             "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
@@ -343,7 +369,9 @@ class Engine:
     async def _send_heartbeats(self) -> None:
         while True:
             state = "draining" if self._is_draining else "ready"
-            heartbeat = ServiceHeartbeat(url=self.writer.url, state=state)
+            heartbeat = ServiceHeartbeat(
+                url=self.writer.url, internal_url=self.writer.internal_url, state=state
+            )
             with contextlib.suppress(QuorumLogError):
                 await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)

@@ -333,9 +333,9 @@ class WriteHandle:
                 self._ended(row)
                 spread(row, self._ports).add_done_callback(lambda _end: self._answer_close(row))
             case Failed():
-                # An ENDING machine closes the ledger at its LAC and reports that later.
+                # An ENDING machine closes the ledger at its LAC and reports that later, unless it is stopped.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
-                self._fail(told, is_final=not is_ending or told.code == QuorumLogError.code)
+                self._fail(told, is_final=not is_ending or self._driver.is_stopped)
             case RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case EntriesRead() | Repaired():

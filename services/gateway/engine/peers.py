@@ -19,9 +19,12 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    Forbidden,
     ForeignHost,
     QuorumLogError,
     QuorumTimeout,
+    RouteNotFound,
+    Unauthenticated,
     WriterLost,
 )
 from quorumlog.net.awake import awake_timeout
@@ -164,7 +167,7 @@ class Peers:
             async with (
                 awake_timeout(timeout_s),
                 self._session.request(
-                    method, writer.url + path, data=data, headers=headers, timeout=timeout
+                    method, writer.url_inside + path, data=data, headers=headers, timeout=timeout
                 ) as answer,
             ):
                 body = await answer.read()
@@ -184,8 +187,10 @@ class Peers:
             raise WriterLost("another process answers at its address", outcome=NOT_DONE)
         if status >= 400:
             problem = from_answer(status, body)
-            if isinstance(problem, ForeignHost):
+            if isinstance(problem, ForeignHost | RouteNotFound):
                 raise WriterLost("another process listens at its address", outcome=NOT_DONE)
+            if isinstance(problem, Unauthenticated | Forbidden):
+                raise WriterLost(f"it refuses this gateway: {problem.detail}", outcome=NOT_DONE)
             if type(problem) is QuorumLogError:
                 raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
             raise problem

@@ -58,6 +58,7 @@ from quorumlog.protocol.log.messages import (
     RecoverLedger,
     Relay,
     Resolve,
+    RowChanged,
     Stopped,
     Submit,
     SubmitFailed,
@@ -66,7 +67,8 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import DigestKind, Writer
+from quorumlog.protocol.metadata import Deletion, DigestKind, Writer
+from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.gateway.logs.ends import end_of
@@ -260,7 +262,7 @@ class LogDriver:
                     self._place_last(swapped)
                 return swapped
             case DeleteLog(row):
-                return await store.delete(row)
+                return await self._delete(row)
             case ReadTransaction(transaction):
                 return await store.transaction(transaction)
             case Commit(transaction, ledgers, row):
@@ -292,6 +294,16 @@ class LogDriver:
             case Wait(pause):
                 jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
                 return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
+
+    async def _delete(self, row: LogMetadata) -> RowChanged | None:
+        """Delete the log's row, and tell the members of the ledgers that are deleted with it (rule 18b)."""
+        engine = self._ports.engine
+        deleted = [item.ledger_id for item in row.items[-DELETED_WITH_LOG_MAX:]]
+        ledgers = await engine.existing(deleted)
+        other = await self._ports.store.delete(row)
+        if other is None:
+            await engine.tell_deleted(ledgers, Deletion.WITH_LOG)
+        return other
 
     def _place_last(self, row: LogMetadata) -> None:
         """Tell the writer of a log's last ledger its first offset, before the machine appends to it."""

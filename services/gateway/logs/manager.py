@@ -166,8 +166,9 @@ class LogManager:
         """
         ledger = await self._engine.get(ledger_id)
         if ledger.state is not State.CLOSED:
-            await self._engine.recover(ledger_id)
+            ledger = await self._engine.recover(ledger_id)
         await self._store.delete_unnamed(ledger_id)
+        await self._engine.tell_deleted([ledger])
 
     async def delete_orphans(self, *, older_than_s: float) -> None:
         """Delete ledgers that were created for a log and that no log has named for this long, and the

@@ -1,12 +1,13 @@
 """`quorumlog cluster …`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from quorumlog.cli.cookies import MetadataOption
 from quorumlog.cli.ends import ExitStatus
-from quorumlog.cli.operator import ask, bare
+from quorumlog.cli.operator import ask, bare, follow_work
 from quorumlog.cli.printing import (
     WatchOption,
     print_answer,
@@ -16,15 +17,26 @@ from quorumlog.cli.printing import (
     show_repeatedly,
 )
 from quorumlog.cli.session import common_options, parse_urls, run_async
+from quorumlog.errors import by_code
 
 app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
 
 WitnessesArgument = Annotated[
-    list[str], typer.Argument(help="The witnesses that the database lacks (GET /v1/witnesses).")
+    list[str] | None,
+    typer.Argument(help="The witnesses that the database lacks (GET /v1/witnesses)."),
 ]
 LostOption = Annotated[
     list[str] | None,
     typer.Option("--lost", help="A bookie that never returns, so that it need not answer."),
+]
+
+LedgerOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--ledger",
+        min=0,
+        help="A ledger that is refused with copy-lost: end it by the database's row. It may lack entries for ever.",
+    ),
 ]
 
 
@@ -101,13 +113,25 @@ def _print_witnesses(found: dict[str, Any]) -> None:
 
 
 @app.command()
-def accept(witnesses: WitnessesArgument, metadata: MetadataOption, lost: LostOption = None) -> None:
+def accept(
+    metadata: MetadataOption,
+    witnesses: WitnessesArgument = None,
+    lost: LostOption = None,
+    ledger: LedgerOption = None,
+) -> None:
     """Go on with a database that went back: the changes of these witnesses are lost. See the runbook first.
-    Every registered bookie has to answer, but for those named with --lost.
+    Every registered bookie has to answer, but for those named with --lost. Run `quorumlog metadata rebuild` before:
+    the loss is not accepted while bookies hold copies of rows that a rebuild would write.
     """
-    url = f"{','.join(parse_urls(metadata))}/v1/witnesses/accept"
-    body = {"witnesses": witnesses, "lost": [bare(name) for name in lost or ()]}
-    state = run_async(lambda: ask("POST", url, body))
-    print_answer(
-        state, f"accepted as lost: {len(witnesses)}; still missing: {len(state['missing'])}"
-    )
+    given, names = witnesses or [], [bare(name) for name in lost or ()]
+    body = {"witnesses": given, "lost": names, "ledgers": ledger or []}
+    state = run_async(lambda: _accept(parse_urls(metadata), body))
+    print_answer(state, f"accepted as lost: {len(given)}; still missing: {len(state['missing'])}")
+
+
+async def _accept(urls: Sequence[str], body: dict[str, Any]) -> dict[str, Any]:
+    last = await follow_work(urls, "/v1/witnesses/accept", body)
+    if "error" in last:
+        raise by_code(last.get("code", ""))(last["error"])
+    state: dict[str, Any] = last["state"]
+    return state

@@ -1,37 +1,18 @@
 """`quorumlog metadata …`: commands for the metadata's database. They ask the metadata service itself."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-import aiohttp
-import orjson
 import typer
-from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 
 from quorumlog.cli.cookies import MetadataOption
 from quorumlog.cli.ends import EndedEarly
-from quorumlog.cli.pipes import bar_of
+from quorumlog.cli.operator import WorkEnded, follow_work
 from quorumlog.cli.printing import print_json, print_line, print_rows
 from quorumlog.cli.session import common_options, parse_urls, run_async
-from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
-from quorumlog.wire.problems import from_answer
+from quorumlog.errors import QuorumLogError
 
 app = typer.Typer(no_args_is_help=True, help="The metadata's database. Asks the metadata service.")
-
-_LINE_BYTES: Final = 1 << 22
-"""A report has up to 1,000 findings."""
-
-_PHASES: Final = {"survey": "ledgers counted", "ledgers": "ledgers"}
-
-
-class RebuildEnded(
-    QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
-):
-    """A rebuild ended before its report. What it wrote stays, and a repeat changes nothing of it."""
-
-    outcome = UNKNOWN
 
 
 @app.callback()
@@ -84,22 +65,16 @@ def rebuild(
 async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
     """The report; progress goes to standard error. Raises: EndedEarly, QuorumLogError."""
     through: int | None = None
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+
+    def note(line: dict[str, Any]) -> None:
+        nonlocal through
+        through = line.get("through", through)
+
     try:
-        with bar_of(*columns) as bar:
-            task = bar.add_task("asking the bookies", total=None)
-            async with aclosing(_lines(url, ask)) as lines:
-                async for line in lines:
-                    if "error" in line:
-                        raise RebuildEnded(line["error"])
-                    if "report" in line:
-                        report: dict[str, Any] = line["report"]
-                        return report
-                    through = line.get("through", through)
-                    done, phase = line.get("done", 0), _PHASES.get(line.get("phase", ""), "")
-                    text = f"{done:,} {phase}"
-                    bar.update(task, description=text, completed=done, total=line.get("of"))
-        raise RebuildEnded("the metadata service ended the answer without a report; see its log")
+        last = await follow_work([url], "/v1/rebuild", ask, note)
+        if "error" in last:
+            raise WorkEnded(last["error"])
+        report: dict[str, Any] = last["report"]
     except (asyncio.CancelledError, QuorumLogError) as error:
         if through is None and isinstance(error, QuorumLogError):
             raise
@@ -108,23 +83,7 @@ async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
             said += f": ledgers up to {through} are written; go on with --after {through}"
         why = error if isinstance(error, QuorumLogError) else None
         raise EndedEarly(said, {"through": through}, why) from None
-
-
-async def _lines(url: str, ask: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=common_options().timeout_s)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, read_bufsize=_LINE_BYTES) as session,
-            session.post(f"{url.rstrip('/')}/v1/rebuild", json=ask) as answer,
-        ):
-            if answer.status != 200:
-                raise from_answer(answer.status, await answer.read(), answer.headers)
-            async for line in answer.content:
-                yield orjson.loads(line)
-    except aiohttp.ClientConnectorError as error:
-        raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise RebuildEnded(f"{url} does not answer: {error!r}") from error
+    return report
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -137,6 +96,10 @@ def _print_report(report: dict[str, Any]) -> None:
         print_line(f"{kind} ({tense}): {found or 'none'}")
     if report["open_ledgers"]:
         print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
+    if report.get("may_be_deleted"):
+        print_line(
+            f"CLOSED ledgers of which only silent bookies may know a deletion: {report['may_be_deleted']}"
+        )
     if report["sealed_passwords"]:
         print_line(
             f"ledgers with a password: {report['sealed_passwords']}; only their passwords give their keys"

@@ -1,15 +1,31 @@
 """Requests of operators to the services behind the gateway."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
 from urllib.parse import quote
 
+import aiohttp
 import orjson
+from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from quorumlog.cli.pipes import bar_of
 from quorumlog.cli.session import common_options
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
-from quorumlog.errors import NoSuchBookie, NotFound
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    ConnectionLost,
+    NoSuchBookie,
+    NotFound,
+    QuorumLogError,
+)
+from quorumlog.wire.problems import from_answer
+
+_LINE_BYTES: Final = 1 << 22
+"""A report of a rebuild has up to 1,000 findings."""
+_PHASES: Final = {"survey": "ledgers counted", "ledgers": "ledgers"}
 
 
 class NoAutorecovery(
@@ -18,9 +34,23 @@ class NoAutorecovery(
     """No process of autorecovery is alive, so nobody can be asked."""
 
 
-async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+class WorkEnded(
+    QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
+):
+    """Work that tells its progress ended before its result. What it did stays, and it may be repeated."""
+
+    outcome = UNKNOWN
+
+
+async def ask(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
-    request may be repeated. `url`: of one service, or of several that answer alike, with commas.
+    request may be repeated. `url`: of one service, or of several that answer alike, with commas. `headers`: in place of
+    the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
     async with Transport(bases.split(","), deadline_s=common_options().timeout_s) as transport:
@@ -28,9 +58,63 @@ async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
             method,
             f"/v1/{path}",
             body=None if body is None else orjson.dumps(body),
+            headers=common_options().operator_headers if headers is None else headers,
             is_repeatable=True,
         )
         return answer.json() if answer.body else None
+
+
+async def read_lines(
+    urls: Sequence[str], path: str, body: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any]]:
+    """Send a request to the first of these services that takes connections, and yield the lines of its answer as they
+    come, for as long as that takes. Raises: ConnectionLost; WorkEnded where the answer breaks off.
+    """
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=common_options().timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_LINE_BYTES) as session:
+        for url in urls:
+            try:
+                async with session.post(
+                    f"{url.rstrip('/')}{path}",
+                    json=body,
+                    headers={
+                        "Accept": "application/x-ndjson",
+                        **common_options().operator_headers,
+                    },
+                ) as answer:
+                    if answer.status != 200:
+                        raise from_answer(answer.status, await answer.read(), answer.headers)
+                    async for line in answer.content:
+                        yield orjson.loads(line)
+                    return
+            except aiohttp.ClientConnectorError as error:
+                if url == urls[-1]:
+                    raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise WorkEnded(f"{url} does not answer: {error!r}") from error
+
+
+async def follow_work(
+    urls: Sequence[str],
+    path: str,
+    body: dict[str, Any],
+    note: Callable[[dict[str, Any]], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Show the progress of what a metadata service does with all ledgers, on standard error, and return the last
+    line. `note` gets the lines before. Raises: as `read_lines`.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with bar_of(*columns) as bar:
+        task = bar.add_task("asking the bookies", total=None)
+        async with aclosing(read_lines(urls, path, body)) as lines:
+            async for line in lines:
+                if line.keys() & {"error", "report", "state"}:
+                    return line
+                note(line)
+                done, phase = line.get("done", 0), _PHASES.get(line.get("phase", ""), "")
+                text = f"{done:,} {phase}"
+                bar.update(task, description=text, completed=done, total=line.get("of"))
+    raise WorkEnded("the metadata service ended the answer without a result; see its log")
 
 
 async def find_bookie(client: Client, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What all commands have in common while they run: their options, a client, and notices.
 
-Every command gets --gateway, --json, --timeout and --quiet from `with_common_options`; `common_options` has
+Every command gets --gateway, --json, --timeout, --quiet and --secret-file from `with_common_options`; `common_options` has
 their values for the functions that ask servers and print. While a command waits, standard error says what is tried again, and for how long.
 """
 
@@ -9,10 +9,19 @@ import contextlib
 import inspect
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import aiohttp
@@ -20,6 +29,7 @@ import typer
 
 from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
+from quorumlog.wire.secret import SecretUnusable, operator_headers
 
 T = TypeVar("T")
 
@@ -39,6 +49,8 @@ class CommonOptions:
     as_json: bool = False
     timeout_s: float = TIMEOUT_S
     is_quiet: bool = False
+    operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What is shown to the services behind the gateways."""
 
     @property
     def shows_notices(self) -> bool:
@@ -76,11 +88,20 @@ _TimeoutOption = Annotated[
 _QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
 ]
+_SecretOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file",
+        envvar="CLUSTER_SECRET_FILE",
+        help="The cluster's secret, for commands that ask the services behind the gateways.",
+    ),
+]
 _DECLARED: Final = (
     ("gateway", _GatewayOption, GATEWAY),
     ("as_json", _JsonOption, False),
     ("timeout", _TimeoutOption, TIMEOUT_S),
     ("quiet", _QuietOption, False),
+    ("secret_file", _SecretOption, None),
 )
 """Name, declaration and default."""
 
@@ -115,6 +136,9 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             as_json=given["as_json"],
             timeout_s=given["timeout"] or TIMEOUT_S,
             is_quiet=given["quiet"],
+            operator_headers=_operator_headers(
+                given["secret_file"], given.get("gateway") or given.get("metadata", "")
+            ),
         )
         token = _COMMON_OPTIONS.set(options)
         try:
@@ -128,6 +152,14 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
+
+
+def _operator_headers(file: Path | None, urls: str) -> Mapping[str, str]:
+    """Raises: typer.BadParameter."""
+    try:
+        return operator_headers(file, urls.split(","))
+    except SecretUnusable as error:
+        raise typer.BadParameter(f"--secret-file: {error}") from None
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:

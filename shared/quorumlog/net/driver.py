@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from quorumlog.errors import CopyLost
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import (
     AddAnswered,
@@ -204,6 +205,12 @@ class Driver:
     async def _ask_metadata(self, attempt: int, ask: Callable[[], Awaitable[Row]]) -> None:
         try:
             status, row = await ask()
+        except CopyLost as error:
+            # Rule 18d: whoever goes on by this row loses entries. An operator decides, so the machine ends.
+            if not self._stopped:
+                self.stop()
+                self._tell(Failed(error.code, detail=error.detail))
+            return
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
             status, row = CasStatus.UNKNOWN, None

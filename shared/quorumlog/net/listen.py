@@ -8,12 +8,14 @@ Every service listens through this module.
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -61,6 +63,7 @@ _REFUSED_SHARE: Final = 8
 answered and closed immediately.
 """
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
+_TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -390,23 +393,65 @@ class Listener:
         )
 
 
+class PortUnusable(OSError):
+    """Nothing can listen at a port; says why."""
+
+
+@contextlib.contextmanager
+def _naming(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
+        raise PortUnusable(f"port {port} of {host} {reason}") from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for `listening`, whose port is known before the application is made; with port 0 the system
+    chooses one. Raises: PortUnusable, OSError.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with _naming(host, port):
+            bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, *, host: str, port: int, limits: ListenLimits | None = None
+    app: web.Application,
+    *,
+    host: str,
+    port: int,
+    limits: ListenLimits | None = None,
+    bound: socket.socket | None = None,
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen. At the end stop listening, finish the requests in progress (for
-    `drain_timeout_s` at most), then run the application's clean-up.
+    """Start the application and listen, on a socket that is bound already where there is one. At the end stop
+    listening, finish the requests in progress (for `drain_timeout_s` at most), then run the application's
+    clean-up.
 
-    Raises: OSError where the port is taken.
+    Raises: PortUnusable.
     """
+    place: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
+    if bound is not None:
+        place = {"sock": bound}
     limits = limits or ListenLimits()
     runner = web.AppRunner(app, shutdown_timeout=limits.drain_timeout_s)
     await runner.setup()
     try:
         listener = Listener(runner, limits)
-        sockets = await asyncio.get_running_loop().create_server(
-            listener.connection, host, port, backlog=1024, reuse_address=True
-        )
+        with _naming(host, port):
+            sockets = await asyncio.get_running_loop().create_server(
+                listener.connection, backlog=1024, **place
+            )
         listener.port = sockets.sockets[0].getsockname()[1]
         try:
             yield listener

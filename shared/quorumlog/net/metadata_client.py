@@ -137,7 +137,8 @@ class MetadataClient(MetadataRequests):
         """Replace the row that has `metadata.version`, and return the row as it is then.
 
         Returns once the change is settled, however long that takes; UNKNOWN only where nothing was
-        sent. Raises: InvalidRequest for an illegal change.
+        sent. Raises: InvalidRequest for an illegal change; CopyLost where bookies hold copies of rows that the
+        database lacks (rule 18d).
         """
         body = LedgerChange(
             row=LedgerRow.from_core(metadata),
@@ -155,14 +156,15 @@ class MetadataClient(MetadataRequests):
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row.to_core()
 
-    async def delete(self, ledger_id: int, *, version: int, attempt: str | None = None) -> None:
-        """Replace the row by a tombstone. Returns once that is settled.
+    async def delete(self, ledger_id: int, *, version: int, attempt: str | None = None) -> str:
+        """Replace the row by a tombstone. Returns the deletion's token once that is settled.
 
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         where nothing was sent.
         """
         body = LedgerDelete(version=version, attempt=attempt or new_attempt())
         await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
+        return body.attempt
 
     async def list(
         self,

@@ -25,14 +25,17 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     DatabaseWentBack,
+    Forbidden,
     ForeignHost,
     MetadataBusy,
     MetadataUnavailable,
     Outcome,
     QuorumLogError,
     RouteNotFound,
+    Unauthenticated,
 )
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.wire.bodies import (
     Body,
@@ -88,14 +91,16 @@ class MetadataRequests:
         urls: Sequence[str],
         session: aiohttp.ClientSession | None = None,
         *,
+        credentials: Credentials = ANONYMOUS,
         deadline_s: float = _DEADLINE_S,
         try_s: float = _TRY_S,
     ) -> None:
+        """`credentials` are those of the session that the client opens where none is given."""
         if not urls:
             raise ValueError("needs the URL of a metadata service")
         self._urls = [url.rstrip("/") for url in urls]
         self._current = 0
-        self._given = session
+        self._given, self._credentials = session, credentials
         self._own: aiohttp.ClientSession | None = None
         self._deadline_s = deadline_s
         self._try_s = try_s
@@ -114,7 +119,7 @@ class MetadataRequests:
         if self._given is not None:
             return self._given
         if self._own is None:
-            self._own = service_session()
+            self._own = service_session(self._credentials)
         return self._own
 
     def _turn(self, failed: int) -> None:
@@ -316,6 +321,8 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
 
 def _is_verdict(error: QuorumLogError) -> bool:
     """Whether the service itself has decided; everything else is tried again."""
-    if isinstance(error, RouteNotFound | ForeignHost):
-        return False  # another kind of service answers at this address, or one of another name
+    if isinstance(error, RouteNotFound | ForeignHost | Unauthenticated | Forbidden):
+        # Another kind of service answers at this address, or one of another name; or the service does not know
+        # this process, which says nothing of the request of this process's own caller.
+        return False
     return type(error) is not QuorumLogError and error.status < 500 and not error.retryable

@@ -6,16 +6,17 @@ A service's `config.py` reads the environment into a frozen model made from Serv
 """
 
 import asyncio
-import errno
+import contextlib
 import gc
-import inspect
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final, Literal, Self, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, Self
 
 import orjson
 import uvloop
@@ -24,16 +25,23 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import descriptors, docs_page, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.hosts import Hosts
+from quorumlog.net.identity import (
+    ANONYMOUS,
+    Authenticator,
+    ClusterSecret,
+    Credentials,
+)
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     ListenLimits,
+    PortUnusable,
     error_of_http,
     forgotten,
     html_response,
@@ -43,6 +51,7 @@ from quorumlog.net.listen import (
 )
 from quorumlog.net.memory import trim_forever
 from quorumlog.net.timers import Tasks
+from quorumlog.wire.secret import is_loopback, read_secret
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +67,12 @@ DRAINING: Final = web.AppKey("draining", asyncio.Event)
 HOSTS: Final = web.AppKey("hosts", Hosts)
 """The hosts that the process answers to."""
 
+AUTHENTICATOR: Final = web.AppKey("authenticator", Authenticator)
+"""Who knows the callers of an internal listener; absent where anybody may call."""
+
+_OPEN: Final = frozenset(("/health/live", "/health/ready"))
+"""Routes that anybody may call: of whoever watches the process, which has no credentials."""
+
 Ready = Callable[[], Awaitable[None]]
 """Returns when the service can do its work; else raises an Unavailable error that says why not."""
 
@@ -72,7 +87,24 @@ class _Drain:
 _DRAIN: Final = web.AppKey("drain", _Drain)
 _GC_ALLOCATIONS: Final = 10_000
 """Instead of 700: one batch of 100 entries makes some hundred objects."""
-_TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """An application, and where it listens."""
+
+    app: web.Application
+    host: str
+    port: int
+    limits: ListenLimits
+    bound: socket.socket | None = None
+    """A socket that is bound there already."""
+
+
+Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
+"""Makes of a service's settings its application, which listens at HOST and PORT, or its applications, in the order in which
+they begin to listen. They end in the reverse order.
+"""
 
 
 class ServiceSettings(BaseModel):
@@ -99,6 +131,36 @@ class ServiceSettings(BaseModel):
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
+    cluster_secret_file: Path | None = Field(
+        default=None,
+        description="file with the secret that the services of a cluster share: who has it is one of them",
+    )
+    allow_anonymous: bool = Field(
+        default=False,
+        description="1: an internal listener may be reached from other machines without any credentials",
+    )
+
+    @field_validator("cluster_secret_file")
+    @classmethod
+    def _holds_a_secret(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_secret(file)
+        return file
+
+    @model_validator(mode="after")
+    def _asks_callers_beyond_loopback(self) -> Self:
+        name, host = self._internal_host()
+        if self.cluster_secret_file is None and not self.allow_anonymous and not is_loopback(host):
+            raise ValueError(
+                f"{name}={host} lets other machines call what only this cluster's services may:"
+                " set CLUSTER_SECRET_FILE to a file with a secret that all of them have,"
+                " or ALLOW_ANONYMOUS=1 where nobody else can reach them"
+            )
+        return self
+
+    def _internal_host(self) -> tuple[str, str]:
+        """The host of the internal listener, behind the name of its setting."""
+        return "HOST", self.host
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
@@ -120,10 +182,22 @@ class ServiceSettings(BaseModel):
     @property
     def url(self) -> str:
         """The URL at which others reach this process, without a trailing slash."""
-        if self.advertised_url:
-            return self.advertised_url.rstrip("/")
-        everywhere = self.host in ("0.0.0.0", "::")  # noqa: S104
-        return f"http://{socket.gethostname() if everywhere else self.host}:{self.port}"
+        return url_of(self.advertised_url, self.host, self.port)
+
+    @cached_property
+    def authenticator(self) -> Authenticator | None:
+        """Knows the callers of the internal listener."""
+        return self._secret
+
+    @property
+    def credentials(self) -> Credentials:
+        """What this process shows to other services."""
+        return ANONYMOUS if self._secret is None else self._secret.credentials
+
+    @cached_property
+    def _secret(self) -> ClusterSecret | None:
+        file = self.cluster_secret_file
+        return None if file is None else ClusterSecret(file)
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket."""
@@ -135,14 +209,22 @@ class ServiceSettings(BaseModel):
         return Hosts(self.url, self.allowed_hosts)
 
 
-S = TypeVar("S", bound=ServiceSettings)
+def url_of(advertised: str, host: str, port: int) -> str:
+    """The URL at which others reach a listener, without a trailing slash."""
+    if advertised:
+        return advertised.rstrip("/")
+    everywhere = host in ("0.0.0.0", "::")  # noqa: S104
+    return f"http://{socket.gethostname() if everywhere else host}:{port}"
 
 
 def _sentence(fault: Any) -> str:
-    place = ".".join(str(part) for part in fault["loc"]).upper() or "the settings"
+    why = str(fault.get("ctx", {}).get("error", fault["msg"]))
+    if not fault["loc"]:
+        return why  # of several settings; all of them are no part of it, since some are secret
+    place = ".".join(str(part) for part in fault["loc"]).upper()
     if fault["type"] == "missing":
         return f"{place} is not set"
-    return f"{place} = {fault.get('input')!r}: {fault['msg']}"
+    return f"{place} = {fault.get('input')!r}: {why}"
 
 
 def add_shared_routes(
@@ -152,16 +234,18 @@ def add_shared_routes(
     openapi: Callable[[], Mapping[str, Any]],
     drain: Callable[[], Awaitable[None]] | None = None,
     hosts: Hosts | None = None,
+    authenticator: Authenticator | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> None:
     """Add the routes of all services to an application: health, metrics, the API's description.
 
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
-    answers.
+    answers. `authenticator` knows the callers of an internal listener. `registry`: that of the process's
+    other application.
     """
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    app[METRICS] = registry
+    registry = app[METRICS] = registry or _new_registry()
+    if authenticator is not None:
+        app[AUTHENTICATOR] = authenticator
     app[DRAINING] = asyncio.Event()
     app[HOSTS] = hosts or Hosts()
     app[RECEIVING] = Receiving()
@@ -195,6 +279,24 @@ def add_shared_routes(
     app.router.add_get("/docs", documentation)
 
 
+def _new_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+def check_caller(request: web.Request) -> None:
+    """Refuse a request of an unknown caller to an internal listener. Raises: Unauthenticated, Forbidden."""
+    authenticator = request.app.get(AUTHENTICATOR)
+    if authenticator is None:
+        return
+    # By the route that was found: a path may be written in many ways.
+    resource = request.match_info.route.resource
+    if resource is None or resource.canonical not in _OPEN:
+        authenticator.identify(request)
+
+
 @web.middleware
 async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its id, and turn errors into problem documents.
@@ -208,6 +310,7 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
         hosts = request.app[HOSTS]
         hosts.check(request)
         hosts.check_origin(request)
+        check_caller(request)
         response = await handler(request)
     except QuorumLogError as error:
         return problem_response(error, instance)
@@ -225,35 +328,37 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     return response
 
 
-def run_service(
-    name: str, app_factory: Callable[[S], web.Application | Awaitable[web.Application]], settings: S
-) -> None:
+def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:
     """Run a service until SIGTERM or SIGINT; then drain, stop listening, clean up, and return.
 
     Raises: SystemExit with a status other than 0 where it could not start.
     """
     log_as_json(name, settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_serve(name, app_factory, settings))
+        status = runner.run(_serve(name, factory, settings))
     if status:
         raise SystemExit(status)
 
 
-async def _serve(
-    name: str, app_factory: Callable[[S], web.Application | Awaitable[web.Application]], settings: S
-) -> int:
+async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Explicitly: a parent that ignores SIGINT passes that on to its children.
         loop.add_signal_handler(number, asked_to_end.set)
-    built = app_factory(settings)
-    app = await built if inspect.isawaitable(built) else built
     try:
-        limits = settings.listen_limits()
-        most = descriptors.connections_within(descriptors.raise_limit(), limits.connections_max)
-        limits = replace(limits, connections_max=most)
-        async with listening(app, host=settings.host, port=settings.port, limits=limits):
+        async with contextlib.AsyncExitStack() as stack:
+            parts = _sharing_descriptors(await _made(factory, settings))
+            for part in parts:
+                await stack.enter_async_context(
+                    listening(
+                        part.app,
+                        host=part.host,
+                        port=part.port,
+                        limits=part.limits,
+                        bound=part.bound,
+                    )
+                )
             _tune_collector()
             log.info("started", extra={"url": settings.url})
             tasks = Tasks()
@@ -261,15 +366,35 @@ async def _serve(
             await asked_to_end.wait()
             await tasks.close()
             log.info("draining")
-            await _drain(app, settings.drain_s)
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-        reason = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
-        sys.stderr.write(f"{name}: port {settings.port} of {settings.host} {reason}\n")
+            for part in parts:
+                await _drain(part.app, settings.drain_s)
+    except PortUnusable as error:
+        sys.stderr.write(f"{name}: {error}\n")
         return 1
     log.info("ended")
     return 0
+
+
+async def _made(factory: Factory, settings: ServiceSettings) -> Sequence[Listening]:
+    made = factory(settings)
+    if isinstance(made, web.Application):
+        return (Listening(made, settings.host, settings.port, settings.listen_limits()),)
+    return await made
+
+
+def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
+    """Where descriptors are scarce, each listener gets a share of the connections that there may be."""
+    wanted = sum(part.limits.connections_max for part in parts)
+    allowed = descriptors.connections_within(descriptors.raise_limit(), wanted)
+    return [
+        replace(
+            part,
+            limits=replace(
+                part.limits, connections_max=part.limits.connections_max * allowed // wanted
+            ),
+        )
+        for part in parts
+    ]
 
 
 def _tune_collector() -> None:

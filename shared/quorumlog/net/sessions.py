@@ -5,6 +5,7 @@ from typing import Any
 import aiohttp
 
 from quorumlog.net import trace
+from quorumlog.net.identity import ANONYMOUS, Credentials
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -21,9 +22,12 @@ class _Connector(aiohttp.TCPConnector):
             free.rotate()
 
 
-def service_session() -> aiohttp.ClientSession:
-    """A session for requests to other services, which carry the trace of the work they belong to."""
+def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
+    """A session for requests to other services, which carry the trace of the work they belong to, and
+    `credentials`.
+    """
     return aiohttp.ClientSession(
+        headers=credentials.headers,
         connector=_Connector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         trace_configs=[trace.config()],

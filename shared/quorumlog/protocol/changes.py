@@ -6,7 +6,7 @@ the tests ask the same ones. A single row was checked when it was parsed (`Ledge
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.access_key import is_same, is_sealed
@@ -40,6 +40,28 @@ _KEYS: Final = {"access_key", "mac_key"}
 
 _Problems = list[tuple[str, str]]
 """Pointer and detail of each."""
+
+
+class Versioned(Protocol):
+    """A ledger's or a log's row, as a value of the protocol or as a body."""
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        ...
+
+    @property
+    def attempt(self) -> str:
+        """The token of the change that made the version; empty where nobody knows."""
+        ...
+
+
+def is_made_from(old: Versioned, new: Versioned) -> bool:
+    """Whether a compare-and-swap to `new` is from the row as it is, and not from one of another line of history, whose
+    version may be the same (rule 18a).
+    """
+    is_same_change = "" in (old.attempt, new.attempt) or old.attempt == new.attempt
+    return old.version == new.version and is_same_change
 
 
 # --- ledgers --------------------------------------------------------------------------------------

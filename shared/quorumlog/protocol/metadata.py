@@ -62,6 +62,22 @@ class Writer:
 
     id: str
     url: str
+    """For clients."""
+    internal_url: str = ""
+    """For processes of the cluster; empty for one from before there were internal listeners."""
+
+    @property
+    def url_inside(self) -> str:
+        """Where other processes of the cluster ask this one."""
+        return self.internal_url or self.url
+
+
+class Deletion(StrEnum):
+    """What was deleted with a ledger."""
+
+    ALONE = "ledger"
+    WITH_LOG = "log"
+    """The log that named it, and all ledgers that the log had named before."""
 
 
 PREDECESSORS_KEPT = 4
@@ -118,6 +134,9 @@ class LedgerMetadata:
     repairs: tuple[Repair, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
+    deletion: Deletion | None = None
+    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row. The store's own tombstone has
+    an id and a version only."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -194,6 +213,14 @@ class LedgerMetadata:
             may_lack_entries=True,
             declared_lost=tuple(dict.fromkeys(self.declared_lost + members)),
         )
+
+    def deleted(
+        self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
+    ) -> "LedgerMetadata":
+        """What members keep a copy of once the ledger has a tombstone (rule 18b). `attempt`: the token of the
+        deletion, empty where the store told none.
+        """
+        return replace(self, version=self.version + 1, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
         """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one

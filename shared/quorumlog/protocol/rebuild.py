@@ -7,7 +7,7 @@ who answered holds.
 - A CLOSED row is final but for its members, whoever else answers: one end (I4), and no later row has another.
 - An OPEN row is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
   row is on Qa of that row's members, each with a copy of that row or a later one, and one of these members answers.
-- A deleted id rests on a tombstone, and ids are used once (rule 17).
+- A deleted id rests on a tombstone, and ids are used once (rule 17). So does the copy that says so.
 
 What is not proven is told, never written by guess.
 """
@@ -73,6 +73,10 @@ class Bookies:
         }
         return len(self.silent | replaced)
 
+    def may_hide_later(self, row: LedgerMetadata) -> bool:
+        """Whether all who know of a later row, or of the ledger's deletion, may be among those."""
+        return self.lost_of(row) >= row.quorum.ack_quorum
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -85,11 +89,13 @@ class Decision:
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     """Judge one ledger that some bookies hold."""
+    rows = _distinct(row for bookie in held for row in bookie.rows)
+    if _is_deletion_proven(held):
+        # A bookie that holds the copy of a change which the database lacks would keep the ledger for ever (rule 18c).
+        lacking = any(row.attempt and row.attempt not in known.attempts for row in rows)
+        return Decision(Action.SAME if known.is_deleted and not lacking else Action.TOMBSTONE)
     if known.is_deleted:
         return Decision(Action.SAME)
-    if any(bookie.is_deleted for bookie in held):
-        return Decision(Action.TOMBSTONE)
-    rows = _distinct(row for bookie in held for row in bookie.rows)
     keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
@@ -107,6 +113,10 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         newest, mac_key=known.row.mac_key, access_key=known.row.access_key or newest.access_key
     )
     return _newest_or_wait(newest, keys | {known.row.ledger_key}, bookies)
+
+
+def _is_deletion_proven(held: Iterable[Held]) -> bool:
+    return any(one.is_deleted or any(row.deletion for row in one.rows) for one in held)
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
@@ -173,7 +183,7 @@ def _fork(
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
     # An end is final whatever line the open row is of: no writer appends after it, and no recovery finds another.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
-    if is_base or is_end:
+    if is_base or is_end or _is_moved(known, rows[-1]):
         return ""
     return (
         f"nothing tells that version {rows[-1].version} came of the database's version"
@@ -181,15 +191,34 @@ def _fork(
     )
 
 
+def _is_moved(known: LedgerMetadata, newest: LedgerMetadata) -> bool:
+    """Whether two CLOSED rows say the same but for members and a later place. No copy need tell of the steps between:
+    nobody sends the rows that mark a repair and let a member go (rule 20b). Were `newest` of another line, its members
+    would have the entries all the same: who holds a copy that the database lacks drops nothing (rule 18c).
+    """
+    placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
+    return (
+        known.state is State.CLOSED
+        and known.first_offset in {None, newest.first_offset}
+        and _but_members(placed) == _but_members(newest)
+    )
+
+
+def _but_members(row: LedgerMetadata) -> LedgerMetadata:
+    """The row without what a repair changes, and without what no copy tells."""
+    fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
+    keyless = replace(row, ledger_key=b"", mac_key=b"", access_key=b"")
+    return replace(keyless, fragments=fragments, repairs=(), version=0, attempt="")
+
+
 def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:
     if not keys:
         return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
     row = replace(newest, ledger_key=next(iter(keys)))
-    lost, quorum = bookies.lost_of(row), row.quorum.ack_quorum
-    if row.state is not State.CLOSED and lost >= quorum:
+    if row.state is not State.CLOSED and bookies.may_hide_later(row):
         return Decision(
             Action.WAIT,
-            why=f"the ledger is {row.state}, and {lost} bookies that may hold a later row do not"
-            f" answer or lost their data; fewer than {quorum} may",
+            why=f"the ledger is {row.state}, and {bookies.lost_of(row)} bookies that may hold a later row do not"
+            f" answer or lost their data; fewer than {row.quorum.ack_quorum} may",
         )
     return Decision(Action.WRITE, row)

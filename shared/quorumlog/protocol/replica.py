@@ -569,7 +569,8 @@ class Replica(Keyed):
 
     def _row_told(self, asked: RowTold) -> Verdict:
         """Neither fence nor limbo is in the way: a copy says nothing about entries."""
-        if self._is_foreign(asked.member):
+        if self._is_foreign(asked.member) or self._is_older(asked.member):
+            # Rule 18b: the row names an incarnation that may have lost its entries, and is counted as a holder.
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)

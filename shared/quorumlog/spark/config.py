@@ -21,6 +21,7 @@ JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
 _GATEWAY: Final = "QUORUMLOG_GATEWAY"
+_SECRET_FILE: Final = "CLUSTER_SECRET_FILE"  # noqa: S105
 _DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -48,6 +49,12 @@ class NoJava(RuntimeError):
 def gateways(environ: Mapping[str, str] = os.environ) -> str:
     """The gateways' URLs from the environment, in the form of the option `gateway.url`."""
     return environ.get(_GATEWAY) or _DEFAULT_GATEWAY
+
+
+def secret_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file with the cluster's secret, for jobs that ask the services behind the gateways."""
+    named = environ.get(_SECRET_FILE)
+    return Path(named) if named else None
 
 
 def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:

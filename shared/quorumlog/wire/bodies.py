@@ -83,6 +83,10 @@ EntryIdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX)]
 """An entry id, or -1 for "none yet"."""
 Version = Annotated[int, Field(ge=1, le=ID_MAX)]
 Text = Annotated[str, StringConstraints(max_length=65_536), AfterValidator(_without_nul)]
+InternalUrl = Annotated[Text, Field(exclude_if=lambda url: not url)]
+"""Where a gateway's internal listener is. Absent of processes from before there were any, whose rows stay as they
+are, and of services whose only listener is internal.
+"""
 Key = Annotated[
     bytes,
     BeforeValidator(_bytes_of),
@@ -136,6 +140,11 @@ class WriterBody(Body):
 
     id: Text
     url: Text
+    internal_url: InternalUrl = ""
+
+    def to_core(self) -> Writer:
+        """The protocol's value."""
+        return Writer(self.id, self.url, self.internal_url)
 
 
 class LineageBody(Body):
@@ -184,7 +193,7 @@ class LedgerDraft(Body):
             quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
             fragments=tuple(Fragment(f.first_entry, f.bookies) for f in self.fragments),
             version=version,
-            writer=None if self.writer is None else Writer(self.writer.id, self.writer.url),
+            writer=None if self.writer is None else self.writer.to_core(),
             custom=tuple(sorted(self.metadata.items())),
             created_at=created_at,
             repairs=tuple(Repair(r.first_entry, r.leaving, r.target) for r in self.repairs),
@@ -335,9 +344,11 @@ class KeptLedgers(Body):
 class WitnessAccept(Body):
     """`POST /v1/witnesses/accept`: continue without these changes."""
 
-    witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=1000)
+    witnesses: tuple[Witness, ...] = Field(default=(), max_length=1000)
     lost: tuple[BookieName, ...] = Field(default=(), max_length=1000)
     """Bookies that need not answer, because they never return."""
+    ledgers: tuple[LedgerId, ...] = Field(default=(), max_length=1000)
+    """Ledgers to be ended by the database's rows, though bookies hold copies of others: entries may be lost."""
 
 
 class BookieWitnesses(Body):
@@ -525,6 +536,7 @@ class ServiceHeartbeat(Body):
     """`PUT /v1/services/{kind}/{id}/heartbeat`."""
 
     url: Text
+    internal_url: InternalUrl = ""
     state: Text = "ready"
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
 
@@ -535,6 +547,7 @@ class ServiceInfo(Body):
     kind: Text
     id: Text
     url: Text
+    internal_url: InternalUrl = ""
     state: Text
 
 

@@ -5,7 +5,7 @@ of producers travel as plain lists: there may be thousands.
 """
 
 from dataclasses import replace
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -43,7 +43,7 @@ _LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
 )  # fmt: skip
 _SAME: Final = (
-    "name", "version", "state", "first_offset", "next_offset", "writer_token", "opened_by",
+    "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
     "forgotten_end", "appended_ms", "archived_through", "created_at",
 )  # fmt: skip
 """Fields of settings and of rows that the protocol's values have too, under the same names."""
@@ -138,6 +138,8 @@ class LogRow(Body):
     settings: LogSettingsBody
     items: tuple[LogItemBody, ...] = Field(default=(), max_length=LOG_LEDGERS_MAX)
     version: Version = 1
+    attempt: Attempt | Literal[""] = ""
+    """The token of the change that made this version; empty for a row from before tokens were kept."""
     state: LogState = LogState.OPEN
     first_offset: Number = 0
     next_offset: Number | None = None
@@ -194,6 +196,11 @@ class LogChange(Body):
 
     row: LogRow
     attempt: Attempt
+
+
+DELETED_WITH_LOG_MAX: Final = 1000
+"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
+deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
 class LogDelete(Body):

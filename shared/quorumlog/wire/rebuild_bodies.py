@@ -9,7 +9,16 @@ from typing import Final, Literal
 from pydantic import Field
 
 from quorumlog.protocol.rebuild import Action
-from quorumlog.wire.bodies import Body, BookieName, Cookie, EntryIdOrNone, Key, LedgerId, Text
+from quorumlog.wire.bodies import (
+    Body,
+    BookieName,
+    Cookie,
+    EntryIdOrNone,
+    Key,
+    LedgerId,
+    Text,
+    WitnessState,
+)
 
 NOT_REBUILT: Final = (
     "keys of passwords",
@@ -19,7 +28,7 @@ NOT_REBUILT: Final = (
     "producers of logs",
     "open transactions",
     "versions of apps",
-    "deletions that no bookie noticed",
+    "deletions that no answering bookie heard of",
     "the repair queue and its settings",
     "idempotency keys",
     "tokens of other changes",
@@ -110,6 +119,9 @@ class RebuildReport(Body):
     logs: dict[Action, int]
     open_ledgers: int
     """Of those written: not CLOSED, so a recovery finds their ends."""
+    may_be_deleted: int = 0
+    """Of those written: CLOSED, and so many bookies are silent (or lost their data) that these alone may know of a
+    deletion."""
     sealed_passwords: int
     """Of those written: with a password, whose keys only the password gives again."""
     holes: int
@@ -125,7 +137,9 @@ class RebuildReport(Body):
 
 
 class RebuildLine(Body):
-    """A line of the answer: progress, and at last a report or an error."""
+    """A line of the answer of a rebuild, or of an acceptance, which judges the same ledgers: progress, and at last a
+    report, a state or an error.
+    """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None
     done: int = 0
@@ -135,4 +149,8 @@ class RebuildLine(Body):
     through: LedgerId | None = None
     """Ledgers up to this id are written: `after` of a rebuild that goes on."""
     report: RebuildReport | None = None
+    state: WitnessState | None = None
+    """Of an acceptance."""
     error: Text | None = None
+    code: Text | None = None
+    """The error's code, where it has one."""

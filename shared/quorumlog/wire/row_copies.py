@@ -7,7 +7,7 @@ the salt and a digest stay, by which a password can be checked; bookies have the
 from dataclasses import replace
 
 from quorumlog.protocol.access_key import salt_and_digest, sealed
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.wire.bodies import Body, Key, LedgerRow
 
 
@@ -18,14 +18,19 @@ class RowCopyBody(Body):
     salt: Key = b""
     access_digest: Key = b""
     """SHA-256 of the access key; empty for a ledger without a password."""
+    deleted: Deletion | None = None
+    """The ledger has a tombstone; `row` was its last row."""
 
 
 def encode(row: LedgerMetadata) -> bytes:
     """The copy of a row."""
     salt, digest = salt_and_digest(row.access_key)
     public = replace(row, ledger_key=b"", mac_key=b"", access_key=b"")
-    body = RowCopyBody(row=LedgerRow.from_core(public), salt=salt, access_digest=digest)
-    return body.model_dump_json().encode()
+    body = RowCopyBody(
+        row=LedgerRow.from_core(public), salt=salt, access_digest=digest, deleted=row.deletion
+    )
+    # Services of before this field forbid it; they never wrote a copy of a tombstone.
+    return body.model_dump_json(exclude=None if body.deleted else {"deleted"}).encode()
 
 
 def decode(copy: bytes | str) -> RowCopyBody:
@@ -35,7 +40,7 @@ def decode(copy: bytes | str) -> RowCopyBody:
 
 def row_of(copy: RowCopyBody) -> LedgerMetadata:
     """The row, as far as a copy tells it: without the ledger key, and the access key only to be proven by the password."""
-    row = copy.row.to_core()
+    row = replace(copy.row.to_core(), deletion=copy.deleted)
     if not copy.access_digest:
         return row
     return replace(row, access_key=sealed(copy.salt, copy.access_digest))

@@ -29,7 +29,7 @@ from quorumlog.protocol.replica import (
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
 from quorumlog.wire.frames import Op, Request
-from services.gateway.app import add_internal_routes, build_app
+from services.gateway.app import build_app, build_internal_app
 from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.interface import LedgerOptions
@@ -215,26 +215,30 @@ async def gateway(
     """An engine and its logs with their internal routes, listening; without `proxy` it shares the
     world's. Without `sweep_times` it does not sweep logs.
     """
-    port = free_ports(1)[0]
+    internal_port, port = free_ports(2)
     proxy = proxy or world.proxy
     metadata_url = proxy.url(world.service.url)
     settings = {"metadata_s": PATIENT_S} | settings
-    config = EngineConfig(f"http://127.0.0.1:{port}", (metadata_url,), **settings)
+    url, internal_url = (f"http://127.0.0.1:{number}" for number in (port, internal_port))
+    config = EngineConfig(url, (metadata_url,), internal_url, **settings)
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(Engine.running(config))
         logs, _ = await ends.enter_async_context(running_logs(engine, sweep_times or NO_SWEEP))
         app = build_app(engine, limits or Limits(), logs=logs)
-        add_internal_routes(app, engine, logs)
+        internal = build_internal_app(app, engine, logs)
         listen = ListenLimits(drain_timeout_s=0.1)
-        await ends.enter_async_context(listening(app, host="127.0.0.1", port=port, limits=listen))
-        one = Gateway(engine, ends, logs, proxy)
-        world.gateways.append(one)
+        for one, number in ((internal, internal_port), (app, port)):
+            await ends.enter_async_context(
+                listening(one, host="127.0.0.1", port=number, limits=listen)
+            )
+        made = Gateway(engine, ends, logs, proxy)
+        world.gateways.append(made)
 
         async def is_ready() -> bool:
             return await engine.ready() is None
 
         await until(is_ready, "the gateway is ready")
-        yield one
+        yield made
 
 
 @asynccontextmanager

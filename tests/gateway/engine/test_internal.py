@@ -1,4 +1,4 @@
-"""What gateways ask of each other, asked by strangers: the routes listen on the public port."""
+"""What gateways ask of each other, asked by somebody whom the internal listener lets in, and who lies."""
 
 import asyncio
 import io
@@ -53,7 +53,7 @@ class Stranger:
     ) -> tuple[int, str]:
         """The status, and the code of a problem."""
         writer = self.gateway.engine.writer
-        url = URL(writer.url + path.replace("ID", str(self.ledger_id)), encoded=True)
+        url = URL(writer.url_inside + path.replace("ID", str(self.ledger_id)), encoded=True)
         headers = {header.FORWARDED_WRITER: writer.id} | (headers or {})
         async with (
             within(f"{method} {path[:60]} is answered"),
@@ -154,7 +154,7 @@ async def test_the_bounds_of_public_appends_hold_between_gateways_too(stranger: 
 async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: Stores) -> None:
     async with stranger_to(stores, limits=Limits(body_timeout_s=0.2)) as stranger:
         writer = stranger.gateway.engine.writer
-        port = int(writer.url.rpartition(":")[2])
+        port = int(writer.url_inside.rpartition(":")[2])
         head = (
             f"POST /internal/ledgers/{stranger.ledger_id}/append HTTP/1.1\r\nHost: localhost\r\n"
             f"{header.FORWARDED_WRITER}: {writer.id}\r\nContent-Length: 100\r\n\r\nx"

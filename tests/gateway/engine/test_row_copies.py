@@ -9,11 +9,16 @@ import pytest
 from aiohttp import web
 
 from loadtest.stores import Stores
+from quorumlog.errors import NoSuchLedger
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.frames import Op, Request
 from services.gateway.engine.losses import LossAcceptance
+from services.gateway.logs.values import Append
 from tests.gateway.engine.support import MemoryBookie, World, ledger, world_of
 from tests.support.replicas import HeldEntries
 from tests.support.waiting import until, within
@@ -192,3 +197,83 @@ async def test_an_accepted_loss_is_kept_by_the_members(
 
         assert done.lost_entries == ((1, 1),)
         assert keepers(world, done) == world.of(done)
+
+
+def told(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
+    """The members that keep a copy which says that the ledger is deleted."""
+    found = []
+    for bookie in world.of(row):
+        copies = cast("HeldEntries", bookie.ledgers[row.ledger_id].holdings).copies
+        if any(copy.body and row_copies.decode(copy.body).deleted for copy in copies.values()):
+            found.append(bookie)
+    return found
+
+
+async def test_an_answered_deletion_is_known_to_the_members(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, b"one", ensemble_size=3, write_quorum=3, ack_quorum=3)
+        row = await world.engine.close(row.ledger_id)
+
+        await world.other.delete(row.ledger_id)
+
+        assert told(world, row) == world.of(row)
+
+
+async def test_a_deletion_is_not_answered_before_members_know(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, b"one", ensemble_size=3, write_quorum=3, ack_quorum=2)
+        row = await world.engine.close(row.ledger_id)
+        slow = Withheld(*world.of(row)[:2])
+
+        deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
+        async with within("the members are asked"):
+            await slow.asked.wait()
+        is_early = deleting.done() and len(told(world, row)) < 2
+        slow.allowed.set()
+        await deleting
+
+        assert not is_early
+        assert len(told(world, row)) >= 2
+
+
+async def test_a_deletion_is_answered_although_no_member_hears_of_it(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        row = await ledger(world.engine, b"one")
+        row = await world.engine.close(row.ledger_id)
+        Withheld(*world.bookies.values())
+
+        await world.engine.delete(row.ledger_id)
+
+        assert told(world, row) == []
+        with pytest.raises(NoSuchLedger):
+            await world.engine.get(row.ledger_id)
+
+
+async def a_log(world: World) -> list[LedgerMetadata]:
+    """A log of three ledgers, the last one open; the rows of all."""
+    logs = world.gateways[0].logs
+    await logs.put("log", LogSettings(Quorum(3, 3, 3)))
+    for _ in range(3):
+        await logs.append("log", Append.of((Record(b"one"),)))
+        await logs.roll("log")
+    view = await logs.get("log")
+    return [await world.engine.get(one.ledger_id) for one in view.log.items]
+
+
+async def test_a_deleted_logs_ledgers_are_known_to_their_members_as_deleted(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        rows = await a_log(world)
+
+        await world.gateways[0].logs.delete("log")
+
+        assert [told(world, row) for row in rows] == [world.of(row) for row in rows]
+
+
+async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: Stores) -> None:
+    async with world_of(stores, gateways=1) as world:
+        rows = await a_log(world)
+
+        await world.gateways[0].logs.truncate("log", 2)
+
+        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
+        assert [told(world, row) for row in rows[2:]] == [[] for _ in rows[2:]]

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import NoReturn
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
+    CopyLost,
     EntryUnavailable,
     InvalidRequest,
     LedgerClosed,
@@ -23,6 +25,7 @@ from quorumlog.errors import (
     RecoveryBlocked,
     WriterLost,
 )
+from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
@@ -236,6 +239,27 @@ async def test_a_failed_handles_ledger_is_recovered(
             await world.engine.append(row.ledger_id, [b"three"])
 
 
+async def test_a_close_by_an_older_row_than_a_bookie_holds_is_told_as_such(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 18d, also where the writer fails first, and closes the ledger of its own accord."""
+
+    async def behind(*_given: object, **_named: object) -> NoReturn:
+        raise CopyLost("a bookie holds a copy")
+
+    async with world_of(stores, gateways=1) as world:
+        row, failing = await ledger(world.engine, b"one"), await ledger(world.engine, b"two")
+        monkeypatch.setattr(MetadataClient, "cas", behind)
+        with pytest.raises(CopyLost):
+            await world.engine.close(row.ledger_id)
+
+        handle = world.engine.handles.by_ledger[failing.ledger_id]
+        monkeypatch.setattr(handle._machine, "state", writer.WriterState.ENDING)
+        with pytest.raises(CopyLost):
+            await world.engine.close(failing.ledger_id)
+        assert not handle.is_live
+
+
 async def test_unreadable_entries_are_unavailable_not_absent(
     stores: Stores,
 ) -> None:
@@ -388,7 +412,7 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
 async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        stranger = Writer("another-instance", world.engine.writer.url)
+        stranger = Writer("another-instance", world.engine.writer.url_inside)
 
         with pytest.raises(WriterLost):
             await world.other.peers.append(

@@ -31,7 +31,7 @@ from quorumlog.errors import (
     RouteNotFound,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger
+from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
@@ -319,7 +319,7 @@ class Metadata(Process):
         old = self._row(int(id))
         if self._is_settled(body.attempt, target):
             return old
-        if old.version != body.row.version:
+        if not is_made_from(old, body.row):
             current = old.model_dump(mode="json")
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
         self._legal(check_ledger, old.to_core(), body.row.to_core())

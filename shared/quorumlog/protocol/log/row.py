@@ -126,6 +126,9 @@ class LogMetadata:
     """The latest append time of a request to the log, but for those to its last ledger: append times
     of requests never go back. (What a transaction wrote has times of its own.)"""
     created_at: str = ""
+    attempt: str = ""
+    """The token of the change that made this version: versions of two lines of history may be equal (rule 18a).
+    Empty where the store keeps none."""
     archived_through: int | None = None
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
 

@@ -3,7 +3,7 @@
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from quorumlog.spark import config
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.source import QuorumLogSource
+from quorumlog.wire import secret
 
 _RAISED: Final = re.compile(r"(?:[a-z_]\w*\.)*[A-Z]\w*: \S")
 """The last line of a traceback: an exception's class and message."""
@@ -65,12 +66,20 @@ class JobResult:
     """Of `retention_stats`: what may be deleted."""
 
 
-def gateways(urls: str | Sequence[str]) -> Gateways:
+def gateways(urls: str | Sequence[str], headers: Mapping[str, str] | None = None) -> Gateways:
     """A connection to services, by an option or a list of URLs. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
         raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
-    return Gateways(text)
+    return Gateways(text, headers=headers)
+
+
+def operator_headers(urls: Iterable[str]) -> dict[str, str]:
+    """What a job shows to the services behind the gateways. Raises: JobFailed."""
+    try:
+        return secret.operator_headers(config.secret_file(), urls)
+    except secret.SecretUnusable as error:
+        raise JobFailed(f"CLUSTER_SECRET_FILE: {error}") from None
 
 
 def say(text: str) -> None:

@@ -113,7 +113,8 @@ def run(
         }
         if apply and not dry_run and metadata:
             try:
-                with job.gateways(metadata) as queue:
+                headers = job.operator_headers(metadata.split(","))
+                with job.gateways(metadata, headers) as queue:
                     report["queued"] = _queue(queue, steps)
             except QuorumLogError as error:
                 raise job.JobFailed(f"the repair queue took nothing more: {error}") from None

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from quorumlog.errors import QuorumLogError
@@ -34,6 +34,8 @@ class BookieUrls:
     """The current incarnation of each bookie, by name."""
     rate: float
     """Entries per second that one task may ask bookies to digest; 0: no limit."""
+    headers: dict[str, str] = field(repr=False)
+    """What bookies want to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class _Asking:
             return f"it is {current} now"
         self._pace(span.count)
         if name not in self._bookies:
-            self._bookies[name] = self._stack.enter_context(Gateways(url, deadline_s=BOOKIE_S))
+            self._bookies[name] = self._stack.enter_context(
+                Gateways(url, deadline_s=BOOKIE_S, headers=self._cluster.headers)
+            )
         body = {
             "ranges": [[span.first, span.last]],
             "modulus": span.modulus,

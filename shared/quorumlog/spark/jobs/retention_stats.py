@@ -120,7 +120,9 @@ def read(gateways: Gateways) -> Inventory:
             silent.append(bookie["id"])
             continue
         try:
-            with Gateways(bookie["url"], deadline_s=BOOKIE_S) as asked:
+            url = bookie["url"]
+            headers = job.operator_headers([url])
+            with Gateways(url, deadline_s=BOOKIE_S, headers=headers) as asked:
                 for item in asked.pages("/v1/ledgers", "ledgers"):
                     held[item["ledger_id"]][bookie["id"]] = item
         except QuorumLogError:

@@ -134,10 +134,12 @@ def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls
         name = member_name(bookie["id"])
         if bookie["state"] != "lost" or name not in latest:
             latest[name] = bookie
+    urls = {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"}
     return BookieUrls(
-        {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"},
+        urls,
         {name: bookie["id"] for name, bookie in latest.items()},
         rate / tasks,
+        job.operator_headers(urls.values()),
     )
 
 
@@ -146,7 +148,7 @@ def _holders(cluster: BookieUrls) -> dict[int, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
         try:
-            with Gateways(url, deadline_s=BOOKIE_S) as bookie:
+            with Gateways(url, deadline_s=BOOKIE_S, headers=cluster.headers) as bookie:
                 for held in bookie.pages("/v1/ledgers", "ledgers"):
                     if held["entries"]:
                         of_ledger = found.setdefault(held["ledger_id"], {})

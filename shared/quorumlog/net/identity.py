@@ -1,0 +1,84 @@
+"""Who calls a service, and what a service shows to say who it is (docs/security.md).
+
+The internal listener of every service asks an authenticator about each request before anything is done with
+it. A `ClusterSecret` knows one caller, "of this cluster": whoever has the secret is every service and the
+operator too.
+"""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from aiohttp import hdrs, web
+
+from quorumlog.errors import Unauthenticated
+from quorumlog.wire.secret import headers_of, read_secret
+
+
+class Role(StrEnum):
+    """What a caller of an internal route is."""
+
+    GATEWAY = "gateway"
+    BOOKIE = "bookie"
+    METADATA = "metadata"
+    AUTORECOVERY = "autorecovery"
+    OPERATOR = "operator"
+    """A person with the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A caller that is known."""
+
+    role: Role | None
+    """None: any service of this cluster, or its operator."""
+    name: str
+
+
+class Authenticator(Protocol):
+    """Knows callers by what they show."""
+
+    def identify(self, request: web.BaseRequest) -> Identity:
+        """Who sends a request. Raises: Unauthenticated, Forbidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a service shows to others with each request and each handshake."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+ANONYMOUS: Final = Credentials()
+"""Shows nothing: enough where nothing but loopback can reach the services, and nobody has set a secret."""
+
+_OF_THE_CLUSTER: Final = Identity(None, "cluster")
+
+
+class ClusterSecret:
+    """A secret that all services of a cluster share, sent as `Authorization: Bearer`.
+
+    Invariant: no text of an object or of an error has the secret.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Raises: SecretUnusable."""
+        token = read_secret(file)
+        self.credentials = Credentials(headers_of(token))
+        self._token = token.encode()
+
+    def identify(self, request: web.BaseRequest) -> Identity:
+        """Any service of the cluster. Raises: Unauthenticated."""
+        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        if not token or scheme.lower() != "bearer":
+            raise Unauthenticated(
+                "only the cluster's services and operators may ask this, with its secret as"
+                " Authorization: Bearer (CLUSTER_SECRET_FILE; of the command line also --secret-file)"
+            )
+        # Constant time: the time of an answer says nothing of the secret.
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token):
+            raise Unauthenticated("this is not the cluster's secret")
+        return _OF_THE_CLUSTER

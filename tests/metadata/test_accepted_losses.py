@@ -1,0 +1,311 @@
+"""No ledger ends by an older row than bookies hold copies of, in whatever order an operator acts (rule 18d).
+
+The bookies run in this process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from loadtest.ports import free_ports
+from loadtest.stores import Stores, scratch
+from quorumlog.errors import CopyLost, MetadataUnavailable
+from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.witnesses import witness_of
+from services.bookie.runtime import BookieRuntime
+from services.metadata.ledgers import body_of
+from services.metadata.rebuild import _Work
+from tests.metadata.support import Service, serving
+from tests.metadata.test_rebuild import NAMES, Bookies, create, keep, rebuild, until_ready
+
+NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
+MOVED = ("b3@1", "b1@1")
+LOCK = 0x71756F73
+
+
+@pytest.fixture
+def folder() -> Any:
+    with scratch("ql-accepted-") as path:
+        yield path
+
+
+def bookies_in(folder: Path) -> Bookies:
+    return Bookies(folder, list(free_ports(len(NAMES))))
+
+
+async def ready(running: dict[str, BookieRuntime]) -> None:
+    for bookie in running.values():
+        await until_ready(bookie)
+
+
+async def moved(service: Service, row: LedgerMetadata) -> LedgerMetadata:
+    """The row after an ensemble change."""
+    _, changed = await service.client.cas(row.with_ensemble(3, MOVED))
+    assert changed is not None
+    return changed
+
+
+async def put(connection: Any, row: LedgerMetadata) -> str:
+    """The database has this row; the attempt of the one that it had."""
+    was: str = await connection.fetchval(
+        "SELECT attempt::text FROM ledgers WHERE ledger_id = $1", row.ledger_id
+    )
+    await connection.execute(
+        "UPDATE ledgers SET version = $2, attempt = $3, body = $4::text::jsonb WHERE ledger_id = $1",
+        row.ledger_id,
+        row.version,
+        row.attempt,
+        body_of(LedgerRow.from_core(row)),
+    )
+    return was
+
+
+async def go_back(stores: Stores, service: Service, row: LedgerMetadata) -> list[str]:
+    """The database has this row, and not what came of it; a witness of what it lacks."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    lost = await put(connection, row)
+    await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
+    await connection.close()
+    return [witness_of(await service.client.cluster_id(), lost)]
+
+
+async def fork(stores: Stores, row: LedgerMetadata) -> None:
+    """A service that did not know has changed the row in the database's line of history."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    await put(connection, row)
+    await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
+    await connection.close()
+
+
+async def accept(
+    service: Service,
+    witnesses: Sequence[str] = (),
+    *,
+    lost: Sequence[str] = (),
+    ledgers: Sequence[int] = (),
+) -> tuple[int, Any]:
+    body = {"witnesses": witnesses, "lost": lost, "ledgers": ledgers}
+    return await service.send("POST", "/v1/witnesses/accept", body)
+
+
+async def recover(
+    service: Service, row: LedgerMetadata, attempt: str | None = None
+) -> tuple[int, Any]:
+    """Begin a recovery by this row: one try."""
+    change = {
+        "row": orjson.loads(LedgerRow.from_core(row.in_recovery()).model_dump_json()),
+        "attempt": attempt or new_attempt(),
+    }
+    return await service.send("PUT", f"/v1/ledgers/{row.ledger_id}", change)
+
+
+async def rebuilds_before_it_accepts(stores: Stores, folder: Path) -> None:
+    """D3: the row of which bookies hold a copy is written before the loss is accepted."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        old = await create(service, **NARROW)
+        newest = await moved(service, old)
+        await keep(running["b3"], old, newest)
+        witnesses = await go_back(stores, service, old)
+
+        status, problem = await accept(service, witnesses)
+        assert (status, problem.get("code"), problem.get("ledgers")) == (409, "copy-lost", 1)
+        assert "run `quorumlog metadata rebuild` first" in problem["detail"]
+        await rebuild(service)
+        assert (await accept(service, witnesses))[0] == 200
+        assert await service.client.get(old.ledger_id) == newest
+        # All bookies are asked, and what they hold is contained.
+        assert (await recover(service, newest))[0] == 200
+
+
+async def test_a_loss_is_not_accepted_before_the_rows_are_rebuilt(
+    stores: Stores, folder: Path
+) -> None:
+    await rebuilds_before_it_accepts(stores, folder)
+
+
+async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
+    """A copy comes after the acceptance: its writer had the row, and had appended nothing."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        old = await create(service, **NARROW)
+        newest = await moved(service, old)
+        witnesses = await go_back(stores, service, old)
+        assert (await accept(service, witnesses))[0] == 200
+        await keep(running["b3"], old, newest)
+
+        status, problem = await recover(service, old)
+        assert (status, problem.get("code"), problem.get("bookie")) == (409, "copy-lost", "b3")
+        with pytest.raises(CopyLost):
+            await service.client.cas(old.closed(last_entry=2, length=3))
+        _, kept = await service.send("GET", "/v1/kept-ledgers")
+        assert [ledger["holders"] for ledger in kept["ledgers"]] == [["b3"]]
+
+        await rebuild(service)
+        assert (await recover(service, newest))[0] == 200
+
+
+async def test_no_ledger_ends_by_an_older_row_than_a_bookie_holds(
+    stores: Stores, folder: Path
+) -> None:
+    await ends_by_no_older_row(stores, folder)
+
+
+async def fences_before_it_reads(stores: Stores, folder: Path) -> None:
+    """A bookie that only a lost row names would take adds by it, while its copies are being read."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        row = await create(service, **NARROW)
+        witnesses = await go_back(
+            stores, service, await moved(service, await create(service, **NARROW))
+        )
+        assert (await accept(service, witnesses))[0] == 200
+
+        assert (await recover(service, row))[0] == 200
+
+        for url in places.urls:
+            async with service.session.get(f"{url}/v1/ledgers/{row.ledger_id}") as answer:
+                assert (await answer.json()).get("fenced")
+
+
+async def test_all_bookies_are_fenced_before_their_copies_are_read(
+    stores: Stores, folder: Path
+) -> None:
+    await fences_before_it_reads(stores, folder)
+
+
+async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
+    """As many as confirm an entry may hold a later row, unless an operator says that they never return."""
+    places = bookies_in(folder)
+    async with serving(stores) as service:
+        async with places.running(service) as running:
+            await ready(running)
+            row = await create(service)
+            _, other = await service.client.cas(
+                (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
+            )
+            assert other is not None
+            witnesses = await go_back(
+                stores, service, replace(other, version=1, attempt=new_attempt())
+            )
+            assert (await accept(service, witnesses))[0] == 200
+        async with places.running(service, ("b1",)) as running:
+            await ready(running)
+            status, problem = await recover(service, row)
+            assert (status, problem.get("code")) == (503, "not-enough-bookies")
+            assert "(b2, b3)" in problem["detail"]
+            assert (await accept(service, lost=["b3"]))[0] == 200
+
+            assert (await recover(service, row))[0] == 200
+
+
+async def test_the_end_of_a_ledger_waits_for_as_many_silent_bookies_as_may_have_confirmed_more(
+    stores: Stores, folder: Path
+) -> None:
+    await waits_for_silent_bookies(stores, folder)
+
+
+async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
+    stores: Stores, folder: Path
+) -> None:
+    """A rebuild writes neither line, and the loss of everything else is accepted nevertheless."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        old, another = await create(service, **NARROW), await create(service, **NARROW)
+        lost = await moved(service, old)
+        await keep(running["b3"], old, lost)
+        witnesses = await go_back(stores, service, old)
+        forked = replace(
+            old, version=2, attempt=new_attempt(), fragments=(Fragment(0, ("b2@1", "b1@1")),)
+        )
+        await fork(stores, forked)
+        report, _ = await rebuild(service)
+        assert report is not None
+        assert report.ledgers == {"conflict": 1}
+
+        assert (await accept(service, witnesses))[0] == 200
+        assert (await recover(service, another))[0] == 200
+        assert (await recover(service, forked))[0] == 409
+        assert (await accept(service, ledgers=[another.ledger_id]))[0] == 422
+        assert (await accept(service, ledgers=[old.ledger_id]))[0] == 200
+
+        row = await service.client.get(old.ledger_id)
+        assert (row.version, row.state, row.may_lack_entries) == (3, State.OPEN, True)
+        assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
+
+
+async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
+    """A rebuild that was to take over ends before it wrote all rows."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        old = await create(service, **NARROW)
+        newest = await moved(service, old)
+        await keep(running["b3"], old, newest)
+        witnesses = await go_back(stores, service, old)
+
+        async def cut(_work: _Work) -> None:
+            raise MetadataUnavailable
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_Work, "_decide_ledgers", lambda work, *_given: cut(work))
+            assert (await rebuild(service, take_over=True))[0] is None
+
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
+        await connection.close()
+        assert accepted is None
+        assert (await accept(service, witnesses))[0] == 409
+
+
+async def test_a_rebuild_that_was_cut_off_accepts_nothing(stores: Stores, folder: Path) -> None:
+    await accepts_nothing_when_cut_off(stores, folder)
+
+
+async def makes_a_lost_change_once_more(stores: Stores, _folder: Path) -> None:
+    """Rule 6: whoever has not heard what came of a change asks with the same token, and is not refused for ever."""
+    async with serving(stores) as service:
+        row, attempt = await create(service), new_attempt()
+        lost = witness_of(await service.client.cluster_id(), attempt)
+        assert (await accept(service, [lost], lost=NAMES))[0] == 200
+
+        done = await recover(service, row, attempt)
+        again = await recover(service, row, attempt)
+
+        assert (done[0], again) == (200, done)
+        assert (await service.client.get(row.ledger_id)).attempt == attempt
+
+
+async def test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_it(
+    stores: Stores, folder: Path
+) -> None:
+    await makes_a_lost_change_once_more(stores, folder)
+
+
+async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
+    service: Service, stores: Stores
+) -> None:
+    witness = witness_of(await service.client.cluster_id(), new_attempt())
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+
+    refused = await accept(service, [witness])
+    await connection.close()
+
+    assert refused[0] == 422
+    assert "another rebuild or acceptance" in refused[1]["detail"]
+    assert (await accept(service, [witness]))[0] == 200
+    assert (await accept(service))[0] == 422

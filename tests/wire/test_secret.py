@@ -1,0 +1,48 @@
+"""To whom an operator's program shows the secret of the cluster that runs here."""
+
+from pathlib import Path
+
+import pytest
+
+from quorumlog.wire.secret import LOCAL_SECRET, operator_headers
+
+TOKEN = "0123456789abcdef" * 4
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in which a cluster runs."""
+    monkeypatch.chdir(tmp_path)
+    LOCAL_SECRET.parent.mkdir()
+    LOCAL_SECRET.write_text(TOKEN)
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(
+    ("urls", "shown"),
+    [
+        ("http://127.0.0.1:8080,http://localhost:1", True),
+        ("http://[::1]:80", True),
+        ("http://127.0.0.1:8080,http://10.0.0.1", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("http://[broken", False),
+    ],
+)
+def test_a_secret_that_nobody_named_is_shown_to_this_machine_only(urls: str, shown: bool) -> None:
+    assert operator_headers(None, urls.split(",")) == (HEADERS if shown else {})
+
+
+def test_a_named_secret_is_shown_wherever_the_services_are(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(TOKEN + "\n")
+
+    assert operator_headers(file, ["http://10.0.0.1"]) == HEADERS
+
+
+def test_no_secret_is_shown_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert operator_headers(None, ["http://127.0.0.1:8080"]) == {}
