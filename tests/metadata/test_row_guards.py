@@ -109,15 +109,12 @@ async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_succe
         await client.put_cookie(name, await cookie(service), version=None)
     await client.create(DRAFT)
     row = await client.create(DRAFT)
-    for change in (
-        row.closed(last_entry=4, length=9),
-        row.closed(last_entry=4, length=9).with_repair(Repair(0, "b1@1", "b4@1")),
-    ):
-        _, now = await client.cas(replace(change, version=row.version))
-        assert now is not None
-        row = now
+    _, closed = await client.cas(row.closed(last_entry=4, length=9))
+    assert closed is not None
+    _, marked = await client.cas(closed.with_repair(Repair(0, "b1@1", "b4@1")))
+    assert marked is not None
     waits = [await drain_of(name, client) for name in ("b1", "b4")]
-    _, placed = await client.cas(row.with_member_replaced(0, "b1@1", "b4@1"))
+    _, placed = await client.cas(marked.with_member_replaced(0, "b1@1", "b4@1"))
     assert placed is not None
     kept = await drain_of("b1", client)
     worker = RepairClient(client, "worker")
