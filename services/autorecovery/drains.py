@@ -72,10 +72,13 @@ def _check(name: str) -> None:
 
 
 def _reason(use: LedgerUse) -> str:
-    if use.detail:
-        return f"{use.detail} ({use.failures} tries)"
-    return (
-        "waits for its writer to replace the bookie"
-        if use.state is State.OPEN
-        else "waits for a worker"
-    )
+    why = f"{use.detail} ({use.failures} tries)" if use.detail else ""
+    if use.has_place:
+        is_open = use.state is State.OPEN
+        waits = "waits for its writer to replace the bookie" if is_open else "waits for a worker"
+        return why or waits
+    if not use.leaves:
+        return why or "is the target of a repair that is under way"
+    # Rule 20b.
+    kept = "its place is given away; kept until its successor has a copy of the row"
+    return f"{kept}: {why}" if why else kept

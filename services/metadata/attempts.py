@@ -14,6 +14,11 @@ ACCEPTED: Final = "accepted as lost"
 """The target of a change whose loss an operator accepted: the token is there, and the change is not."""
 
 
+_PLACING: Final = ("log ", "create log ", "transaction ")
+"""Changes that place ledgers in a log: a rebuild finds their tokens in copies of the ledgers' rows, and keeps them as
+changes of these ledgers (rule 18d)."""
+
+
 async def target_of(connection: Connection, attempt: str) -> str | None:
     """The change that used this token, or None."""
     # The lock is a write: a transaction that answers by this token commits after a synchronous standby
@@ -26,12 +31,14 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
 
 async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
     """Whether this attempt was applied. The caller holds the target's lock. One whose loss was accepted was not: its
-    client may still ask what came of it, and the change is made now if it is legal.
+    client may still ask what came of it, and the change is made now if it is legal. So may that of a log's change
+    which came back only as the place of a ledger (`_PLACING`).
 
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
-    if found not in (None, ACCEPTED, target):
+    places = found is not None and found.startswith("ledger ") and target.startswith(_PLACING)
+    if found not in (None, ACCEPTED, target) and not places:
         raise used_otherwise(found)
     return found == target
 
@@ -43,9 +50,11 @@ async def try_record(connection: Connection, attempt: str, target: str) -> bool:
     """
     recorded = await connection.fetchval(
         "INSERT INTO attempts (attempt, target) VALUES ($1, $2) ON CONFLICT (attempt) DO UPDATE"
-        f" SET target = excluded.target WHERE attempts.target = '{ACCEPTED}' RETURNING true",
+        f" SET target = excluded.target WHERE attempts.target = '{ACCEPTED}'"
+        " OR (attempts.target LIKE 'ledger %' AND $3) RETURNING true",
         attempt,
         target,
+        target.startswith(_PLACING),
     )
     connection.settled = attempt
     return recorded is not None

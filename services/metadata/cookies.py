@@ -8,6 +8,7 @@ from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
 from quorumlog.wire.bodies import BookieUses, Cookie, CookiePut, CookieRow, LedgerUse, LogEnd
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.kept import forget_holder
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -15,6 +16,10 @@ _USES_MAX: Final = 10
 
 USES: Final = (
     "SELECT m.ledger_id, m.name || '@' || m.incarnation AS member, l.state,"
+    " coalesce(l.body -> 'fragments' @> jsonb_build_array(jsonb_build_object('bookies',"
+    " jsonb_build_array(m.name || '@' || m.incarnation))), true) AS has_place,"
+    " coalesce(l.body -> 'repairs' @> jsonb_build_array(jsonb_build_object('leaving',"
+    " m.name || '@' || m.incarnation)), false) AS leaves,"
     " coalesce(r.failures, 0) AS failures, coalesce(r.detail, '') AS detail"
     " FROM ledger_members m JOIN ledgers l ON l.ledger_id = m.ledger_id LEFT JOIN repairs r"
     " ON r.ledger_id = m.ledger_id AND r.member = m.name || '@' || m.incarnation"
@@ -83,6 +88,8 @@ class CookieStore(RowStore):
             name,
             request.cookie.model_dump_json(),
         )
+        if old is not None and request.cookie.incarnation > old.cookie.incarnation:
+            await forget_holder(connection, name)
         await record_attempt(connection, request.attempt, target)
         assert changed is not None
         return _row_of(changed)
@@ -143,6 +150,7 @@ class CookieStore(RowStore):
             " WHERE name = $1",
             name,
         )
+        await forget_holder(connection, name)
         await record_change(connection, f"retire {name}")
 
     async def _validate(

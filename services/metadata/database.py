@@ -38,6 +38,15 @@ _PRIMARY_ONLY: Final = SessionAttribute.primary
 _LISTING_WAIT_S: Final = 1.0
 """How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
 
+_APPLICATION: Final = "quorumlog-metadata"
+
+_WAITING: Final = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"
+    f" AND application_name = '{_APPLICATION}'"
+    " AND xact_start < clock_timestamp() - make_interval(secs => $1::float8)"
+)
+"""Commits of this or another metadata process that wait for a synchronous standby, and for which nobody waits."""
+
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Which of these tokens the database contains (rule 18a)."""
 
@@ -101,6 +110,8 @@ class Database:
         self.server = ""
         """When the server started that was connected to last: a standby that took over is another one, and
         so is one that was restored from its write-ahead log."""
+        self.waiting_commits = 0
+        """Changes that waited on the server when they were counted, and those that were given up since."""
         self.asked_about: str | None = None
         """The server about which this process has asked the bookies what they know of it."""
 
@@ -175,11 +186,13 @@ class Database:
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` in one transaction: all of it or, when it raises, nothing.
 
-        Raises: MetadataUnavailable, like `run`; DatabaseWentBack, and nothing is done.
+        Raises: MetadataUnavailable, like `run`, and while earlier changes wait for a standby; DatabaseWentBack, and
+        nothing is done.
         """
 
         async def transaction(connection: Connection) -> T:
             connection.settled = None
+            await self._refuse_if_some_wait(connection)
             try:
                 async with connection.transaction():
                     result = await work(connection)
@@ -196,7 +209,30 @@ class Database:
                 self._return_witnesses(PRESENTED.get())
             return result
 
-        return await self.run(transaction)
+        try:
+            return await self.run(transaction)
+        except MetadataUnavailable as error:
+            self.waiting_commits += error.outcome == UNKNOWN
+            raise
+
+    async def _refuse_if_some_wait(self, connection: Connection) -> None:
+        """Raise MetadataUnavailable while a given-up change waits on the server for its synchronous standby: this one
+        would wait behind it.
+
+        Each keeps a connection of the server until the standby is back, though it is closed here. Cancelled, it would
+        be committed without the standby: readers would act on what a failover loses (rule 18a).
+        """
+        if not self.waiting_commits:
+            return
+        await self.count_waiting(connection)
+        if self.waiting_commits:
+            raise MetadataUnavailable(
+                f"{self.waiting_commits} changes wait for the database's synchronous standby: no more are taken"
+            )
+
+    async def count_waiting(self, connection: Connection) -> None:
+        """Count the changes that wait on the server for a standby, and nobody for them."""
+        self.waiting_commits = await connection.fetchval(_WAITING, self._deadline_s)
 
     async def probe(self) -> None:
         """Check that the database answers, with all changes known to have been answered.
@@ -255,13 +291,16 @@ class Database:
             connection_class=Connection,
             target_session_attrs=_PRIMARY_ONLY,
             server_settings={
-                "application_name": "quorumlog-metadata",
+                "application_name": _APPLICATION,
                 # Without it a crash of the database loses answered changes (I4).
                 "synchronous_commit": "on",
                 # After waiting for a lock, a statement must see what the transaction before it
                 # committed: the stores rely on that, whatever the database's default is.
                 "default_transaction_isolation": "read committed",
                 "statement_timeout": limit_ms,
+                # A COMMIT has no timeout, but waits for the lock that an earlier COMMIT with a notification holds
+                # while that waits for a standby.
+                "lock_timeout": settings.get("statement_timeout", limit_ms),
                 "idle_in_transaction_session_timeout": limit_ms,
             }
             | settings,

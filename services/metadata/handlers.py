@@ -258,6 +258,7 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     if found.bookies[0].state != "lost":
         raise StillNamed(f"{name} lives: stop it first", bookie=name)
     await parts.cookies.retire(name, version=row.version)
+    await parts.liveness.forget_bookie(name)
     return web.Response(status=204)
 
 

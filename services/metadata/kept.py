@@ -55,6 +55,11 @@ async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -
     )
 
 
+async def forget_holder(connection: Connection, holder: str) -> None:
+    """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
+    await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
+
+
 async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
     """The changes that the database lacks; one whose loss was accepted is lacking."""
     return _lacking(await _targets(connection, attempts), attempts)

@@ -29,6 +29,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
+    ROW_FIELDS,
     LedgerCreateBody,
     LedgerDraft,
     LedgerHeadBody,
@@ -51,7 +52,8 @@ from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
 
 ROW: Final = (
-    "ledger_id, version, attempt::text AS attempt, first_offset, body::text AS body,"
+    "ledger_id, version, attempt::text AS attempt, first_offset, lineage::text AS lineage,"
+    " body::text AS body,"
     f" {utc('created_at')}"
 )
 _HEADS: Final = (
@@ -61,7 +63,7 @@ _HEADS: Final = (
 _IDEMPOTENCY_KEY_HOURS: Final = 24
 """How long an idempotency key is remembered (taste: longer than any client retries)."""
 _CREATE: Final = "create ledger "
-_COLUMNS: Final = {"ledger_id", "version", "attempt", "first_offset", "created_at"}
+_COLUMNS: Final = set(ROW_FIELDS)
 """The fields of a row that have columns of their own."""
 
 
@@ -257,7 +259,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             f" WHERE {member} AND m.ledger_id > $1)"
         )
     rows = (
-        "SELECT ledger_id, version, attempt, first_offset, body, created_at, body_bytes FROM ledgers l"
+        "SELECT ledger_id, version, attempt, first_offset, lineage, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"
     )
     row = f"{ROW}, {is_match} AS is_match"
@@ -267,10 +269,11 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 def _json_of(record: asyncpg.Record) -> bytes:
     """A row's JSON."""
     attempt, offset = (record["attempt"] or "").encode(), record["first_offset"]
-    return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,%b' % (
+    return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,"lineage":%b,%b' % (
         record["ledger_id"],
         attempt,
         b"null" if offset is None else b"%d" % offset,
+        (record["lineage"] or "null").encode(),
         json_rest(record),
     )
 

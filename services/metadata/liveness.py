@@ -120,6 +120,11 @@ class Liveness:
             for name, url in found.items()
         }
 
+    async def forget_bookie(self, name: str) -> None:
+        """Forget the URL of a bookie that is decommissioned; while Redis is away it stays, and a repeat forgets it."""
+        index = self._key("bookie-urls")
+        await self._query(lambda: _result(self._redis.hdel(index, name)), 0)
+
     async def services(self) -> ServiceList:
         """Services with a recent heartbeat, by kind and id."""
         found = await self._query(self._fetch_services, None)

@@ -11,6 +11,8 @@ import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log, is_made_from
+from quorumlog.wire.bodies import LineageBody
+from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
     LogChange,
@@ -92,7 +94,6 @@ class LogStore(RowStore):
         named = {item.ledger_id for item in row.items}
         await _lock_ledgers(connection, row.name, named)
         await _claim_ledgers(connection, row.name, named)
-        await _place_ledgers(connection, _places_of(row), request.attempt)
         record = await connection.fetchrow(
             "UPDATE logs SET version = version + $3, attempt = $4, body = $2::text::jsonb,"
             f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {ROW}",
@@ -101,8 +102,10 @@ class LogStore(RowStore):
             0 if fresh else 1,
             request.attempt,
         )
+        created = row_of(record, row.name)
+        await _place_ledgers(connection, created, _places_of(created), request.attempt)
         await record_attempt(connection, request.attempt, target)
-        return row_of(record, row.name)
+        return created
 
     @transactional
     async def change(self, connection: Connection, request: LogChange) -> LogRow:
@@ -245,7 +248,8 @@ async def change_row(
     await _claim_ledgers(connection, new.name, after - before - set(published))
     if published:
         await _claim_published(connection, new.name, published, transaction)
-    await _place_ledgers(connection, places, attempt)
+    placing = new.model_copy(update={"created_at": old.created_at})
+    await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
@@ -331,9 +335,9 @@ def _places_of(log: LogRow) -> set[tuple[int, int]]:
 
 
 async def _place_ledgers(
-    connection: Connection, places: Collection[tuple[int, int]], attempt: str
+    connection: Connection, log: LogRow, places: Collection[tuple[int, int]], attempt: str
 ) -> None:
-    """Set where ledgers begin, which are locked, once their log's row knows it.
+    """Set where ledgers begin, which are locked, once their log's row knows it; `log`: that row.
 
     A CLOSED ledger's row gets a new version, since its members have copies: no two copies of one name
     differ (rule 18b). There is no copy of an open ledger's row: its writer sends the first one, and
@@ -341,22 +345,25 @@ async def _place_ledgers(
     """
     if not places:
         return
+    lineages = log.to_core().lineages({ledger_id for ledger_id, _ in places})
     await connection.execute(
-        "UPDATE ledgers l SET first_offset = p.first_offset,"
+        "UPDATE ledgers l SET first_offset = p.first_offset, lineage = p.lineage::jsonb,"
         " version = CASE WHEN state = 'CLOSED' THEN version + 1 ELSE version END,"
-        " attempt = CASE WHEN state = 'CLOSED' THEN $3 ELSE attempt END, changed_at = now()"
-        " FROM unnest($1::bigint[], $2::bigint[]) AS p (ledger_id, first_offset)"
+        " attempt = CASE WHEN state = 'CLOSED' THEN $4 ELSE attempt END, changed_at = now()"
+        " FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS p (ledger_id, first_offset, lineage)"
         " WHERE l.ledger_id = p.ledger_id",
         [ledger_id for ledger_id, _ in places],
         [first_offset for _, first_offset in places],
+        [body_of_core(LineageBody, lineages[at]).model_dump_json() for at, _ in places],
         attempt,
     )
 
 
 async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:
     await connection.execute(
-        "INSERT INTO unnamed_ledgers (ledger_id)"
-        " SELECT unnest($1::bigint[]) ON CONFLICT DO NOTHING",
+        # A rebuild may have found no row of a ledger that it knows to be in the log (rule 18d).
+        "INSERT INTO unnamed_ledgers (ledger_id) SELECT ledger_id FROM ledgers"
+        " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id ON CONFLICT DO NOTHING",
         sorted(ledgers),
     )
 

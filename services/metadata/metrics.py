@@ -74,6 +74,7 @@ class MetadataMetrics(Collector):
             await asyncio.sleep(_UPDATE_S)
 
     async def _update(self) -> None:
+        await self._database.run(self._database.count_waiting)
         self._queue = await self._parts.repairs.summary()
         self._kept_ledgers = (await self._parts.kept.list(after=None, limit=1)).count
         found = await self._parts.liveness.bookies(await self._parts.cookies.list())
@@ -93,6 +94,11 @@ class MetadataMetrics(Collector):
                 "metadata_kept_ledgers",
                 "Ledgers of which bookies hold copies of rows that Postgres lacks: they drop nothing of them",
                 self._kept_ledgers,
+            ),
+            (
+                "metadata_waiting_commits",
+                "Changes that were given up and wait in Postgres for its synchronous standby",
+                self._database.waiting_commits,
             ),
             ("metadata_redis_up", "Redis answered", parts.liveness.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),

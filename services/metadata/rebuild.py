@@ -29,9 +29,11 @@ from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
-from quorumlog.protocol.rebuild import Action, Bookies, Held, LedgerPlace
+from quorumlog.protocol.rebuild import Action, Bookies, Held
+from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
 from quorumlog.wire.rebuild_bodies import (
+    NOT_REBUILT,
     AskedBookie,
     HeldRows,
     RebuildAsk,
@@ -74,6 +76,7 @@ class _Tally:
     open_ledgers: int = 0
     may_be_deleted: int = 0
     sealed_passwords: int = 0
+    holes: int = 0
     findings: list[RebuildFinding] = field(default_factory=list)
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
@@ -106,7 +109,8 @@ class _Tally:
         if decision.action is Action.TOMBSTONE:
             self.buried.add(judged.ledger_id)
         elif row is not None and row.log is not None:
-            self.by_log.setdefault(row.log, []).append(_log_ledger(row))
+            place = _place_of(row, has_row=judged.has_row)
+            self.by_log.setdefault(row.log, []).append(place)
         if decision.row is not None:
             is_open = decision.row.state is not State.CLOSED
             self.open_ledgers += is_open
@@ -306,10 +310,8 @@ class _Work:
                 deleted_through=through,
             )
             tally.logs[decision.action] += 1
-            why = decision.why
-            if not why and decision.action is Action.WRITE and decision.unplaced:
-                why = f"ledgers without a place in the log: {_some(decision.unplaced)}"
-            if why:
+            tally.holes += len(decision.holes)
+            if why := _log_finding(decision):
                 tally.find(RebuildFinding(log=name, action=decision.action, why=why))
 
     def _report(
@@ -338,9 +340,11 @@ class _Work:
             open_ledgers=tally.open_ledgers,
             may_be_deleted=tally.may_be_deleted,
             sealed_passwords=tally.sealed_passwords,
+            holes=tally.holes,
             cookies=tuple(cookies),
             next_ledger_id=next_id,
             findings=tuple(tally.findings),
+            not_rebuilt=NOT_REBUILT,
             findings_left_out=tally.left_out,
         )
 
@@ -376,10 +380,29 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
     ]
 
 
-def _log_ledger(row: LedgerMetadata) -> LedgerPlace:
+def _place_of(row: LedgerMetadata, *, has_row: bool) -> LedgerPlace:
     return LedgerPlace(
-        row.ledger_id, row.first_offset, row.last_entry, row.length or 0, row.quorum, row.digest
+        row.ledger_id,
+        row.first_offset,
+        row.last_entry,
+        row.length or 0,
+        row.quorum,
+        row.digest,
+        row.lineage,
+        has_row,
     )
+
+
+def _log_finding(decision: LogDecision) -> str:
+    """What people should know of a log, or ""."""
+    told = [decision.why] if decision.why else []
+    if decision.holes:
+        told.append(
+            f"holes, where reads fail until a rebuild finds the rows: ledgers {_some(decision.holes)}"
+        )
+    if not decision.why and decision.action is Action.WRITE and decision.unplaced:
+        told.append(f"ledgers without a place in the log: {_some(decision.unplaced)}")
+    return "; ".join(told)
 
 
 def _cluster_of(source: Source) -> str:

@@ -19,11 +19,10 @@ from quorumlog.protocol.rebuild import (
     Decision,
     Held,
     Known,
-    LedgerPlace,
-    LogDecision,
     decide,
-    decide_log,
+    newest_of,
 )
+from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log
 from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
@@ -36,6 +35,7 @@ from services.metadata.logs import body_of as log_body_of
 from services.metadata.logs import bury_log
 from services.metadata.logs import row_of as log_row_of
 from services.metadata.losses import accept_tokens, note_lost
+from services.metadata.transactions import commit_placed
 
 _LOCK: Final = 0x71756F73
 """Any number that no other application of this database uses; migrations have another one."""
@@ -49,8 +49,8 @@ _IS_EMPTY: Final = (
 )
 
 _MADE: Final = (
-    "unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[])"
-    " AS made (id, version, attempt, body, created_at, first_offset)"
+    "unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::text[])"
+    " AS made (id, version, attempt, body, created_at, first_offset, lineage)"
 )
 
 
@@ -81,11 +81,14 @@ class RebuildStore(RowStore):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A ledger, what is done about its row, and the row as it is then, where there is one."""
+    """A ledger, and what is done about its row."""
 
     ledger_id: int
     decision: Decision
     row: LedgerMetadata | None
+    """The latest row that tells of it, whether it is proven or not; None for a deleted ledger."""
+    has_row: bool = False
+    """Whether the database has a row then."""
 
 
 class RebuildTables:
@@ -171,8 +174,8 @@ class RebuildTables:
             if writes:
                 await self._write(known, decisions, held)
         return [
-            Judged(ledger_id, decision, decision.row or known[ledger_id].row)
-            for ledger_id, decision in decisions.items()
+            _judged(ledger_id, decisions[ledger_id], known[ledger_id].row, each)
+            for ledger_id, each in held.items()
         ]
 
     async def _known(
@@ -238,9 +241,9 @@ class RebuildTables:
     async def _insert(self, rows: Mapping[int, LedgerRow]) -> None:
         """Raises UniqueViolationError where somebody creates one of these at this moment: the step is tried again."""
         await self._connection.execute(
-            "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset)"
+            "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset, lineage)"
             " SELECT id, version, nullif(attempt, '')::uuid, body::jsonb,"
-            " coalesce(nullif(created_at, '')::timestamptz, now()), first_offset"
+            " coalesce(nullif(created_at, '')::timestamptz, now()), first_offset, lineage::jsonb"
             f" FROM {_MADE}",
             *_columns(rows),
         )
@@ -255,7 +258,8 @@ class RebuildTables:
     async def _replace(self, rows: Mapping[int, LedgerRow]) -> None:
         await self._connection.execute(
             "UPDATE ledgers l SET version = made.version, attempt = nullif(made.attempt, '')::uuid,"
-            " body = made.body::jsonb, first_offset = made.first_offset, changed_at = now()"
+            " body = made.body::jsonb, first_offset = made.first_offset,"
+            " lineage = made.lineage::jsonb, changed_at = now()"
             f" FROM {_MADE} WHERE l.ledger_id = made.id",
             *_columns(rows),
         )
@@ -272,6 +276,10 @@ class RebuildTables:
             " WHERE attempts.target = 'accepted as lost'",
             list(rows),
             [_target_of(row) for row in rows.values()],
+        )
+
+        await self._connection.execute(
+            "DELETE FROM kept_ledgers WHERE attempt = ANY($1::uuid[])", list(rows)
         )
 
     async def log_names(self) -> set[str]:
@@ -297,40 +305,72 @@ class RebuildTables:
                 name,
             )
             if record is not None and record["body"] is None:
-                placed = [one for one in ledgers if one.first_offset is not None]
-                why = "the log is deleted, and ledgers of it are not"
-                return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
-            known = None if record is None else log_row_of(record).to_core()
-            items = () if known is None else known.items
+                # What was placed in a log that was created later is of that one.
+                later = [one for one in ledgers if one.log_created_at > record["created_at"]]
+                if not later:
+                    placed = [one for one in ledgers if one.first_offset is not None]
+                    why = "the log is deleted, and ledgers of it are not"
+                    return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
+                ledgers = later
+            row = None if record is None or record["body"] is None else log_row_of(record)
+            known = None if row is None else row.to_core()
             # Another log of this name, created since, names later ledgers only.
-            if record is not None and items and max(i.ledger_id for i in items) <= deleted_through:
+            ids = [] if known is None else [item.ledger_id for item in known.items]
+            if row is not None and ids and max(ids) <= deleted_through:
                 if writes:
-                    await bury_log(self._connection, log_row_of(record))
+                    await bury_log(self._connection, row)
                     await record_change(self._connection, f"rebuild log {name}")
                 return LogDecision(Action.TOMBSTONE)
-            deleted = await self._connection.fetch(
-                "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND body IS NULL",
-                [item.ledger_id for item in items],
+            gone, stored = await self._tombstones_and_rows(known, ledgers)
+            decision = decide_log(
+                name,
+                known,
+                ledgers,
+                gone | set(buried),
+                now_ms=await self._now_ms(),
+                stored=stored,
             )
-            gone = {row["ledger_id"] for row in deleted} | set(buried)
-            decision = decide_log(name, known, ledgers, gone, now_ms=await self._now_ms())
             if writes and decision.row is not None:
-                await self._write_log(decision.row)
+                await self._write_log(known, decision.row)
         return decision
 
-    async def _write_log(self, row: LogMetadata) -> None:
+    async def _tombstones_and_rows(
+        self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
+    ) -> tuple[set[int], set[int]]:
+        """Which ledgers that the log or its ledgers name are deleted, and which have rows."""
+        named = {item.ledger_id for item in (() if log is None else log.items)}
+        named |= {ledger_id for one in ledgers for ledger_id, _ in one.before}
+        records = await self._connection.fetch(
+            "SELECT ledger_id, body IS NULL AS is_deleted FROM ledgers"
+            " WHERE ledger_id = ANY($1::bigint[])",
+            sorted(named),
+        )
+        gone = {record["ledger_id"] for record in records if record["is_deleted"]}
+        return gone, {record["ledger_id"] for record in records} - gone
+
+    async def _write_log(self, known: LogMetadata | None, row: LogMetadata) -> None:
         await self._connection.execute(
-            "INSERT INTO logs AS l (name, version, body, attempt) VALUES ($1, $2, $3::text::jsonb, $4)"
-            " ON CONFLICT (name) DO UPDATE SET version = l.version + 1, body = excluded.body,"
-            " attempt = excluded.attempt, changed_at = now()",
+            "INSERT INTO logs AS l (name, version, body, created_at, attempt) VALUES ($1, $2,"
+            " $3::text::jsonb, coalesce(nullif($4, '')::timestamptz, now()), $5)"
+            " ON CONFLICT (name) DO UPDATE SET version = greatest(l.version + 1, excluded.version),"
+            " body = excluded.body, created_at = excluded.created_at, attempt = excluded.attempt,"
+            " changed_at = now()",
             row.name,
             row.version,
             log_body_of(LogRow.from_core(row)),
+            row.created_at,
             attempt := str(uuid4()),
         )
+        named = {item.ledger_id for item in row.items}
         await self._connection.execute(
-            "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])",
-            [item.ledger_id for item in row.items],
+            "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
+        )
+        await commit_placed(self._connection, row)
+        # What the log named by mistake of an older database: no sweep deletes it.
+        await self._connection.execute(
+            "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
+            " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
+            sorted({item.ledger_id for item in (known.items if known else ())} - named),
         )
         await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 
@@ -353,6 +393,15 @@ class RebuildTables:
             self._noted = (token,)
 
 
+def _judged(
+    ledger_id: int, decision: Decision, known: LedgerMetadata | None, held: Sequence[Held]
+) -> Judged:
+    row = decision.row or known
+    if decision.action in {Action.WAIT, Action.CONFLICT}:
+        return Judged(ledger_id, decision, newest_of(held) or row, has_row=row is not None)
+    return Judged(ledger_id, decision, row, has_row=row is not None)
+
+
 def _target_of(row: LedgerMetadata) -> str:
     """What the change did that made a row, as its repeat names it (rule 6)."""
     if row.deletion:
@@ -368,4 +417,5 @@ def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:
         [body_of(row) for row in rows.values()],
         [row.created_at for row in rows.values()],
         [row.first_offset for row in rows.values()],
+        [row.lineage and row.lineage.model_dump_json() for row in rows.values()],
     )

@@ -23,7 +23,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.changes import published_by
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.log import LogItem, LogState
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.log_bodies import LogRow
@@ -238,10 +238,11 @@ async def _commit(
     record = await _get(connection, transaction_id, lock=True)
     if record["state"] != TransactionState.OPEN:
         return await _answer_ended(connection, record, request), False
+    asked = [sealed.ledger_id for sealed in request.ledgers]
     if record["app"] is not None:
         last = await _last_version(connection, record["log"], record["app"])
         if last is not None and last["version"] >= record["app_version"]:
-            await _end_committed(connection, record, request, (), is_duplicate=True)
+            await _end_committed(connection, record, asked, (), is_duplicate=True)
             await record_change(connection, f"transaction {transaction_id}")
             ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
@@ -259,7 +260,7 @@ async def _commit(
             published=[item.ledger_id for item in published],
             transaction=transaction_id,
         )
-    await _end_committed(connection, record, request, published, is_duplicate=False)
+    await _end_committed(connection, record, asked, published, is_duplicate=False)
     await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
     ended = _row(await _get(connection, transaction_id))
     return TransactionDone(transaction=ended, row=row), True
@@ -297,7 +298,7 @@ def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transac
 async def _end_committed(
     connection: Connection,
     record: asyncpg.Record,
-    request: TransactionCommitBody,
+    requested: Sequence[int],
     published: Sequence[LogItem],
     *,
     is_duplicate: bool,
@@ -317,7 +318,7 @@ async def _end_committed(
         " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",
         record["id"],
         is_duplicate,
-        [sealed.ledger_id for sealed in request.ledgers],
+        list(requested),
         orjson.dumps(
             [
                 {
@@ -341,6 +342,23 @@ async def _end_committed(
             record["app_version"],
             record["id"],
         )
+
+
+async def commit_placed(connection: Connection, log: LogMetadata) -> None:
+    """Commit the OPEN transactions whose ledgers a rebuilt log names: they were committed in the lost history, and an
+    abort would delete the log's ledgers.
+    """
+    records = await connection.fetch(
+        f"SELECT {_ROW} FROM transactions WHERE state = 'OPEN' AND id IN (SELECT transaction"
+        " FROM transaction_ledgers WHERE ledger_id = ANY($1::bigint[]))"
+        " ORDER BY app_version FOR UPDATE",
+        [item.ledger_id for item in log.items],
+    )
+    for record in records:
+        written = {ledger["ledger_id"] for ledger in orjson.loads(record["ledgers"])}
+        published = [item for item in log.items if item.ledger_id in written]
+        ids = [item.ledger_id for item in published]
+        await _end_committed(connection, record, ids, published, is_duplicate=False)
 
 
 async def _check_sealed(

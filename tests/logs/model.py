@@ -396,7 +396,7 @@ class Gateway:
         # They are confirmed in order: the last one's answer is that of all.
         return self._pumped(_from(future, expect))
 
-    def place_in_log(self, ledger_id: int, first_offset: int) -> None:
+    def place_in_log(self, ledger_id: int, first_offset: int, _lineage: object = None) -> None:
         ledger = self.cluster.ledgers.get(ledger_id)
         if ledger is not None and ledger.row.writer == self.writer:
             ledger.told_offset = first_offset

@@ -82,11 +82,11 @@ async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http, Log]]:
     async with (
         running(stores) as cluster,
         aiohttp.ClientSession() as session,
-        aiohttp.ClientSession(headers=cluster.headers) as inside,
+        aiohttp.ClientSession(headers=cluster.headers) as internal,
     ):
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
-        yield cluster, http, Log(cluster, inside)
+        yield cluster, http, Log(cluster, internal)
 
 
 async def append(http: Http, text: str, *, at: int = 0) -> None:

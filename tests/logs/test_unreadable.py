@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable
+from quorumlog.errors import EntryUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.quorum import Quorum
@@ -62,6 +62,37 @@ async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
         await gateway.end()
 
     assert [each.record.value for each in page.records] == [b"a" * 700]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skipped(
+    monkeypatch: pytest.MonkeyPatch, *, is_sealed: bool
+) -> None:
+    async with within("the log is read"):
+        cluster, gateway, first = await filled(b"a", b"b")
+        await gateway.logs.roll(LOG)
+        hole = (await gateway.logs.append(LOG, Append.of((Record(b"c"),)))).ledger_id
+        if is_sealed:
+            await gateway.logs.roll(LOG)
+            await gateway.logs.append(LOG, Append.of((Record(b"d"),)))
+        gateway.logs._reader._rows.clear()
+        found = cluster.ledger
+
+        def ledger(ledger_id: int) -> object:
+            if ledger_id == hole:
+                raise NoSuchLedger(ledger_id=hole, deleted=False)
+            return found(ledger_id)
+
+        monkeypatch.setattr(cluster, "ledger", ledger)
+        page = await gateway.logs.read(LOG, "earliest")
+        with pytest.raises(EntryUnavailable) as told:
+            await gateway.logs.read(LOG, page.next)
+        await gateway.end()
+
+    assert hole != first
+    assert [each.record.value for each in page.records] == [b"a", b"b"]
+    assert (told.value.ledger_id, told.value.members["offset"]) == (hole, 2)
+    assert "the offset 2 on" in told.value.detail
 
 
 async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:

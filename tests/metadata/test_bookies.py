@@ -2,15 +2,23 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from uuid import uuid4
 
 import asyncpg
 import pytest
 from redis.asyncio import Redis
 
 from loadtest.stores import Stores
-from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
+from quorumlog.errors import (
+    CopyLost,
+    InvalidRequest,
+    NoSuchBookie,
+    QuorumLogError,
+    VersionConflict,
+)
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire.bodies import (
     BookieHeartbeat,
     BookieInfo,
@@ -354,3 +362,46 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
     assert left.cookie.may_fix
     await client.put_cookie("b1", await cookie(service, 2), version=first.version + 1)
     assert [bookie.id for bookie in (await client.bookies()).bookies] == ["b1@2"]
+
+
+async def test_what_was_kept_of_a_bookie_goes_with_its_cookie_and_with_its_data(
+    stores: Stores, service: Service
+) -> None:
+    client = service.client
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    redis = Redis.from_url(stores.redis_url)
+    await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
+    rows = [await client.create(DRAFT) for _ in range(2)]
+
+    async def kept() -> tuple[int, list[tuple[str, ...]]]:
+        _, found = await service.send("GET", "/v1/kept-ledgers?limit=1")
+        return found["count"], [tuple(ledger["holders"]) for ledger in found["ledgers"]]
+
+    async def keep(holder: str) -> None:
+        for row in rows:
+            lacking = [RowName(9, uuid4().bytes)]
+            with pytest.raises(CopyLost):
+                await client.get(row.ledger_id, proof=True, held=lacking, holder=holder)
+
+    for name in ("b8", "b9"):
+        await client.put_cookie(name, await cookie(service), version=None)
+        await client.send_bookie_heartbeat(name, beat(ttl_s=0.05))
+        await keep(name)
+    before = await kept()
+
+    await client.put_cookie("b8", await cookie(service, 2), version=1)
+    at_a_new_incarnation = await kept()
+
+    async def is_retired() -> bool:
+        await client.retire("b9")
+        return True
+
+    await until(is_retired, "the heartbeat runs out", passing=(QuorumLogError,))
+    urls = set(await redis.hkeys("quorumlog:bookie-urls"))
+    await redis.aclose()
+    await connection.close()
+
+    assert before == (2, [("b8", "b9")]), "the first page"
+    assert at_a_new_incarnation == (2, [("b9",)])
+    assert await kept() == (0, [])
+    assert urls == {b"b8"}

@@ -14,9 +14,12 @@ from loadtest.stores import Stores
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.bodies import LedgerCreateBody, LedgerDraft
+from quorumlog.wire.log_bodies import LogCreateBody, LogRow
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.metadata.test_inquiry import bookie_at, learns
 from tests.metadata.test_went_back import (
@@ -358,6 +361,65 @@ async def repeated_without_standby(both: Pair, work: Change) -> None:
 
 async def waits(server: Server) -> bool:
     return await server.sql(WAITS_FOR_STANDBY) != "0"
+
+
+SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'quorumlog-metadata'"
+    " AND wait_event_type IN ('IPC', 'Lock')"
+)
+
+
+async def test_changes_without_a_standby_keep_few_connections_and_reads_go_on(
+    stores: Stores, synchronous: Pair
+) -> None:
+    slots, primary, standby = 3, synchronous.primary, synchronous.standby
+    async with serving(
+        on(stores, synchronous.dsn),
+        connections_max=slots,
+        database_deadline_s=1,
+        expiry_every_s=1000,
+    ) as service:
+        row = await service.client.create(DRAFT)
+        await standby.kill()
+        tries = [ledger_try] * slots + [log_try] * slots
+        first = await asyncio.gather(*(one(service, f"log-{at}") for at, one in enumerate(tries)))
+
+        async def is_refused() -> bool:
+            _, problem = await log_try(service, "another")
+            return problem["outcome"] == "not-done" and "standby" in problem["detail"]
+
+        await until(is_refused, "changes are refused")
+        assert await service.client.get(row.ledger_id) == row, "reads go on"
+        await until(lambda: few(primary, slots), "who waits for another commit's lock ends")
+        assert [await is_refused() for _ in range(slots)] == [True] * slots
+        assert await few(primary, slots)
+        assert "unknown" in {problem["outcome"] for _, problem in first}
+
+        await standby.start()
+        await primary.until_followed()
+        logs = LogClient(service.client)
+
+        async def is_taken() -> bool:
+            await logs.create(replace(LOG, name="another"))
+            return True
+
+        await until(is_taken, "changes are taken", passing=(QuorumLogError,))
+
+
+async def few(server: Server, most: int) -> bool:
+    """Whether so many sessions wait, one at least."""
+    return 1 <= int(await server.sql(SESSIONS)) <= most
+
+
+async def ledger_try(service: Service, _name: str) -> tuple[int, Any]:
+    body = LedgerCreateBody(row=LedgerDraft.draft_of(DRAFT), attempt=new_attempt())
+    return await service.send("POST", "/v1/ledgers", body.model_dump_json().encode())
+
+
+async def log_try(service: Service, name: str) -> tuple[int, Any]:
+    """A change that notifies nobody: several can wait for the standby at once."""
+    body = LogCreateBody(row=LogRow.from_core(replace(LOG, name=name)), attempt=new_attempt())
+    return await service.send("POST", "/v1/logs", body.model_dump_json().encode())
 
 
 # --- primaries that are gone, and primaries that come back ---------------------------------------

@@ -15,7 +15,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, LedgerMetadata, Lineage
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import LogRow
 from services.metadata.database import Connection
@@ -36,6 +36,13 @@ async def ledger(service: Service, log: str | None = "a-log") -> LedgerMetadata:
 
 def first(log: LogMetadata, row: LedgerMetadata) -> LogMetadata:
     return replace(log, items=(LogItem(row.ledger_id, 0),))
+
+
+def placed(
+    row: LedgerMetadata, log: LogMetadata, at: int, *before: tuple[int, int]
+) -> LedgerMetadata:
+    """The row of a ledger that begins at an offset of the log, after these."""
+    return replace(row, first_offset=at, lineage=Lineage(log.created_at, before))
 
 
 async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
@@ -174,9 +181,9 @@ async def test_a_ledger_is_placed_once_its_logs_row_has_its_first_offset(
     await logs.cas(replace(named, items=(LogItem(one.ledger_id, 7),)))
 
     assert unplaced == one
-    placed = replace(one, first_offset=7)
-    assert await service.client.get(one.ledger_id) == placed, "of the same name: nobody has a copy"
-    assert (await service.client.list(log="a-log"))[0] == [placed]
+    there = placed(one, row, 7)
+    assert await service.client.get(one.ledger_id) == there, "of the same name: nobody has a copy"
+    assert (await service.client.list(log="a-log"))[0] == [there]
 
 
 async def test_a_log_that_is_created_with_a_ledger_places_it(
@@ -184,9 +191,37 @@ async def test_a_log_that_is_created_with_a_ledger_places_it(
 ) -> None:
     one = await ledger(service)
 
-    await logs.create(first(LOG, one))
+    row, _ = await logs.create(first(LOG, one))
 
-    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+    assert await service.client.get(one.ledger_id) == placed(one, row, 0)
+
+
+async def test_a_placed_ledger_tells_its_log_and_the_ledgers_before_it(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+    ledgers = [await ledger(service) for _ in range(PREDECESSORS_KEPT + 3)]
+    *full, empty, last = ledgers
+    items = [LogItem(one.ledger_id, 10 * at, 10 * at + 9) for at, one in enumerate(full)]
+    end = 10 * len(full)
+
+    _, named = await logs.cas(
+        replace(
+            row,
+            items=(*items, LogItem(empty.ledger_id, end, end - 1), LogItem(last.ledger_id, end)),
+            created_at="",
+        )
+    )
+
+    told = [await service.client.get(one.ledger_id) for one in (full[0], full[1], last)]
+    places = [(item.ledger_id, item.first_offset or 0) for item in items]
+    assert told == [
+        placed(full[0], row, 0),
+        placed(full[1], row, 10, places[0]),
+        placed(last, row, end, *places[-PREDECESSORS_KEPT:]),
+    ]
+    assert (await logs.cas(named.truncated(20)))[0]
+    assert await service.client.get(last.ledger_id) == told[-1], "as it was when it was placed"
 
 
 async def test_placing_a_closed_ledger_is_a_change_of_its_row(
@@ -216,7 +251,7 @@ async def test_a_ledger_that_its_log_lets_go_of_keeps_its_place(
 
     await logs.cas(replace(named, items=(), first_offset=0))
 
-    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+    assert await service.client.get(one.ledger_id) == placed(one, row, 0)
 
 
 async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
@@ -232,7 +267,7 @@ async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
     await migrate(connection)
     await connection.close()
 
-    assert await service.client.get(one.ledger_id) == replace(one, first_offset=0)
+    assert await service.client.get(one.ledger_id) == placed(one, row, 0)
     assert await service.client.get(other.ledger_id) == other
 
 

@@ -237,9 +237,15 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
         await connection.execute(
             "DELETE FROM attempts WHERE attempt = ANY($1::uuid[])", [later.attempt, ended.attempt]
         )
-        await connection.close()
+        await connection.execute(
+            "INSERT INTO kept_ledgers (ledger_id, attempt, holder) VALUES ($1, $2, 'b1')",
+            moved.ledger_id,
+            later.attempt,
+        )
 
         report, _ = await rebuild(service, without=("b2", "b3", "b4"))
+        left = await connection.fetchval("SELECT count(*) FROM kept_ledgers")
+        await connection.close()
         kept = await service.client.get(forked.ledger_id)
 
         assert report is not None
@@ -248,6 +254,7 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
         assert "several ends: 4, 9" in report.findings[0].why
         assert await service.client.get(moved.ledger_id) == ended
         assert kept == mine
+        assert left == 0, "nobody keeps it any more for a change that the database has"
         assert moved.ledger_id in await service.client.ledgers_naming("b4")
 
 
@@ -440,6 +447,8 @@ async def test_the_command_tells_people_what_was_found_and_why_it_ended(
     assert "silent: b2, b3" in done.stdout
     assert "ledgers (done): 1 wait" in done.stdout
     assert "ledger 7" in done.stdout
+    assert "not rebuilt" not in done.stdout, "nothing was written"
+    assert "not rebuilt" not in done.stdout, "nothing was written"
 
 
 async def command(service: Service, *options: str) -> Any:

@@ -14,9 +14,10 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata
-from quorumlog.protocol.metadata import Fragment
+from quorumlog.protocol.metadata import Fragment, Repair
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.repair_bodies import RepairAdd
+from services.autorecovery.drains import drain_of
 from services.metadata.database import Connection
 from tests.metadata.support import DRAFT, WAITING, Service
 from tests.metadata.test_at_once import LOG, LONG_S, uncommitted, waiting
@@ -98,6 +99,41 @@ async def test_what_names_a_bookie_is_told_of_that_bookie_only(service: Service)
         )
         assert (use.ledger_id, use.member, use.state) == (row.ledger_id, f"{name}@1", state)
         assert (use.failures, use.detail) == (1, f"{name}@1 of {row.ledger_id}")
+
+
+async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_successors_copy(
+    service: Service,
+) -> None:
+    client = service.client
+    for name in ("b1", "b4"):
+        await client.put_cookie(name, await cookie(service), version=None)
+    await client.create(DRAFT)
+    row = await client.create(DRAFT)
+    _, closed = await client.cas(row.closed(last_entry=4, length=9))
+    assert closed is not None
+    _, marked = await client.cas(closed.with_repair(Repair(0, "b1@1", "b4@1")))
+    assert marked is not None
+    waits = [await drain_of(name, client) for name in ("b1", "b4")]
+    _, placed = await client.cas(marked.with_member_replaced(0, "b1@1", "b4@1"))
+    assert placed is not None
+    kept = await drain_of("b1", client)
+    worker = RepairClient(client, "worker")
+    await worker.add([gap(row.ledger_id, "b1@1")])
+    (item,) = await worker.claim(lease_s=LONG_S, limit=9)
+    await worker.fail(item, "b4 is down")
+    failed = await drain_of("b1", client)
+
+    assert [left.reason for left in waits[0].first] == [
+        "waits for its writer to replace the bookie",
+        "waits for a worker",
+    ]
+    assert [left.reason for left in waits[1].first] == [
+        "is the target of a repair that is under way"
+    ]
+    why = "its place is given away; kept until its successor has a copy of the row"
+    assert kept.first[1].reason == why
+    assert failed.first[1].reason == f"{why}: b4 is down (1 tries)"
+    assert not failed.done
 
 
 # --- repairs ---------------------------------------------------------------------------------

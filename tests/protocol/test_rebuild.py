@@ -2,31 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumlog.protocol import rebuild
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.metadata import (
+    PREDECESSORS_KEPT,
     DigestKind,
     Fragment,
     LedgerMetadata,
+    Lineage,
     Repair,
     State,
     Writer,
 )
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import (
-    NEW_LOG_VERSION,
     Action,
     Bookies,
     Decision,
     Held,
     Known,
-    LedgerPlace,
     decide,
+)
+from quorumlog.protocol.rebuild_log import (
+    NEW_LOG_VERSION,
+    LedgerPlace,
+    LogDecision,
     decide_log,
 )
 
@@ -265,6 +270,10 @@ def test_no_row_is_written_behind_one_under_which_an_entry_was_confirmed(
 # --- logs -----------------------------------------------------------------------------------------
 
 NOW_MS = 1_000
+CREATED_AT = "2026-01-02T00:00:00.000000Z"
+LATER_AT = "2026-01-03T00:00:00.000000Z"
+OFFSETS = tuple((number, 10 * number) for number in range(8))
+"""The first offset of each ledger of a log, by id."""
 
 
 def ledger(ledger_id: int, first: int | None, last: int | None = None) -> LedgerPlace:
@@ -272,9 +281,16 @@ def ledger(ledger_id: int, first: int | None, last: int | None = None) -> Ledger
     return LedgerPlace(ledger_id, first, last, 100, Quorum(3, 3, 2), DigestKind.CRC32C)
 
 
+def behind(
+    one: LedgerPlace, *before: tuple[int, int], created_at: str = CREATED_AT, has_row: bool = True
+) -> LedgerPlace:
+    """The ledger, with what was before it in the log when it got its place."""
+    return replace(one, lineage=Lineage(created_at, before), has_row=has_row)
+
+
 def told(
     known: LogMetadata | None, *ledgers: LedgerPlace, deleted: Sequence[int] = ()
-) -> rebuild.LogDecision:
+) -> LogDecision:
     return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS)
 
 
@@ -412,6 +428,167 @@ def test_what_a_log_let_go_of_does_not_come_back() -> None:
     decision = told(log, ledger(1, 0, 3), ledger(2, 10))
 
     assert (decision.action, decision.unplaced) == (Action.SAME, (1,))
+
+
+def places(row: LogMetadata | None) -> list[tuple[int, int | None, int | None]]:
+    """The log's ledgers, each with its first and last offset."""
+    assert row is not None
+    row.check()
+    return [(item.ledger_id, item.first_offset, item.last_offset) for item in row.items]
+
+
+def test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told() -> None:
+    decision = told(
+        None,
+        behind(ledger(0, 0, 3)),
+        behind(ledger(2, 20, 3), *OFFSETS[:2]),
+        behind(ledger(3, 30), *OFFSETS[:3]),
+    )
+
+    assert (decision.action, decision.holes) == (Action.WRITE, (1,))
+    assert places(decision.row) == [(0, 0, 9), (1, 10, 19), (2, 20, 29), (3, 30, None)]
+
+
+def test_a_ledger_whose_row_is_not_proven_keeps_its_place_also_at_the_end() -> None:
+    decision = told(None, behind(ledger(0, 0, 3)), behind(ledger(1, 10), OFFSETS[0], has_row=False))
+
+    assert decision.holes == (1,)
+    assert places(decision.row) == [(0, 0, 9), (1, 10, None)]
+
+
+def test_a_hole_that_is_found_later_is_none() -> None:
+    behind_hole = behind(ledger(2, 20, 3), *OFFSETS[:2])
+    row = told(None, behind(ledger(0, 0, 3)), behind_hole).row
+
+    again = told(row, behind(ledger(0, 0, 3)), behind(ledger(1, 10, 9), OFFSETS[0]), behind_hole)
+    kept = decide_log("events", row, [behind_hole], [], now_ms=NOW_MS, stored=[0, 1])
+
+    assert (again.action, again.holes) == (Action.SAME, ())
+    assert (kept.action, kept.holes) == (Action.SAME, ())
+    assert told(row, behind_hole).holes == (0, 1)
+
+
+def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
+    known = behind(ledger(0, 0, 3))
+    most = PREDECESSORS_KEPT
+    last = behind(ledger(most, 10 * most), *OFFSETS[:most])
+    one_more = behind(ledger(most + 1, 10 * (most + 1)), *OFFSETS[1 : most + 1])
+
+    assert told(None, known, last).holes == tuple(range(1, most))
+    decision = told(None, known, one_more)
+    assert (decision.action, decision.row) == (Action.CONFLICT, None)
+    assert decision.why == (
+        "ledgers between 0 and 1 are on no bookie that answers, and nobody knows which"
+    )
+
+
+def test_what_the_log_let_go_of_before_a_deleted_ledger_does_not_come_back() -> None:
+    ledgers = [behind(ledger(0, 0, 3)), behind(ledger(2, 20), *OFFSETS[:2])]
+
+    decision = told(None, *ledgers, deleted=[1])
+
+    assert places(decision.row) == [(2, 20, None)]
+    assert (decision.unplaced, decision.holes) == ((0,), ())
+
+
+def test_what_the_log_let_go_of_before_a_ledger_was_placed_does_not_come_back() -> None:
+    let_go = [behind(ledger(0, 0, 3)), behind(ledger(1, 10, 3), OFFSETS[0])]
+
+    decision = told(None, *let_go, behind(ledger(2, 20, 3)), behind(ledger(3, 30), OFFSETS[2]))
+
+    assert places(decision.row) == [(2, 20, 29), (3, 30, None)]
+    assert decision.unplaced == (0, 1)
+
+
+def test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_place_to_another() -> (
+    None
+):
+    row = replace(LOG, created_at=CREATED_AT)
+    instead = behind(ledger(3, 10), (1, 0))
+
+    closed_empty = told(row, ledger(1, 0, 3), ledger(2, 10, -1), instead)
+    untold = told(row, ledger(1, 0, 3), instead)
+
+    for decision in (closed_empty, untold):
+        assert places(decision.row) == [(1, 0, 9), (3, 10, None)]
+
+
+def test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one() -> None:
+    earlier = [behind(ledger(1, 0, 9)), behind(ledger(2, 10, 9), (1, 0))]
+    later = behind(ledger(5, 0, 3), created_at=LATER_AT)
+    row = replace(LOG, created_at=LATER_AT, items=(LogItem(5, 0),))
+
+    lost, stays = told(None, *earlier, later), told(row, *earlier, later)
+
+    assert places(lost.row) == [(5, 0, None)]
+    assert lost.row is not None
+    assert lost.row.created_at == LATER_AT
+    assert (lost.unplaced, stays.unplaced) == ((1, 2), (1, 2))
+    assert stays.action is Action.SAME
+
+
+def test_a_later_log_of_the_name_than_the_database_has_is_told() -> None:
+    row = replace(LOG, created_at=CREATED_AT)
+
+    decision = told(row, behind(ledger(5, 0, 3), created_at=LATER_AT))
+
+    assert (decision.action, decision.row) == (Action.CONFLICT, None)
+    assert decision.why == (
+        f"the log was deleted, and another one was created under its name at {LATER_AT}"
+    )
+
+
+def test_a_ledger_from_before_lineages_gets_the_place_that_later_ones_tell() -> None:
+    decision = told(None, ledger(0, 0, 3), ledger(1, None, 3), behind(ledger(2, 20), *OFFSETS[:2]))
+
+    assert places(decision.row) == [(0, 0, 9), (1, 10, 19), (2, 20, None)]
+
+
+@given(st.data())
+def test_a_log_with_lineages_is_made_again_as_it_was_or_told_whatever_ledgers_are_lost(
+    data: st.DataObject,
+) -> None:
+    """A log grows, lets go of its first ledgers, and has empty ledgers; the database is of any time."""
+    log = LogMetadata("events", LogSettings(Quorum(3, 3, 2)), created_at=CREATED_AT)
+    ledgers: dict[int, LedgerPlace] = {}
+    history = [log]
+    for number in range(data.draw(st.integers(1, 9))):
+        records = data.draw(st.integers(0, 5))
+        log = log.with_ledger(number).with_ends({}, producers=(), now_ms=0)
+        first = log.items[-1].first_offset
+        ledgers[number] = replace(
+            ledger(number, first, records - 1), lineage=log.lineages([number])[number]
+        )
+        history.append(log)
+        log = log.with_ends({number: (records, 100)}, producers=(), now_ms=0)
+        assert log.end_offset is not None
+        log = log.truncated(data.draw(st.integers(0, log.end_offset)))
+    lost = data.draw(st.sets(st.sampled_from(sorted(ledgers))))
+    known = data.draw(st.sampled_from(history))
+    held = [one for number, one in ledgers.items() if number not in lost]
+    whole = [(item.ledger_id, item.first_offset) for item in log.items]
+
+    decision = told(known if known.items else None, *held)
+
+    if decision.row is None:
+        assert lost or decision.action is not Action.CONFLICT, decision.why
+        return
+    row = decision.row
+    row.check()
+    found = [(item.ledger_id, item.first_offset) for item in row.items]
+    ends = dict(found)
+    assert len(ends) == len(found)
+    through = max(ends)
+    since = found[0][0]
+    expected = [place for place in whole if since <= place[0] <= through]
+    assert [place for place in found if place in whole] == expected, "in order, nothing left out"
+    for item, after in pairwise(row.items):
+        if item.ledger_id in ledgers and not item.is_empty:
+            entries = ledgers[item.ledger_id].last_entry
+            assert entries is not None
+            assert item.last_offset == (item.first_offset or 0) + entries, "no end by guess"
+        assert item.last_offset is not None
+        assert item.last_offset + 1 == after.first_offset
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=8), st.data())

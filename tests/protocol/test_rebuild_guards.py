@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from quorumlog.protocol import rebuild
+from quorumlog.protocol import rebuild, rebuild_log
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
+from quorumlog.protocol.rebuild_log import LedgerPlace
 from tests.protocol import test_rebuild as claims
 
 
@@ -21,6 +22,9 @@ class Guard:
     attribute: str
     instead: Any
     claim: Callable[[], None]
+
+
+Found: Final = rebuild_log._Found
 
 
 def silent_bookies_are_none() -> Callable[..., int]:
@@ -96,17 +100,52 @@ GUARDS: Final = (
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
     ),
     Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
-    Guard("places of a log may overlap", rebuild, "_misplaced", nothing_wrong, overlaps),
+    Guard("places of a log may overlap", Found, "misplaced", nothing_wrong, overlaps),
     Guard(
         "an empty ledger takes the place of the one behind it",
-        rebuild,
-        "_placed",
-        lambda ledgers, _start: [one for one in ledgers if one.first_offset is not None],
+        Found,
+        "without_empty",
+        lambda _found, items: items,
         claims.test_an_empty_ledger_has_no_place_but_at_the_end,
     ),
     Guard(
+        "a ledger that was passed over takes the place of the one behind it",
+        Found,
+        "_is_passed_over",
+        lambda *_given: False,
+        claims.test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_place_to_another,
+    ),
+    Guard(
+        "a ledger ends where the next one that is held begins",
+        Found,
+        "missing",
+        property(lambda _found: []),
+        claims.test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told,
+    ),
+    Guard(
+        "a hole of which nobody knows the beginning is closed",
+        Found,
+        "gap",
+        nothing_wrong,
+        claims.test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed,
+    ),
+    Guard(
+        "what a log let go of comes back",
+        Found,
+        "not_let_go",
+        lambda _found, items, _deleted: items,
+        claims.test_what_the_log_let_go_of_before_a_ledger_was_placed_does_not_come_back,
+    ),
+    Guard(
+        "a log's name is the log",
+        LedgerPlace,
+        "log_created_at",
+        "",
+        claims.test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one,
+    ),
+    Guard(
         "a log begins anew at a version that somebody may name",
-        rebuild,
+        rebuild_log,
         "NEW_LOG_VERSION",
         1,
         claims.test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer,

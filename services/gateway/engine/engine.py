@@ -49,6 +49,8 @@ from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_close
 from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
 
 _HEARTBEAT_S: Final = 1.0
+_KEPT_SHOWN_MAX: Final = 100
+"""Ledgers that bookies keep for lost changes, in the state of the cluster, which has the count of all."""
 _READ_AT_ONCE: Final = 32
 """Rows of one log or transaction that are read at once (taste)."""
 
@@ -315,8 +317,11 @@ class Engine:
             queue.list(),
             queue.summary(),
         )
+        cluster_id, kept = await asyncio.gather(
+            self.metadata.cluster_id(), self.metadata.kept_ledgers(limit=_KEPT_SHOWN_MAX)
+        )
         return {
-            "cluster_id": await self.metadata.cluster_id(),
+            "cluster_id": cluster_id,
             "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
             "services": [
                 service.model_dump(mode="json") for service in (*metadata, *services.services)
@@ -325,6 +330,11 @@ class Engine:
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.quarantined,
             "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
+            "kept_count": kept.count,
+            "kept_ledgers": [
+                {"ledger_id": ledger.ledger_id, "holders": ledger.holders}
+                for ledger in kept.ledgers
+            ],
             "under_replicated_count": summary.ledgers,
             "under_replicated": [
                 {"ledger_id": repair.ledger_id, "bookie": repair.member} for repair in repairs[0]

@@ -43,7 +43,7 @@ from quorumlog.protocol.messages import (
     Repaired,
     ReplaceRequested,
 )
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State
 from quorumlog.protocol.record import Codec
 from quorumlog.protocol.writer import LedgerWriter, WriterState
 from services.gateway.engine.waiters import LacWaiters
@@ -241,9 +241,9 @@ class WriteHandle:
         if self.is_live:
             self._driver.post(ReplaceRequested(member))
 
-    def place_in_log(self, first_offset: int) -> None:
+    def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
         """Send copies of the row with the ledger's place in its log (rule 18b)."""
-        self._driver.post(PlacedInLog(first_offset))
+        self._driver.post(PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
         """Somebody else closed the ledger; noticed before a bookie answered fenced."""

@@ -22,7 +22,7 @@ from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
-from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
 from services.gateway.engine.config import EngineConfig
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.missed import queue_missed
@@ -101,14 +101,16 @@ class Handles:
             # Nobody waits: the first append brings a copy too (rule 18b).
             _ = spread(row, self._ports)
 
-    def place_in_log(self, ledger_id: int, first_offset: int) -> None:
+    def place_in_log(
+        self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
+    ) -> None:
         """A log's row names a ledger with its first offset. If this process writes it, the members' copies
         of its row say so. There is no copy before: one that says more, of the same name, would not replace
-        it (rule 18b).
+        it (rule 18b). Later rows of the log tell nothing new of the place.
         """
         handle = self.by_ledger.get(ledger_id)
-        if handle is not None and handle.is_live:
-            handle.place_in_log(first_offset)
+        if handle is not None and handle.is_live and handle.row.first_offset is None:
+            handle.place_in_log(first_offset, lineage)
             _ = spread(handle.row, self._ports)
 
     @property

@@ -309,7 +309,8 @@ class LogDriver:
         """Tell the writer of a log's last ledger its first offset, before the machine appends to it."""
         last = row.last_item
         if last is not None and last.first_offset is not None:
-            self._ports.engine.place_in_log(last.ledger_id, last.first_offset)
+            lineage = row.lineages({last.ledger_id})[last.ledger_id]
+            self._ports.engine.place_in_log(last.ledger_id, last.first_offset, lineage)
 
     async def _forward(self, asked: Forward) -> Any:
         """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""

@@ -209,7 +209,9 @@ class LogReader:
             if confirmed.last_add_confirmed == NO_ENTRY:
                 return item.first_offset
             head = await read_head(self._engine, item.ledger_id, confirmed.last_add_confirmed)
-        except NoSuchLedger:
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is False:
+                raise _without_row(name, item, item.first_offset) from error
             return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after
 
@@ -239,11 +241,13 @@ class LogReader:
             before = page.at
             try:
                 is_known = await self._fill_from(name, item, page)
-            except NoSuchLedger:
+            except NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
                 if page.count:
                     return row
+                if error.members.get("deleted") is False:
+                    raise _without_row(name, item, page.at) from error
                 if tries > _TRIES_MAX:
                     raise _unstable(name) from None
                 is_known = False
@@ -388,6 +392,17 @@ def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
             **error.members,
         ) from error
     page.is_cut = True
+
+
+def _without_row(name: str, item: LogItem, at: int) -> EntryUnavailable:
+    """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18d)."""
+    return EntryUnavailable(
+        f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {item.ledger_id}."
+        " A rebuild makes it again once a bookie that holds a copy answers",
+        ledger_id=item.ledger_id,
+        log=name,
+        offset=at,
+    )
 
 
 def _unstable(name: str) -> EntryUnavailable:

@@ -58,6 +58,13 @@ def _print_cluster(found: dict[str, Any]) -> None:
         print_line(
             f"THE DATABASE WENT BACK: it lacks {missing['witness']}, told by {missing['holder']}"
         )
+    if found.get("kept_count"):
+        some = "; ".join(
+            f"{kept['ledger_id']} at {', '.join(kept['holders'])}" for kept in found["kept_ledgers"]
+        )
+        print_line(
+            f"ledgers that bookies keep for rows that the database lacks: {found['kept_count']} ({some})"
+        )
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
     print_line(f"quarantined by this gateway: {found.get('quarantined', [])}")
     print_line(f"degraded ledgers: {found['degraded_ledgers']}")

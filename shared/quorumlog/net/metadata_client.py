@@ -28,6 +28,7 @@ from quorumlog.wire.bodies import (
     CookiePut,
     CookieRow,
     HeartbeatTaken,
+    KeptLedgers,
     LedgerChange,
     LedgerCreateBody,
     LedgerDelete,
@@ -276,6 +277,12 @@ class MetadataClient(MetadataRequests):
     async def missing_witnesses(self) -> Sequence[MissingWitness]:
         """Answered changes that the database lacks: it went back (rule 18a)."""
         return (await self.ask("GET", "/v1/witnesses", gives=WitnessState)).missing
+
+    async def kept_ledgers(self, *, limit: int) -> KeptLedgers:
+        """How many ledgers bookies keep for changes that the database lacks, and the first ones (rule 18c)."""
+        return await self.ask(
+            "GET", "/v1/kept-ledgers", gives=KeptLedgers, query=query_of(limit=limit)
+        )
 
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""

@@ -9,7 +9,7 @@ Rules of the language (style guide, "the contract of a machine"):
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, Lineage
 from quorumlog.protocol.record import Run
 
 
@@ -275,6 +275,7 @@ class PlacedInLog:
     """
 
     first_offset: int
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,20 @@ class Deletion(StrEnum):
     """The log that named it, and all ledgers that the log had named before."""
 
 
+PREDECESSORS_KEPT = 4
+"""Predecessors in a ledger's lineage: a rebuild finds the place of one ledger less, in a row, that no bookie holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which log a ledger was placed in, and what was before it there (rule 18b)."""
+
+    log_created_at: str
+    """When the log was created: a name may have had several logs, one after another."""
+    before: tuple[tuple[int, int], ...] = ()
+    """The nearest ledgers with records before this one, ascending: each id and first offset."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
     """One ledger's row. `version` is an equality token that grows by 1 per successful CAS (I20)."""
@@ -107,6 +121,8 @@ class LedgerMetadata:
     """The log that the ledger was created for, or None."""
     first_offset: int | None = None
     """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
+    lineage: Lineage | None = None
+    """Comes with `first_offset`; None in rows from before it was kept."""
     created_at: str = ""
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""

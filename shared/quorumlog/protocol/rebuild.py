@@ -17,14 +17,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from quorumlog.protocol.ids import NO_ENTRY, member_incarnation, member_name
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
-from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
-from quorumlog.protocol.quorum import Quorum
-
-NEW_LOG_VERSION = 1_000_000_000
-"""The first version of a log's row that is made again: a late compare-and-swap from the lost row's version cannot
-meet it. Ledgers' rows keep their copies' versions."""
+from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.protocol.metadata import LedgerMetadata, State
 
 
 class Action(StrEnum):
@@ -202,7 +196,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata) -> bool:
     nobody sends the rows that mark a repair and let a member go (rule 20b). Were `newest` of another line, its members
     would have the entries all the same: who holds a copy that the database lacks drops nothing (rule 18c).
     """
-    placed = replace(known, first_offset=newest.first_offset)
+    placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
     return (
         known.state is State.CLOSED
         and known.first_offset in {None, newest.first_offset}
@@ -228,172 +222,3 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
             f" answer or lost their data; fewer than {row.quorum.ack_quorum} may",
         )
     return Decision(Action.WRITE, row)
-
-
-# --- logs -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerPlace:
-    """What the row of a ledger that was made for a log tells of its place."""
-
-    ledger_id: int
-    first_offset: int | None
-    """The offset of its first record; None where the row does not tell."""
-    last_entry: int | None
-    """None while it is not CLOSED."""
-    length: int
-    quorum: Quorum
-    digest: DigestKind
-
-    @property
-    def least_end(self) -> int:
-        """The offset behind its records is this one at least: each entry has a record or more."""
-        entries = 0 if self.last_entry is None else self.last_entry + 1
-        return (self.first_offset or 0) + entries
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it is CLOSED without records."""
-        return self.last_entry == NO_ENTRY
-
-
-@dataclass(frozen=True, slots=True)
-class LogDecision:
-    """What to do about a log's row, and what people should know of it."""
-
-    action: Action
-    row: LogMetadata | None = None
-    why: str = ""
-    unplaced: tuple[int, ...] = ()
-    """Ledgers that were made for the log and are not in it: nothing tells their place (a transaction that was not
-    committed), they are empty, or the log let go of them."""
-
-
-def decide_log(
-    name: str,
-    known: LogMetadata | None,
-    ledgers: Sequence[LedgerPlace],
-    deleted: Collection[int],
-    *,
-    now_ms: int,
-) -> LogDecision:
-    """Judge one log by the rows of all ledgers that were made for it. `deleted`: ids with tombstones."""
-    by_id = {ledger.ledger_id: ledger for ledger in ledgers}
-    items, problem = _without_deleted(() if known is None else known.items, deleted)
-    items = tuple(_with_place(item, by_id.get(item.ledger_id)) for item in items)
-    start = 0 if known is None else known.first_offset
-    named = {item.ledger_id for item in (() if known is None else known.items)}
-    rest = [ledger for ledger in ledgers if ledger.ledger_id not in named]
-    fresh = _placed(rest, start)
-    unplaced = tuple(ledger.ledger_id for ledger in rest if ledger not in fresh)
-    if known is None and not fresh:
-        return LogDecision(Action.WAIT, None, "no ledger of the log tells its place", unplaced)
-    items = _ordered((*items, *(LogItem(one.ledger_id, one.first_offset) for one in fresh)))
-    if known is not None and known.items and not items:
-        problem = (
-            "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on"
-        )
-    problem = problem or _misplaced(items, by_id)
-    if known is not None and known.state is LogState.CLOSED and fresh:
-        problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
-    if problem:
-        return LogDecision(Action.CONFLICT, None, problem, unplaced)
-    items = _with_ends(items, by_id, now_ms=now_ms)
-    if known is not None and items == known.items:
-        return LogDecision(Action.SAME, unplaced=unplaced)
-    row = _new_log(name, by_id[items[-1].ledger_id]) if known is None else known
-    return LogDecision(Action.WRITE, _with_items(row, items, now_ms=now_ms), "", unplaced)
-
-
-def _without_deleted(
-    items: tuple[LogItem, ...], deleted: Collection[int]
-) -> tuple[tuple[LogItem, ...], str]:
-    """The items without the first ones, which the log let go of, and what is wrong with the others."""
-    count = 0
-    while count < len(items) and items[count].ledger_id in deleted:
-        count += 1
-    kept = items[count:]
-    gone = next((item.ledger_id for item in kept if item.ledger_id in deleted), None)
-    return kept, "" if gone is None else f"ledger {gone} in the middle of the log is deleted"
-
-
-def _with_place(item: LogItem, ledger: LedgerPlace | None) -> LogItem:
-    if item.first_offset is not None or ledger is None:
-        return item
-    return replace(item, first_offset=ledger.first_offset)
-
-
-def _placed(ledgers: Iterable[LedgerPlace], start: int) -> list[LedgerPlace]:
-    """The ledgers with a place from `start` on, in order. Of empty ones only the one at the end tells something."""
-    found = sorted(
-        (one for one in ledgers if one.first_offset is not None and one.first_offset >= start),
-        key=lambda one: (one.first_offset or 0, not one.is_empty, one.ledger_id),
-    )
-    return [one for one in found if not one.is_empty or one is found[-1]]
-
-
-def _ordered(items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-    """By place. An item without a place was added ahead of its first record (rule 23), so it comes last."""
-    return tuple(sorted(items, key=lambda one: (one.first_offset is None, one.first_offset or 0)))
-
-
-def _misplaced(items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace]) -> str:
-    """Why these are no places in one log, or ""."""
-    if sum(item.first_offset is None for item in items) > 1:
-        return "two ledgers of the log have no place"
-    for before, after in pairwise(items):
-        if after.first_offset is None:
-            continue
-        first, ledger = after.first_offset, by_id.get(before.ledger_id)
-        if before.first_offset == first:
-            return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at {first}"
-        least = before.first_offset if ledger is None else ledger.least_end
-        ends = least if before.last_offset is None else before.last_offset + 1
-        if (before.last_offset is not None and ends != first) or (least or 0) > first:
-            return (
-                f"ledger {before.ledger_id} ends at {max(ends or 0, least or 0)}, and ledger"
-                f" {after.ledger_id} begins at {first}"
-            )
-    return ""
-
-
-def _with_ends(
-    items: Sequence[LogItem], by_id: Mapping[int, LedgerPlace], *, now_ms: int
-) -> tuple[LogItem, ...]:
-    """Each item ends where the next one begins. The last one's end is for a takeover to find."""
-    changed = []
-    for item, after in zip(items, (*items[1:], None), strict=False):
-        if item.last_offset is None and after is not None and after.first_offset is not None:
-            ledger = by_id.get(item.ledger_id)
-            changed.append(
-                replace(
-                    item,
-                    last_offset=after.first_offset - 1,
-                    bytes=item.bytes if ledger is None else ledger.length,
-                    sealed_ms=now_ms,
-                )
-            )
-        else:
-            changed.append(item)
-    return tuple(changed)
-
-
-def _new_log(name: str, last: LedgerPlace) -> LogMetadata:
-    """A log of which nothing is known but its ledgers: its settings are those of the last one, without limits."""
-    settings = LogSettings(quorum=last.quorum, digest=last.digest.value)
-    return LogMetadata(name, settings, version=NEW_LOG_VERSION)
-
-
-def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) -> LogMetadata:
-    first = items[0].first_offset if items else row.known_end
-    row = replace(
-        row,
-        items=items,
-        first_offset=max(row.first_offset, first or 0),
-        next_offset=None if items else row.known_end,
-        appended_ms=max(row.appended_ms, now_ms),
-    )
-    # Rule 26a: the producers of the lost rows are unknown, and unknown is not new. A takeover finds those of the last
-    # ledger in its entries.
-    return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))

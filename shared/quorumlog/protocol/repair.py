@@ -312,23 +312,28 @@ class FragmentRepair(Keyed):
     def _copy(self) -> None:
         self.stage = Stage.COPYING
         self._next = self._first
-        self._copy_on()
+        self._copy_next()
 
-    def _copy_on(self) -> None:
+    def _copy_next(self) -> None:
+        last = self._window()
+        if last is None:
+            self._copied()
+            return
+        self._reader = RangeReader(self.metadata, first=self._next, last=last, avoid=(self.target,))
+        self._feed(Begin())
+
+    def _window(self) -> int | None:
+        """The last entry of the next window to work on, or None at the fragment's end. Moves `_next` to the
+        window's first entry.
+        """
         end = self.last
         assert end is not None, "a closed fragment has an end"
         while self._next <= end:
-            last = min(end, self._next + self.read_entries - 1)
-            past, last = self._around(last)
-            if past > self._next:
-                self._next = past
-                continue
-            self._reader = RangeReader(
-                self.metadata, first=self._next, last=last, avoid=(self.target,)
-            )
-            self._feed(Begin())
-            return
-        self._copied()
+            past, last = self._around(min(end, self._next + self.read_entries - 1))
+            if past == self._next:
+                return last
+            self._next = past
+        return None
 
     def _around(self, last: int) -> tuple[int, int]:
         """The next entry to work on, and the last one before the next range that is left out. Entries that
@@ -360,7 +365,7 @@ class FragmentRepair(Keyed):
             self._next = reader.next
             self._reader = None
             if self.stage is Stage.COPYING and not self._pending:
-                self._copy_on()
+                self._copy_next()
 
     def _unread(self, failed: Failed) -> None:
         """Nobody has a valid copy of an entry: note it if it is ours to have, and go on."""
@@ -397,7 +402,7 @@ class FragmentRepair(Keyed):
         if event.status is Status.OK:
             del self._pending[event.first]
             if self._reader is None and not self._pending:
-                self._copy_on()
+                self._copy_next()
         elif event.status is Status.CONFLICT:
             self._fail("entry-conflict", bookie=self.target, entry_id=event.first)
         else:
@@ -424,19 +429,12 @@ class FragmentRepair(Keyed):
         self._lacking = ()
         if not self._is_again:
             self._skipped = ()  # rule 20a: what the target had before this repair is read as well
-        self._verify_on()
+        self._verify_next()
 
-    def _verify_on(self) -> None:
+    def _verify_next(self) -> None:
         position, fragment = self._place()
-        end, quorum = self.last, self.metadata.quorum
-        assert end is not None, "a closed fragment has an end"
-        while self._next <= end:
-            last = min(end, self._next + self.read_entries - 1)
-            past, last = self._around(last)
-            if past > self._next:
-                self._next = past
-                continue
-            tally = Tally(quorum, fragment, first=self._next, last=last)
+        while (last := self._window()) is not None:
+            tally = Tally(self.metadata.quorum, fragment, first=self._next, last=last)
             if tally.cursors[position] is not None:
                 self._tally = tally
                 self._read_target(tally, position)
@@ -477,7 +475,7 @@ class FragmentRepair(Keyed):
             return
         self._lacking = union((*self._lacking, *ranges_of(self._unfound(tally, position))))
         self._next = tally.last + 1
-        self._verify_on()
+        self._verify_next()
 
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
         """What a look at the target did not find of what belongs there: absent, damaged or unknown."""

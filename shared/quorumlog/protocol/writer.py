@@ -203,8 +203,8 @@ class LedgerWriter(Keyed):
                 self._close_requested()
             case ReplaceRequested():
                 self._replace_requested(event)
-            case PlacedInLog(first_offset):
-                self.metadata = replace(self.metadata, first_offset=first_offset)
+            case PlacedInLog(first_offset, lineage):
+                self.metadata = replace(self.metadata, first_offset=first_offset, lineage=lineage)
                 self._slots.row = self.metadata
             case Begin() | FenceAnswered() | ReadAnswered() | RecoverRequested() | RowAnswered():
                 raise AssertionError(f"{event} is not for a writer")
@@ -377,7 +377,8 @@ class LedgerWriter(Keyed):
         row = event.metadata
         if row is not None and row.first_offset is None:
             # An answer from before the log's row placed this ledger came after the news of it.
-            row = replace(row, first_offset=self.metadata.first_offset)
+            mine = self.metadata
+            row = replace(row, first_offset=mine.first_offset, lineage=mine.lineage)
         if event.status is CasStatus.UNKNOWN or (
             row is None and event.status is not CasStatus.MISSING
         ):

@@ -25,7 +25,15 @@ from pydantic import (
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY, member_of
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
+from quorumlog.protocol.metadata import (
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    Lineage,
+    Repair,
+    State,
+    Writer,
+)
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
@@ -139,6 +147,13 @@ class WriterBody(Body):
         return Writer(self.id, self.url, self.internal_url)
 
 
+class LineageBody(Body):
+    """The log that a ledger was placed in, and the ledgers before it: each id and first offset."""
+
+    log_created_at: Text
+    before: tuple[tuple[LedgerId, EntryId], ...] = ()
+
+
 class LedgerDraft(Body):
     """A ledger to create; with `ledger_id` null the service assigns the id."""
 
@@ -202,20 +217,24 @@ class LedgerRow(LedgerDraft):
     """The token of the change that made this version; empty for a row from before tokens were kept."""
     first_offset: Annotated[int, Field(ge=0, le=ID_MAX)] | None = None
     """Where the ledger begins in its log. A change of the log's row sets it, never a change of this row."""
+    lineage: LineageBody | None = None
     created_at: Text = ""
 
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
-        return replace(core, attempt=self.attempt, first_offset=self.first_offset)
+        told = self.lineage
+        lineage = None if told is None else Lineage(told.log_created_at, told.before)
+        return replace(core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage)
 
     @classmethod
     def from_core(cls, core: LedgerMetadata) -> "LedgerRow":
         """The row that carries a protocol value."""
-        fields = fields_of(core, ("ledger_id", "version", "attempt", "first_offset", "created_at"))
-        return body_of(cls, _draft_fields(core) | fields)
+        return body_of(cls, _draft_fields(core) | fields_of(core, ROW_FIELDS))
 
 
+ROW_FIELDS: Final = ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at")
+"""The fields of a row that the store sets, whatever a change says."""
 QUORUM_SIZES: Final = ("ensemble_size", "write_quorum", "ack_quorum")
 _SAME: Final = (
     "state", "digest", "last_entry", "length", "ledger_key", "mac_key", "access_key", "log",
@@ -447,6 +466,12 @@ class LedgerUse(Body):
     ledger_id: LedgerId
     member: Member
     state: State
+    has_place: bool = True
+    """Whether it is in an ensemble. Else it is the target of a repair, or is kept until its successor has a copy of
+    the row (rule 20b).
+    """
+    leaves: bool = False
+    """Whether a repair gives its place to another member, or just has."""
     failures: int = 0
     detail: Text = ""
 

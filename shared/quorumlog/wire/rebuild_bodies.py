@@ -4,7 +4,7 @@
 only, which keeps them anyway.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,21 @@ from quorumlog.wire.bodies import (
     Text,
     WitnessState,
 )
+
+NOT_REBUILT: Final = (
+    "keys of passwords",
+    "logs without records",
+    "settings and states of logs",
+    "writer tokens of logs",
+    "producers of logs",
+    "open transactions",
+    "versions of apps",
+    "deletions that no answering bookie heard of",
+    "the repair queue and its settings",
+    "idempotency keys",
+    "tokens of other changes",
+)
+"""What no bookie holds, so that no rebuild makes it again. docs/guides/rebuild.md says what follows of each."""
 
 
 class HeldRows(Body):
@@ -109,11 +124,15 @@ class RebuildReport(Body):
     deletion."""
     sealed_passwords: int
     """Of those written: with a password, whose keys only the password gives again."""
+    holes: int
+    """Ledgers in the middle or at the end of logs that have no rows: reads of their records fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
     """New ledgers get ids from this one on."""
     findings: tuple[RebuildFinding, ...]
+    not_rebuilt: tuple[Text, ...]
+    """What of the rows and logs that were lost no bookie holds."""
     findings_left_out: int = 0
 
 

@@ -327,6 +327,7 @@ class Metadata(Process):
             "version": old.version + 1,
             "attempt": body.attempt,
             "first_offset": old.first_offset,
+            "lineage": old.lineage,
             "created_at": old.created_at,
         }
         new = body.row.model_copy(update=changed)

@@ -11,10 +11,12 @@ Invariants (checked by `check`):
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, Lineage
 from quorumlog.protocol.quorum import Quorum
 
 PRODUCERS_MAX = 1000
@@ -80,6 +82,12 @@ class LogItem:
     bytes: int = 0
     sealed_ms: int = 0
     """When it was closed: retention by age begins here. 0 while open."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is closed without records."""
+        first, last = self.first_offset, self.last_offset
+        return first is not None and last is not None and last < first
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,17 @@ class LogMetadata:
         """The item of a ledger, or None where the log does not name it."""
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
 
+    def lineages(self, ledger_ids: Collection[int]) -> dict[int, Lineage]:
+        """What the rows of ledgers tell that get their places with this row (rule 18b)."""
+        found: dict[int, Lineage] = {}
+        before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
+        for item in self.items:
+            if item.ledger_id in ledger_ids:
+                found[item.ledger_id] = Lineage(self.created_at, tuple(before))
+            if item.first_offset is not None and not item.is_empty:
+                before.append((item.ledger_id, item.first_offset))
+        return found
+
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
         """The log with a new last ledger, whose start is not known before the old one's end."""
         assert self.state is LogState.OPEN
@@ -215,12 +234,7 @@ class LogMetadata:
             items.append(changed)
             at = at if changed.last_offset is None else changed.last_offset + 1
         kept = tuple(
-            item
-            for index, item in enumerate(items)
-            if index == len(items) - 1
-            or item.last_offset is None
-            or item.first_offset is None
-            or item.last_offset >= item.first_offset
+            item for index, item in enumerate(items) if index == len(items) - 1 or not item.is_empty
         )
         log = replace(
             self,
