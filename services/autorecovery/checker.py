@@ -20,6 +20,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.spread import spread
+from quorumlog.protocol.limbo import places
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
@@ -137,6 +138,8 @@ class Checker:
         self.unknown += len(report.silent)
 
     async def _verify(self, row: LedgerMetadata, *, queue: bool) -> ReplicaReport:
+        if queue:
+            await self._queue_placed(row)
         if queue and row.state is State.CLOSED:
             # A member that has this copy writes nothing, so that nobody is asked first.
             await spread(row, self._ports)
@@ -175,6 +178,21 @@ class Checker:
                 for member, found in ranges.items()
             ]
         )
+
+    async def _queue_placed(self, row: LedgerMetadata) -> None:
+        """Queue repairs that lack their last step only (rule 20b). A database that went back, or that was rebuilt,
+        may lack their items, and without one nobody lets go of the former member.
+        """
+        targets = {repair.target for repair in row.placed_repairs}
+        if targets:
+            await self._repairs.add(
+                [
+                    RepairAdd(
+                        ledger_id=row.ledger_id, member=target, ranges=tuple(places(row, target))
+                    )
+                    for target in sorted(targets)
+                ]
+            )
 
     async def _recheck_losses(self) -> None:
         """Check known losses again: an operator may have accepted one, or restored a copy."""

@@ -17,6 +17,7 @@ from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
 from services.autorecovery import checker
 from services.autorecovery.auditor import Auditor
+from services.autorecovery.checker import Checker
 from services.autorecovery.worker import Worker
 from services.autorecovery.writers import WriterPresence
 from services.bookie.collect import Collector, Disposal, MetadataRows
@@ -25,6 +26,7 @@ from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.creations import Creations
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.interface import Confirmation
+from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory
 from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
@@ -143,6 +145,24 @@ def unproven(original: Any) -> Any:
         return cast("LedgerMetadata", await original(self, ledger_id))
 
     return get
+
+
+def nobody_asked(_original: Any) -> Any:
+    """A metadata process begins without a question to the bookies."""
+
+    async def ask(_self: Inquiry) -> list[str]:
+        return []
+
+    return ask
+
+
+def not_queued(_original: Any) -> Any:
+    """A repair without an item of the queue stays as it is."""
+
+    async def queue(_self: Checker, _row: LedgerMetadata) -> None:
+        return
+
+    return queue
 
 
 def told_without_copies(_original: Any) -> Any:
@@ -290,6 +310,27 @@ SERVICES: Final = (
         "what requests present is not looked for",
         "rule 18a",
         (Patch(Memory, "presented", always(())),),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "a metadata process that starts asks nobody",
+        "rule 18a",
+        (Patch(Inquiry, "ask", nobody_asked),),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "an add is acknowledged without a copy of its row",
+        "rule 18b",
+        (Patch(Replica, "_kept_row", always(())),),
+        is_of_services=True,
+        draw_services=draw_restores,
+    ),
+    Mutant(
+        "nobody queues a repair that lacks its last step",
+        "rule 20b",
+        (Patch(Checker, "_queue_placed", not_queued),),
         is_of_services=True,
         draw_services=draw_restores,
     ),

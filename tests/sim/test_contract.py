@@ -19,7 +19,8 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.wire.bodies import BookieList
 from tests.metadata import test_changes, test_ledgers, test_listing, test_repairs, test_went_back
 from tests.metadata.support import PATIENT_S, Service
-from tests.sim.services.metadata import URL, Metadata
+from tests.sim.services.database import Database
+from tests.sim.services.metadata import Metadata, url_of
 from tests.sim.services.net import Net, Process, Session
 from tests.sim.services.plan import draw
 from tests.sim.services.restores import Restores
@@ -79,10 +80,11 @@ CLAIMS: Final = [
 def simulated(loop: VirtualLoop) -> Service:
     """A service of the simulation, with a network that loses nothing."""
     net = Net(loop, CALM, is_told=False)
-    Metadata(net, lambda: BookieList(bookies=()), lambda *_rows, **_when: None, Restores())
+    database = Database(net, Restores())
+    Metadata(1, database, net, lambda: BookieList(bookies=()), lambda *_rows, **_when: None)
     session = cast("Any", Session(Process("client", net)))
-    client = MetadataClient([URL], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
-    return Service(URL, client, session)
+    client = MetadataClient([url_of(1)], session, deadline_s=PATIENT_S, try_s=PATIENT_S)
+    return Service(url_of(1), client, session)
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=name_of)

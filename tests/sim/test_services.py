@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from tests.sim.services.plan import BACK, CUT, FAULT_KINDS, SAVED, draw, draw_restores
+from tests.sim.services.plan import BACK, CUT, ENDED, FAULT_KINDS, draw, draw_restores
 from tests.sim.services.run import run_plan, run_seed, shrink
 from tests.support.salted import printed_under_salts
 from tests.support.virtual import Deadlock, VirtualLoop
 
-SEEDS = 104
-"""Bounded by count. About 20 s on one core."""
+SEEDS = 64
+"""Bounded by count. About 30 s on one core."""
 
 SHARES = 8
 
@@ -42,21 +42,35 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault_and_drop_garbage() -> N
     assert {fault.kind for plan in plans for fault in plan.faults} == {
         *FAULT_KINDS,
         CUT,
-        SAVED,
+        ENDED,
         BACK,
     }
+    assert all(plan.has_restores for plan in plans)
     assert any(plan.dead for plan in plans)
     assert any(run_plan(plan).drops for plan in plans[:5])
 
 
-def test_older_tables_lose_changes_and_bookies_hear_of_it() -> None:
-    outcomes = [run_plan(draw_restores(seed), is_told=True) for seed in (3, 9)]
+def test_older_tables_lose_changes_and_an_operator_rebuilds_and_accepts() -> None:
+    outcomes = [run_plan(draw_restores(seed), is_told=True) for seed in (1, 4)]
 
-    for outcome in outcomes:
-        assert outcome.violation is None
-        assert outcome.limit is None
-        assert any("database back by" in line for line in outcome.story)
-        assert any("collects nothing: database-went-back" in line for line in outcome.story)
+    stories = "\n".join("\n".join(outcome.story) for outcome in outcomes)
+    assert not any(outcome.violation or outcome.waits for outcome in outcomes)
+    for event in (
+        "database back by",
+        "collects nothing: database-went-back",
+        "database right again",
+        "operator rebuilds",
+        "operator accepts",
+    ):
+        assert event in stories
+
+
+def test_rows_that_too_few_bookies_prove_wait_for_an_operator() -> None:
+    outcome = run_plan(draw(16))
+
+    assert outcome.violation is None
+    assert outcome.waits is not None
+    assert "fewer than 1 may" in outcome.waits
 
 
 def test_virtual_time_jumps_to_the_next_timer() -> None:

@@ -33,17 +33,17 @@ from services.gateway.engine.engine import _HEARTBEAT_S
 from services.gateway.engine.internal import InternalBodies, routes
 from services.gateway.engine.peers import Peers
 from tests.sim.plan import MS, SECOND
+from tests.sim.services.database import Database
 from tests.sim.services.judge import Judge
-from tests.sim.services.metadata import URL, Metadata, tokens_of
+from tests.sim.services.metadata import Metadata, tokens_of, urls_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
 from tests.sim.services.node import Bookies, Node
+from tests.sim.services.operator import Operator
 
 Work = Callable[[], Awaitable[None]]
 
 SILENCE = 15 * SECOND
 """Three heartbeats of a stream of changes (net/metadata_requests.py)."""
-_ANSWERS = 0.8
-"""How many of the bookies that live answer a metadata process that starts."""
 
 
 _BODIES = InternalBodies(
@@ -97,8 +97,8 @@ class Gateway(Process):
         self._clock = _Clock(self)
         session = cast("Any", Session(self))
         tasks, timers = _Tasks(self), Timers(cast("Any", self._clock))
-        config = EngineConfig(self.url, (URL,))
-        metadata = MetadataClient((URL,), session, deadline_s=config.metadata_s)
+        config = EngineConfig(self.url, urls_of(net.plan))
+        metadata = MetadataClient(urls_of(net.plan), session, deadline_s=config.metadata_s)
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
         ports = Ports(bookies, metadata, directory, timers, tasks, config.times)
@@ -186,7 +186,7 @@ class Healer(Process):
         config = Config.model_validate(
             {
                 "port": 1,
-                "metadata_urls": (URL,),
+                "metadata_urls": urls_of(net.plan),
                 "lost_bookie_delay_s": 5.0,
                 "abandoned_s": 5.0,
                 "silent_s": 50.0,
@@ -196,7 +196,7 @@ class Healer(Process):
                 "check_s": 20.0,
             }
         )
-        metadata = self.client = MetadataClient((URL,), session)
+        metadata = self.client = MetadataClient(urls_of(net.plan), session)
         directory = seeded(Directory(metadata.bookies), net.rng)
         bookies = cast("Any", Bookies(self, nodes))
         ports = Ports(bookies, metadata, directory, timers, tasks)
@@ -237,14 +237,23 @@ class Cluster:
         self.judge = judge
         self.nodes: dict[str, Node] = {}
         self.lies_until = 0
-        self.metadata = Metadata(net, self._bookies, judge.changed, judge.restores)
+        self.database = Database(net, judge.restores)
+        self.metadatas = [
+            Metadata(number + 1, self.database, net, self._bookies, judge.changed)
+            for number in range(plan.metadatas)
+        ]
         judge.restores.knowers = self._knowers
-        self.metadata.bookies_asked = self._asked
         for number in range(1, plan.bookies + 1):
             self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
         self._made = 0
         self.gateways = [self._gateway(index) for index in range(plan.gateways)]
         self.healers = [self._healer(f"healer-{number}") for number in (1, 2)]
+        self.operator = Operator(self)
+        urls = {name: f"http://{name}:1" for name in self.nodes}
+        for metadata in self.metadatas:
+            metadata.registered = lambda: urls
+            if plan.has_restores:
+                metadata.ask_bookies()
 
     def _healer(self, name: str) -> Healer:
         return Healer(name, self.net, self.nodes, self._recovers)
@@ -270,15 +279,6 @@ class Cluster:
                 if net.rng.random() < 0.9
             ]
         return BookieList(bookies=tuple(infos), liveness_age_s=net.now / 1e6)
-
-    def _asked(self) -> list[tuple[tuple[str, ...], int]]:
-        """What bookies tell a metadata process that starts: most of those that live, in time."""
-        answering = [node for node in self.nodes.values() if node.is_alive]
-        return [
-            (node.client.witnesses, max((*node.ledgers, *node.deleted), default=0))
-            for node in answering
-            if self.net.rng.random() < _ANSWERS
-        ]
 
     def _knowers(self, since: int, lost: frozenset[str]) -> list[str]:
         """Who lives since then, knows one of these changes, and has had nothing in its way."""
@@ -346,13 +346,12 @@ class Cluster:
                 gateway = self.gateways[target % len(self.gateways)]
                 self._cut_off(gateway, other, until)
             case "metadata-down":
-                self.metadata.down_until = until
-                self.metadata.break_streams()
-            case "database-saved":
-                self.metadata.save()
+                self.database.down_until = until
+                self._break_streams()
+            case "metadata-killed":
+                self.metadatas[target % len(self.metadatas)].restart()
             case "database-back":
-                self.metadata.go_back(other, is_new_process=target % 3 > 0)
-                net.after(until - net.now, self.metadata.put_back)
+                self._go_back(target, other, until)
             case "partition" | "one-way" | "clog":
                 self._links(kind, node, other, until)
             case "lies":
@@ -360,31 +359,48 @@ class Cluster:
             case _:
                 raise AssertionError(kind)
 
+    def _go_back(self, how: int, which: int, until: int) -> None:
+        """Older tables: restored into the server that runs, or by another server, which some process finds
+        later; processes of the service end with it, or live on.
+        """
+        if not self.database.go_back(which, is_new_server=how % 4 > 0):
+            return
+        for number, metadata in enumerate(self.metadatas):
+            if how >> number & 4:
+                metadata.restart()
+            elif how % 4 > 1:
+                metadata.away_until = self.net.now + self.net.rng.choice((0, 1, 5)) * SECOND
+        self.operator.went_back(not_before=until, wants_right=how % 2 == 0)
+
+    def _break_streams(self, who: Process | None = None) -> None:
+        for metadata in self.metadatas:
+            metadata.stream.end(who)
+
     def _cut_off(self, gateway: Gateway, how: int, until: int) -> None:
         """A gateway's requests do not reach metadata, or its answers and changes do not come, or
         changes only; the stream hangs until that ends, or its connection is reset.
         """
-        net, far = self.net, self.metadata.name
-        there, back = (gateway.name, far), (far, gateway.name)
-        links = ((there, back), (there, back), (there,), (back,), ())[how % 5]
-        net.cut.update(dict.fromkeys(links, until))
-        if not links:
-            self.metadata.muted[gateway.name] = until
-        if how % 2:
-            self.metadata.break_streams(gateway)
-        else:
-            net.after(SILENCE, self.metadata.end_if_silent, gateway)
+        net = self.net
+        for metadata in self.metadatas:
+            there, back = (gateway.name, metadata.name), (metadata.name, gateway.name)
+            links = ((there, back), (there, back), (there,), (back,), ())[how % 5]
+            net.cut.update(dict.fromkeys(links, until))
+            if not links:
+                metadata.stream.muted[gateway.name] = until
+            if how % 2:
+                metadata.stream.end(gateway)
+            else:
+                net.after(SILENCE, metadata.stream.end_if_silent, gateway)
 
     def _links(self, kind: str, node: Node, other: int, until: int) -> None:
         net = self.net
         others: list[Process] = [*self.gateways, *self.healers]
         end = others[other % len(others)].name
-        far = self.metadata.name if other % 4 == 0 else node.name
-        links = [(end, far), (far, end)]
-        if kind == "one-way":
-            links = [links[other % 2]]
+        names = [metadata.name for metadata in self.metadatas] if other % 4 == 0 else [node.name]
+        links = [(end, far) for far in names], [(far, end) for far in names]
+        found = links[other % 2] if kind == "one-way" else [*links[0], *links[1]]
         where = net.clogged if kind == "clog" else net.cut
-        where.update(dict.fromkeys(links, until))
+        where.update(dict.fromkeys(found, until))
 
     def heal(self) -> None:
         """The faults are over."""
@@ -393,13 +409,14 @@ class Cluster:
         net.is_healed = True
         net.cut.clear()
         net.clogged.clear()
-        self.metadata.muted.clear()
-        self.metadata.put_back()
-        self.lies_until = self.metadata.down_until = 0
+        for metadata in self.metadatas:
+            metadata.stream.muted.clear()
+            metadata.away_until = 0
+        self.lies_until = self.database.down_until = 0
         for gateway in self.gateways:
             gateway.paused_until = min(gateway.paused_until, net.now)
         for node in self.nodes.values():
             node.full_until = node.slow_until = 0
             node.is_draining = False
             node.rise()
-        net.after(MS, self.metadata.break_streams)
+        net.after(MS, self._break_streams)

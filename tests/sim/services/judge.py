@@ -3,7 +3,7 @@
 The judge keeps books of its own: what clients were told, what became durable, what each row was.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quorumlog.protocol.ids import member_incarnation, member_name
@@ -29,6 +29,12 @@ class Judge:
         """As the service holds them; None is a tombstone."""
         self.ended: dict[int, LedgerMetadata] = {}
         """Rows as they were when their ledgers were deleted: that changes no end, for ever."""
+        self.vanished: dict[int, LedgerMetadata] = {}
+        """Rows that a database lacks which went back, as they were: of ledgers that no bookie has a copy of."""
+        self.forks: dict[int, list[LedgerMetadata | None]] = {}
+        """Rows that were answered, and that others took the place of by an older one."""
+        self.undeleted = 0
+        """Deletions that were answered, and that no bookie had heard of."""
         self.acked: dict[int, int] = {}
         self.held: dict[tuple[int, str], dict[int, int]] = {}
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
@@ -85,13 +91,25 @@ class Judge:
             judged(invariants.same_bytes(where, entry.entry_id, known, entry))
 
     def changed(
-        self, before: LedgerMetadata | None, after: LedgerMetadata | None, *, now: int
+        self,
+        before: LedgerMetadata | None,
+        after: LedgerMetadata | None,
+        *,
+        now: int,
+        is_known: bool = False,
     ) -> None:
-        """A row was changed; the service's own rules (I21 to I24) have let it pass."""
-        if self.restores.is_back:
-            row = after or before
-            assert row is not None
-            self.restores.went_by(f"a row of {row.ledger_id} was changed", now)
+        """A row was changed; the service's own rules (I21 to I24) have let it pass. `is_known`: to the process
+        that did it, that the database lacks changes.
+        """
+        if after is not None:
+            self.restores.rows[after.attempt] = after
+        row = after or before
+        assert row is not None
+        if self.restores.lost:
+            what = f"a row of {row.ledger_id} was changed"
+            self.restores.changed(what, now, is_known=is_known)
+        if self._is_fork(row.ledger_id, before):
+            self._forked(row.ledger_id, after)
             return
         if after is None:
             assert before is not None
@@ -121,7 +139,63 @@ class Judge:
             self._declared_is_told(before, after)
             if after.may_lack_entries:
                 self._only_the_lost_held(before, after)
-        self._acked_are_held(after, 0, acked)
+        if ledger_id not in self.forks:
+            self._acked_are_held(after, 0, acked)
+
+    # --- a database that goes back -----------------------------------------------------------------
+
+    def _is_fork(self, ledger_id: int, before: LedgerMetadata | None) -> bool:
+        """Whether a change was made to another row than the last one that was answered."""
+        if ledger_id not in self.rows:
+            return ledger_id in self.vanished
+        return not _is_same(self.rows[ledger_id], before)
+
+    def _forked(self, ledger_id: int, after: LedgerMetadata | None) -> None:
+        """An older row was changed, and nobody could know. Both lines hold what was acknowledged."""
+        known = self.rows[ledger_id] if ledger_id in self.rows else self.vanished.pop(ledger_id)
+        acked = self.acked.get(ledger_id, -1)
+        if after is None:
+            if known is not None:
+                self.ended.setdefault(ledger_id, known)
+        elif after.version == 1 and (known is None or acked >= 0):
+            raise Violation(f"rule 17: {ledger_id} is given again, {acked} is acknowledged")
+        else:
+            self._covers(after, acked)
+            self.marked.add(ledger_id)
+        self.forks.setdefault(ledger_id, []).append(known)
+        self.rows[ledger_id] = after
+
+    def rebuilt(self, ledger_id: int, row: LedgerMetadata | None) -> None:
+        """A row was made again of copies, or a tombstone of a deleted id (rule 18d)."""
+        self.vanished.pop(ledger_id, None)
+        self._replaced(ledger_id, row)
+
+    def settle(self, rows: Mapping[int, LedgerMetadata | None]) -> None:
+        """All is told and decided: these rows are what there is. What was acknowledged is of them."""
+        for ledger_id, known in sorted(self.rows.items()):
+            if ledger_id in rows:
+                self._replaced(ledger_id, rows[ledger_id])
+                continue
+            del self.rows[ledger_id]
+            if known is not None:
+                self.vanished[ledger_id] = known
+        for ledger_id in self.vanished:
+            if self.acked.get(ledger_id, -1) >= 0:
+                raise Violation(f"rule 18d: {ledger_id} is lost, and has acknowledged entries")
+
+    def _replaced(self, ledger_id: int, row: LedgerMetadata | None) -> None:
+        known = self.rows.get(ledger_id)
+        if ledger_id in self.rows and _is_same(known, row):
+            return
+        self.rows[ledger_id] = row
+        if row is None:
+            if ledger_id not in self.ended:
+                raise Violation(f"rule 18d: {ledger_id} has a tombstone, and nobody deleted it")
+            return
+        if self.ended.pop(ledger_id, None) is not None:
+            self.undeleted += 1
+        self.marked.add(ledger_id)
+        self._covers(row, self.acked.get(ledger_id, -1))
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Whether a ledger's deletion is committed."""
@@ -129,7 +203,8 @@ class Judge:
 
     def final(self, ledger_id: int) -> LedgerMetadata:
         """A ledger's row, or what that was at last."""
-        return self.rows[ledger_id] or self.ended[ledger_id]
+        found = self.rows.get(ledger_id) or self.ended.get(ledger_id)
+        return found or self.vanished[ledger_id]
 
     def acknowledged(
         self, ledger_id: int, first: int, last: int, *, was_deleted: bool = False
@@ -141,20 +216,16 @@ class Judge:
         self.acked[ledger_id] = max(self.acked.get(ledger_id, -1), last)
         judged(invariants.deleted_takes_nothing(ledger_id, last, was_deleted=was_deleted))
         self._covers(row, last)
-        self._acked_are_held(row, first, last)
+        if ledger_id not in self.forks:
+            self._acked_are_held(row, first, last)
 
     def dropped(self, node: "Node", ledger_id: int, *, keep_stub: bool) -> None:
         """A bookie gives a ledger's entries up (I26, rule 18)."""
         self.drops += 1
-        row = self.rows[ledger_id]
-        wrong = invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub)
-        if self.restores.is_back and wrong is not None:
-            if row is not None:  # else it is garbage, by whichever row
-                copies = {name.token for name in node.ledger(ledger_id).row_names}
-                is_known = bool(self.restores.lost & (node.kept_tokens | copies))
-                self.restores.went_by(wrong, node.net.now, is_known=is_known)
+        row = self.rows.get(ledger_id)
+        if row is None:  # it is garbage, by whichever row: its deletion was committed
             return
-        judged(wrong)
+        judged(invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub))
 
     def auditor_recovers(self, ledger_id: int, *, is_writer_there: bool) -> None:
         """Rule 21: a live writer is told, not fenced. One that can't be heard may be gone."""
@@ -228,6 +299,13 @@ class Judge:
         """Whether an entry was durable at a member in its incarnation, or in a later one."""
         last = self.held.get((ledger_id, member_name(member)), {}).get(entry_id, 0)
         return last >= member_incarnation(member)
+
+
+def _is_same(one: LedgerMetadata | None, other: LedgerMetadata | None) -> bool:
+    """Whether these are one row of one line of history."""
+    if one is None or other is None:
+        return one is other
+    return (one.version, one.attempt) == (other.version, other.attempt)
 
 
 class _OfLedger:

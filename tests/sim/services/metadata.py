@@ -5,24 +5,21 @@ so is what the database must contain (services/metadata/memory.py, rule 18a).
 All else behaves as its SQL says: one contract holds both (tests/sim/test_contract.py).
 """
 
-import asyncio
-import contextlib
 import re
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final, cast
 
 from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     CopyLost,
-    DatabaseWentBack,
     InvalidRequest,
     LedgerExists,
     MetadataUnavailable,
@@ -56,57 +53,51 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
 from services.metadata.attempts import ACCEPTED
+from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory, Presented
-from tests.sim.plan import SECOND
+from tests.sim.services.database import AskingDatabase, Database, Registered
 from tests.sim.services.net import Answer, Net, Process, Request
+from tests.sim.services.plan import ServicePlan
 from tests.sim.services.repairs import CHANGES, READS, RUNS, ModelRoute, RepairQueue
-from tests.sim.services.restores import Restores
+from tests.sim.services.stream import ChangeStream
 from tests.sim.services.tables import Tables
 
-URL: Final = "http://metadata:1"
 CLUSTER_ID: Final = "the-cluster"
 _HELD_MAX: Final = 8
+ASKING: Final[ContextVar["Metadata"]] = ContextVar("asking")
+"""The process whose inquiry runs."""
 _COPIES: Final = "/v1/witnesses/copies"
 _CREATE: Final = "create ledger "
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@dataclass(slots=True, eq=False)
-class _Follower:
-    """A stream of changes."""
-
-    who: Process
-    coming: deque[bytes] = field(default_factory=deque)
-    """On their way: one after another."""
-    lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
-
-
 class Metadata(Process):
-    """The service. `changed` judges each change of a row that was applied."""
+    """One process of the service. `changed` judges each change of a row that was applied."""
 
     def __init__(
         self,
+        number: int,
+        database: Database,
         net: Net,
         bookies: Callable[[], BookieList],
         changed: Callable[..., None],
-        restores: Restores,
     ) -> None:
-        super().__init__("metadata", net)
-        self.tables = Tables()
-        self.memory = _memory()
-        self._restores = restores
-        self.down_until = 0
+        super().__init__(f"metadata-{number}", net)
+        self.database = database
+        self.url = url_of(number)
+        self.stream = ChangeStream(self)
+        self.away_until = 0
+        """It has not found the server that took over."""
         self._bookies = bookies
         self._changed = changed
-        self.bookies_asked: Callable[[], Iterable[tuple[tuple[str, ...], int]]] = list
-        """The witnesses and the highest ledger of each bookie that answers in time."""
-        self._streams: list[_Follower] = []
-        self.muted: dict[str, int] = {}
-        """Until when nothing of the stream of changes comes to a process, though answers do."""
-        net.listeners[URL] = self, self.handle
+        self.registered: Callable[[], dict[str, str]] = dict
+        """The bookies' URLs, by name."""
+        database.processes.append(self)
+        self._start()
+        net.listeners[self.url] = self, self.handle
         ledger = r"/v1/ledgers/(?P<id>\d+)"
         self.queue = RepairQueue(self)
-        self._routes: tuple[ModelRoute, ...] = (
+        routes: tuple[ModelRoute, ...] = (
             ("GET", ledger, self._get, READS),
             ("PUT", ledger, self._change, CHANGES),
             ("DELETE", ledger, self._delete, CHANGES),
@@ -124,11 +115,55 @@ class Metadata(Process):
             ("GET", "/health/ready", lambda _request: self._ready(), RUNS),
             *self.queue.routes,
         )
+        self._plain = {(m, path): (work, how) for m, path, work, how in routes if "(" not in path}
+        self._with_names = [
+            (m, re.compile(path), work, how) for m, path, work, how in routes if "(" in path
+        ]
+
+    # --- the process -------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Without any memory; what the bookies know it asks first (rule 18a)."""
+        self.memory = Memory()
+        self.memory.cluster_id = CLUSTER_ID
+        self.heard: set[str] = set()
+        """Tokens that it has answered or was presented, since it began."""
+        self.asking = AskingDatabase(self)
+        self.asking.asked_about = str(self.database.server)
+
+    def restart(self) -> None:
+        """It dies, and another one begins at its address."""
+        self.net.note(self.name, "dies")
+        self.stream.end()
+        self.kill()
+        self.is_alive, self.born_at = True, self.net.now
+        self._start()
+        self.asking.asked_about = None
+        self.ask_bookies()
+
+    def ask_bookies(self) -> None:
+        """Ask the bookies that are registered, for as long as the process lives."""
+        registered = cast("Any", Registered(self.registered))
+        inquiry = Inquiry(cast("Any", self.asking), registered, registered)
+        _ = self.spawn(self._ask(inquiry))
+
+    async def _ask(self, inquiry: Inquiry) -> None:
+        ASKING.set(self)
+        await inquiry.run()
+
+    def check_database(self) -> None:
+        """Raises: MetadataUnavailable while the database is away."""
+        if max(self.database.down_until, self.away_until) > self.net.now:
+            raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
+
+    @property
+    def tables(self) -> Tables:
+        """Those of the database."""
+        return self.database.tables
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, and what its witnesses come to (rule 18a)."""
-        if self.down_until > self.net.now:
-            raise MetadataUnavailable("the database is away", outcome=NOT_DONE)
+        self.check_database()
         given = request.headers.get(header.WITNESSES)
         # A list that can't be read is one witness that counts for nothing, and so is refused.
         witnesses = () if not given else from_header(given) or (given,)
@@ -148,19 +183,23 @@ class Metadata(Process):
             raise
         if len(self.tables.attempts) > before:
             token = next(reversed(self.tables.attempts))
-            self._restores.heard((token,))
+            self.heard.add(token)
             self.memory.note_committed(token, seen)
+            self.database.committed()
             presented.answer = self.memory.witnesses
         if presented.answer:
             told.headers = {**told.headers, header.WITNESSES: to_header(presented.answer)}
         return told
 
     def _check(self, presented: Presented) -> None:
-        self._restores.heard(tokens_of(presented.witnesses))
-        self._compare(presented)
+        self.compare(presented)
+        if not self.asking.has_asked:
+            raise MetadataUnavailable("the bookies are asked what they know of the database")
         presented.answer = self.memory.witnesses
 
-    def _compare(self, presented: Presented) -> None:
+    def compare(self, presented: Presented) -> None:
+        """Compare what somebody knows of the database with it. Raises: DatabaseWentBack."""
+        self.heard.update(tokens_of(presented.witnesses))
         tokens = self.memory.presented(presented)
         wanted = {*self.memory.wanted, *tokens}
         found = (token for token in sorted(wanted) if token in self.tables.attempts)
@@ -180,7 +219,7 @@ class Metadata(Process):
         witnesses = WitnessAccept.model_validate_json(request.body).witnesses
         if len(tokens := tokens_of(witnesses)) < len(set(witnesses)):
             raise InvalidRequest("no witness of this cluster")
-        self._accept(sorted(tokens))
+        self.tables.accept(tokens)
         self._check(Presented((), "a client"))
         return self._witnesses()
 
@@ -190,60 +229,23 @@ class Metadata(Process):
             self.tables.attempts[token] = "mark"
         return self._witnesses()
 
-    def save(self) -> None:
-        """A backup of the tables."""
-        self._restores.save(self.tables)
-
-    def go_back(self, which: int, *, is_new_process: bool) -> None:
-        """Older tables are put in the place of these; the process over them may be another one."""
-        older = self._restores.go_back(
-            self.tables, which, self.net.now, is_new_process=is_new_process
-        )
-        if older is not None:
-            self.net.note("database", "back by", len(self._restores.lost))
-            self.tables = older
-            if is_new_process:
-                self.memory = _memory()
-                self._ask_bookies()
-            self.break_streams()
-
-    def _ask_bookies(self) -> None:
-        """What a new process does first (services/metadata/inquiry.py)."""
-        for told, highest_ledger in self.bookies_asked():
-            self._restores.heard(tokens_of(told))
-            with contextlib.suppress(DatabaseWentBack):
-                self._compare(Presented(told, "a bookie"))
-            self.tables.last_id = max(self.tables.last_id, highest_ledger)
-
-    def put_back(self) -> None:
-        """The right tables again. What the older ones took is gone with them, and an operator says
-        so: such changes are known to have been answered as well.
-        """
-        if self._restores.is_back:
-            older, self.tables = self.tables, self._restores.put_back()
-            self.net.note("database", "right again")
-            self.break_streams()
-            strays = older.attempts.keys() - self.tables.attempts.keys()
-            self.net.after(SECOND, self._accept, sorted(strays))
-
-    def _accept(self, tokens: list[str]) -> None:
-        self.tables.attempts |= dict.fromkeys(tokens, ACCEPTED)
-        self.tables.accepted.update(tokens)
-
     def _routed(self, request: Request) -> tuple[Callable[[], Body | Answer], str]:
         """The work that a request asks for, and what the service's database does of it."""
         if request.path == "/v1/changes":
             assert request.source is not None
-            follower = _Follower(request.source)
-            return lambda: Answer(200, content=self._stream(follower)), RUNS
-        for method, pattern, work, how in self._routes:
-            found = re.fullmatch(pattern, request.path)
-            if method == request.method and found:
+            lines = self.stream.lines(request.source)
+            return lambda: Answer(200, content=lines), RUNS
+        asked = request.method, request.path
+        if asked in self._plain:
+            work, how = self._plain[asked]
+            return partial(work, request), how
+        for method, pattern, work, how in self._with_names:
+            if method == request.method and (found := pattern.fullmatch(request.path)):
                 return partial(work, request, **found.groupdict()), how
         raise RouteNotFound(f"{request.method} {request.path}")
 
     def _answered(self, told: Body | Answer) -> Answer:
-        if self.net.plan.answer_loss and self.down_until > self.net.now:
+        if self.net.plan.answer_loss and self.database.down_until > self.net.now:
             raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
         return told if isinstance(told, Answer) else Answer(200, told.model_dump_json().encode())
 
@@ -274,7 +276,7 @@ class Metadata(Process):
         attempts = self.tables.attempts
         lost = [token for token in held if attempts.get(token, ACCEPTED) == ACCEPTED]
         if lost and not self.tables.accepted:
-            self._restores.heard(lost)
+            self.heard.update(lost)
             self.memory.compare(lost, [], holder=holder)
         if lost:
             raise CopyLost(attempts=lost)
@@ -282,10 +284,15 @@ class Metadata(Process):
     def _put(self, row: LedgerRow) -> LedgerRow:
         self.tables.rows[row.ledger_id] = row
         self.tables.versions[row.ledger_id] = row.version
-        self._tell(
+        self.tell(
             Change(kind="change", ledger_id=row.ledger_id, version=row.version, state=row.state)
         )
         return row
+
+    def tell(self, change: Change) -> None:
+        """Announce a change to all who follow: all processes hear of it."""
+        for process in self.database.processes:
+            process.stream.tell(change)
 
     def _create(self, request: Request) -> LedgerRow:
         body = LedgerCreateBody.model_validate_json(request.body)
@@ -309,8 +316,9 @@ class Metadata(Process):
         tables.attempts[body.attempt] = f"{_CREATE}{ledger_id}"
         if body.idempotency_key is not None:
             tables.keys[body.idempotency_key] = ledger_id
-        self._changed(None, core, now=self.net.now)
-        return self._put(LedgerRow.from_core(replace(core, attempt=body.attempt)))
+        core = replace(core, attempt=body.attempt)
+        self._judge(None, core)
+        return self._put(LedgerRow.from_core(core))
 
     def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
         body, target = LedgerChange.model_validate_json(request.body), f"ledger {id}"
@@ -333,7 +341,7 @@ class Metadata(Process):
         new = body.row.model_copy(update=changed)
         self.tables.attempts[body.attempt] = target
         self.net.note("row", id, f"v{new.version}", new.state)
-        self._changed(old.to_core(), new.to_core(), now=self.net.now)
+        self._judge(old.to_core(), new.to_core())
         for missed in body.missed:
             self.queue.add(old.ledger_id, missed.member, ((missed.first, missed.last),))
         return self._put(new)
@@ -354,11 +362,14 @@ class Metadata(Process):
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
             del self.tables.repairs[key]
         self.net.note("row", id, "deleted")
-        self._changed(old.to_core(), None, now=self.net.now)
-        self._tell(
-            Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True)
-        )
+        self._judge(old.to_core(), None)
+        self.tell(Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True))
         return Answer(204)
+
+    def _judge(self, before: LedgerMetadata | None, after: LedgerMetadata | None) -> None:
+        """`is_known`: this process knew that the database lacks changes."""
+        is_known = bool(self.heard & self.database.restores.lost)
+        self._changed(before, after, now=self.net.now, is_known=is_known)
 
     def _is_settled(self, attempt: str, target: str) -> bool:
         """Whether this attempt was applied already (rule 6)."""
@@ -416,53 +427,15 @@ class Metadata(Process):
             )
         return LedgerHeads(ledgers=tuple(found))
 
-    # --- the stream of changes ---------------------------------------------------------------
 
-    async def _stream(self, follower: "_Follower") -> AsyncIterator[bytes]:
-        self._streams.append(follower)
-        try:
-            yield b'{"kind":"hello"}'
-            while (line := await follower.lines.get()) is not None:
-                yield line
-        finally:
-            if follower in self._streams:
-                self._streams.remove(follower)
+def url_of(number: int) -> str:
+    """The address of a process."""
+    return f"http://metadata-{number}:1"
 
-    def _tell(self, change: Change) -> None:
-        line = change.model_dump_json().encode()
-        for follower in self._streams:
-            delay = self.net.rng.randint(*self.net.plan.delay)
-            follower.coming.append(line)
-            self.net.after(delay, self._pass, follower)
 
-    def _pass(self, follower: "_Follower") -> None:
-        """A line comes late over a link that is cut: it is sent again, as TCP does. The next one that is
-        due comes, whichever was faster.
-        """
-        until = self.silent_until(follower.who)
-        if until > self.net.now:
-            self.net.after(until - self.net.now, self._pass, follower)
-        else:
-            follower.lines.put_nowait(follower.coming.popleft())
-
-    def silent_until(self, who: Process) -> int:
-        """Until when a process hears nothing of the stream."""
-        return max(
-            self.net.cut.get((self.name, who.name), 0),
-            self.muted.get(who.name, 0),
-            who.paused_until,
-        )
-
-    def break_streams(self, who: Process | None = None) -> None:
-        """Whoever follows has to begin anew."""
-        for follower in self._streams:
-            if who is None or follower.who is who:
-                follower.lines.put_nowait(None)
-
-    def end_if_silent(self, who: Process) -> None:
-        """Who heard nothing for as long as three heartbeats take begins anew."""
-        if self.silent_until(who) > self.net.now:
-            self.break_streams(who)
+def urls_of(plan: ServicePlan) -> tuple[str, ...]:
+    """The addresses of all processes."""
+    return tuple(url_of(number + 1) for number in range(plan.metadatas))
 
 
 def tokens_of(witnesses: Iterable[str]) -> set[str]:
@@ -475,13 +448,6 @@ def _names_of(row: LedgerRow) -> set[str]:
     members = {member for fragment in row.fragments for member in fragment.bookies}
     members |= {member for r in row.repairs for member in (r.leaving, r.target)}
     return members | set(map(member_name, members))
-
-
-def _memory() -> Memory:
-    """Of a process that starts."""
-    memory = Memory()
-    memory.cluster_id = CLUSTER_ID
-    return memory
 
 
 def outcome_of(error: QuorumLogError) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import aiohttp
@@ -183,6 +183,12 @@ class Session:
     def __init__(self, process: Process) -> None:
         self._process = process
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_why: object) -> None:
+        return
+
     def request(self, method: str, url: str, **how: Any) -> "_Exchange":
         """One request."""
         return _Exchange(self._process, method, url, how)
@@ -213,7 +219,7 @@ class _Exchange:
             source=process,
         )
         timeout = how.get("timeout")
-        self._limit_s = timeout.total if timeout is not None else None
+        self._limit_s: float | None = timeout.total if timeout is not None else None
         if not self._limit_s:
             self._limit_s = min(_LONGEST_S, process.net.plan.stream_s)
         self._answer: Answer | None = None

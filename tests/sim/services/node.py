@@ -30,16 +30,18 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains
+from quorumlog.protocol.rebuild import Held
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RowTold
 from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
-from quorumlog.wire.bodies import BookieInfo, BookieState
+from quorumlog.wire import row_copies
+from quorumlog.wire.bodies import COPIES_PRESENTED_MAX, BookieInfo, BookieState, BookieWitnesses
 from services.bookie.collect import Collector, MetadataRows
-from services.bookie.fresh import FreshCopies
+from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
-from tests.sim.services.metadata import CLUSTER_ID, URL, tokens_of
+from tests.sim.services.metadata import CLUSTER_ID, tokens_of, urls_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ CONFIRM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class IndexedLedger:
     """What the collector reads of a ledger's row in the index."""
 
     highest: int
@@ -148,7 +150,11 @@ class Node(Process):
         return found
 
     async def handle(self, request: Request) -> Answer:
-        """The routes of a bookie that are asked here: what it holds of a ledger, or of ranges."""
+        """The routes of a bookie that are asked here: what it holds of a ledger, or of ranges, and what it
+        knows of the metadata's database.
+        """
+        if request.path == "/v1/witnesses":
+            return Answer(200, self._witnesses().model_dump_json().encode())
         found = re.fullmatch(r"/v1/ledgers/(\d+)(/digests)?", request.path)
         if found is None or (request.method == "POST") != bool(found[2]):
             raise RouteNotFound(request.path)
@@ -168,6 +174,25 @@ class Node(Process):
         else:
             told["ranges"] = ledger.replica.holdings.present(0, ledger.highest)
         return Answer(200, orjson.dumps(told))
+
+    def _witnesses(self) -> BookieWitnesses:
+        fresh = self._fresh.newest(COPIES_PRESENTED_MAX)
+        return BookieWitnesses(
+            bookie=self.name,
+            cluster_id=CLUSTER_ID,
+            witnesses=(*self.client.witnesses, *witnesses_of(CLUSTER_ID, fresh)),
+            highest_ledger=max((*self.ledgers, *self.deleted), default=-1),
+        )
+
+    def held(self, ledger_id: int) -> Held | None:
+        """What it tells a rebuild of a ledger: copies of rows that are on its disk, and whether it is deleted."""
+        ledger = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
+        if ledger is None:
+            return None
+        rows = [self.judge.restores.rows[name.token] for name in ledger.row_names]
+        copies = [row_copies.row_of(row_copies.decode(row_copies.encode(row))) for row in rows]
+        replica = ledger.replica
+        return Held(self.me, replica.ledger_key or b"", replica.is_deleted, tuple(copies))
 
     def may_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether an entry is on this bookie's disk, and that may come back."""
@@ -210,7 +235,7 @@ class Node(Process):
 
     def _collect(self) -> None:
         """A collector of its own for each life of the process."""
-        client = self.client = MetadataClient([URL], cast("Any", Session(self)))
+        client = self.client = MetadataClient(urls_of(self.net.plan), cast("Any", Session(self)))
         client.witnesses = self.kept
         rows = MetadataRows(client, partial(setattr, self, "kept"))
         self._fresh, self._noted = FreshCopies(), set()
@@ -287,10 +312,10 @@ class _Held:
     def me(self) -> str:
         return self._node.me
 
-    def ledgers(self) -> Iterator[tuple[int, Held]]:
+    def ledgers(self) -> Iterator[tuple[int, IndexedLedger]]:
         for ledger_id in sorted(self._node.ledgers):
             ledger = self._node.ledgers[ledger_id]
-            yield ledger_id, Held(ledger.highest, len(ledger.row_names))
+            yield ledger_id, IndexedLedger(ledger.highest, len(ledger.row_names))
 
     def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
         return self._node.ledgers[ledger_id].row_names

@@ -28,9 +28,10 @@ FAULT_KINDS = (
 CUT = "metadata-cut"
 """A gateway loses metadata and nothing else; it comes with what that takes (`_with_cuts`)."""
 
-SAVED = "database-saved"
 BACK = "database-back"
-"""A backup of the metadata's database, and its return (`_with_restores`)."""
+"""The metadata's database goes back to an earlier state."""
+ENDED = "metadata-killed"
+"""A metadata process dies, and another one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class ServicePlan:
     """Clients go on with a ledger until a gateway refuses it: of a deletion by others they hear
     nothing. They also choose ids, those of deleted ledgers among them.
     """
+    metadatas: int = 1
+    """Processes of the metadata service."""
     stream_s: float = 600.0
     """For how long who follows changes waits for a stream to begin."""
 
@@ -77,19 +80,44 @@ class ServicePlan:
 
 
 def draw(seed: int) -> ServicePlan:
-    """The plan of a seed; every third one cuts gateways off from metadata, and of every fourth one
-    the database goes back.
+    """The plan of a seed: the database of each goes back; every third one cuts gateways off from metadata, and
+    every fourth one is made for what a database that went back does.
     """
     plan = _drawn(seed)
     rng = random.Random(f"cuts-{seed}")
     plan = _with_cuts(plan, rng) if rng.random() < 0.33 else plan
     rng = random.Random(f"restores-{seed}")
-    return _with_restores(plan, rng) if rng.random() < 0.25 else plan
+    return (_with_restores if rng.random() < 0.25 else _with_return)(plan, rng)
 
 
 def draw_restores(seed: int) -> ServicePlan:
-    """The plan of a seed whose database goes back."""
+    """The plan of a seed that is made for what a database that went back does."""
     return _with_restores(_drawn(seed), random.Random(f"restores-{seed}"))
+
+
+def _with_return(plan: ServicePlan, rng: random.Random) -> ServicePlan:
+    """The metadata's database goes back, whatever else happens."""
+    more = [(BACK, plan.heal_at // 8, plan.heal_at)]
+    more += [(ENDED, 0, plan.heal_at)] * rng.choice((0, 0, 1, 2))
+    return _with_faults(replace(plan, metadatas=rng.choice((1, 2))), rng, more)
+
+
+def _with_faults(
+    plan: ServicePlan, rng: random.Random, more: list[tuple[str, int, int]]
+) -> ServicePlan:
+    """More faults, each of a kind, and between two moments."""
+    faults = [
+        Fault(
+            rng.randint(first, last),
+            kind,
+            rng.choice((2, 10, 30)) * SECOND,
+            rng.randint(0, 59),
+            rng.randint(0, 59),
+        )
+        for kind, first, last in more
+    ]
+    both = sorted([*plan.faults, *faults], key=lambda f: (f.at, f.kind, f.target))
+    return replace(plan, faults=tuple(both))
 
 
 def draw_cuts(seed: int) -> ServicePlan:
@@ -132,33 +160,24 @@ def _with_restores(plan: ServicePlan, rng: random.Random) -> ServicePlan:
     """
     heal_at = max(plan.heal_at, 30 * SECOND)
     more = [
-        *((SAVED, 0, heal_at // 2) for _ in range(rng.choice((2, 4)))),
         *((BACK, heal_at // 4, heal_at) for _ in range(rng.choice((1, 2)))),
+        *((ENDED, heal_at // 4, heal_at) for _ in range(rng.choice((0, 1, 2)))),
         *(("bookie-drained", 0, heal_at // 2) for _ in range(rng.choice((1, 2)))),
         *(("bookie-killed", 0, heal_at // 2) for _ in range(rng.choice((0, 1)))),
         *(("bookie-killed", heal_at // 4, heal_at) for _ in range(rng.choice((0, 1)))),
         *(("gateway-killed", heal_at // 4, heal_at) for _ in range(rng.choice((0, 1, 2)))),
     ]
-    faults = [
-        Fault(
-            rng.randint(first, last),
-            kind,
-            rng.choice((2, 10, 30)) * SECOND,
-            rng.randint(0, 59),
-            rng.randint(0, 59),
-        )
-        for kind, first, last in more
-    ]
-    return replace(
+    plan = replace(
         plan,
         bookies=max(plan.bookies, plan.quorum[0] + 1 + plan.dead),
         clients=max(plan.clients, 2),
         work=rng.choice((15, 30)),
         heal_at=heal_at,
-        faults=tuple(sorted([*plan.faults, *faults], key=lambda f: (f.at, f.kind, f.target))),
+        metadatas=rng.choice((1, 2)),
         collect=rng.choice(((0.3, 0.3), (1.0, 0.5), (3.0, 5.0))),
         pauses=rng.choice(((0.05, 0.5, 2.0), (0.05, 1.0, 5.0))),
     )
+    return _with_faults(plan, rng, more)
 
 
 def _drawn(seed: int) -> ServicePlan:

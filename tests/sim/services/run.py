@@ -33,11 +33,13 @@ from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.writer import LedgerWriter
 from services.gateway.interface import EntriesAppended, LedgerOptions
+from services.metadata import inquiry
+from tests.sim.bookie import SimBookie
 from tests.sim.plan import SECOND
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
-from tests.sim.services.metadata import outcome_of
-from tests.sim.services.net import Net, Process
+from tests.sim.services.metadata import ASKING, outcome_of
+from tests.sim.services.net import Net, Process, Session
 from tests.sim.services.node import held_ids
 from tests.sim.services.plan import ServicePlan, draw
 from tests.sim.shrink import shrunk
@@ -50,6 +52,8 @@ CALM_S = 400.0
 """Virtual time that a healed cluster gets: repairs that failed in the storm wait for minutes."""
 DICE = 2
 """Runs that a smaller plan gets before it is taken for a whole one; a run takes some 100 ms."""
+SETTLED_S, SETTLE_S = 6.0, 120.0
+"""For how long nobody tells of a change that the database lacks; and how long that may take."""
 _OP_S = 90.0
 _OVER = (LedgerClosed, LedgerFenced, NoSuchLedger, WriterLost)
 """Refusals after which a client makes another ledger."""
@@ -69,19 +73,18 @@ class Outcome:
     ledgers: int
     acknowledged: int
     drops: int
-    limit: str | None = None
-    """What ended the run before its time, where the design promises nothing (ADR 12)."""
+    losses: int = 0
+    """How often the database went back, and lacked changes then."""
+    waits: str | None = None
+    """What an operator has to decide at the end (rule 18d)."""
 
     @property
     def ended(self) -> str:
         """For the campaign's last lines."""
-        if self.limit is not None:
-            return "ended where ADR 12 ends"
-        return "garbage dropped" if self.drops else "nothing dropped"
-
-
-class _Limit(Exception):
-    """What comes from here on the design does not promise (`Restores.limit`)."""
+        if self.waits is not None:
+            return "waited for an operator"
+        garbage = "garbage dropped" if self.drops else "nothing dropped"
+        return f"changes lost, {garbage}" if self.losses else garbage
 
 
 class _Errors(logging.Handler):
@@ -261,15 +264,18 @@ class Run:
         """
         net = self.net
         was_healed, began, away = net.is_healed, net.now, self._away()
+        gateways = list(self.cluster.gateways)
         row: LedgerMetadata = await self._gone_with(call)
         is_late = net.now - began >= MachineTimes().add_s * SECOND
-        if was_healed and not is_late and not self.judge.is_deleted(row.ledger_id):
+        # Nobody hears what a dead process says.
+        is_heard = was_healed and gateways == self.cluster.gateways
+        if is_heard and not is_late and not self.judge.is_deleted(row.ledger_id):
             away |= self._away()
             judged(
                 invariants.end_is_kept(
                     row,
                     lambda member: self._has_copy(row, member),
-                    lambda member: member_name(member) in away,
+                    lambda member: member_name(member) in away or self._is_lost(member),
                 )
             )
         return row
@@ -294,7 +300,7 @@ class Run:
 
     async def _give_up(self, ledger_id: int) -> None:
         """An operator gives an entry up, right or wrong: only what nobody can serve may go."""
-        row = self.judge.rows[ledger_id]
+        row = self.judge.rows.get(ledger_id)
         if row is None or row.last_entry is None or row.last_entry < 0:
             return
         entry_id = self.rng.randint(0, row.last_entry)
@@ -334,24 +340,26 @@ class Run:
             )
         if plan.dead:
             net.after(plan.heal_at // 2, self._die_for_good)
+        if plan.has_restores:
+            _ = Process("operator", net).spawn(self.cluster.operator.watch())
         clients = [operators.spawn(self._client(number)) for number in range(plan.clients)]
         await self._until(lambda: loop.time() * SECOND >= plan.heal_at)
         self.cluster.heal()
         end = loop.time() + 4 * _OP_S
         await self._until(lambda: all(c.done() for c in clients) or loop.time() > end)
         operators.kill()
-        await self._calm()
+        await self._settle()
+        if not self.cluster.operator.waiting:
+            await self._calm()
         self._judge_the_end()
 
-    async def _until(self, is_done: Callable[[], bool], *, every_s: float = 0.05) -> None:
+    async def _until(self, is_done: Callable[[], bool], *, every_s: float = 0.25) -> None:
         while not is_done():
             self._raise_failures()
             await self.net.pause(every_s)
         self._raise_failures()
 
     def _raise_failures(self) -> None:
-        if self.judge.restores.limit is not None:
-            raise _Limit
         if self.loop.failures:
             raise Violation(f"check: {self.loop.failures[0]}")
 
@@ -369,11 +377,28 @@ class Run:
     def _gone(self) -> set[str]:
         return {node.name for node in self.cluster.nodes.values() if node.is_dead_for_good}
 
+    async def _settle(self) -> None:
+        """Everybody has told what the database lacks, and the operator has decided, or waits."""
+        operator = self.cluster.operator
+        end, last = self.loop.time() + SETTLED_S, self.loop.time() + SETTLE_S
+        while self.loop.time() < min(end, last):
+            await self._until(lambda: True)
+            await self.net.pause(1.0)
+            if operator.missing and not operator.waiting:
+                end = self.loop.time() + SETTLED_S
+        if operator.waiting:
+            return
+        if operator.missing:
+            raise Violation("rule 18a: changes are missing, and no rebuild ends that")
+        tables = self.cluster.database.tables
+        self.judge.settle({i: None if r is None else r.to_core() for i, r in tables.rows.items()})
+        self.ledgers = [i for i in self.ledgers if i in self.judge.rows]
+
     async def _calm(self) -> None:
         """Everything comes to rest: ledgers end (L1), copies are made again (L4), garbage goes."""
         for ledger_id in self.ledgers:
             await self._close_for_good(ledger_id)
-        tables = self.cluster.metadata.tables
+        tables = self.cluster.database.tables
         end = self.loop.time() + CALM_S
         # All copies are looked at each time, which takes as long as seconds of the cluster's life.
         await self._until(lambda: self._is_at_rest() or self.loop.time() > end, every_s=1.0)
@@ -418,7 +443,7 @@ class Run:
 
     def _is_at_rest(self) -> bool:
         return not self._wrong_copies() and all(
-            self._is_hopeless(ledger_id) for ledger_id, _ in self.cluster.metadata.tables.repairs
+            self._is_hopeless(ledger_id) for ledger_id, _ in self.cluster.database.tables.repairs
         )
 
     def _is_hopeless(self, ledger_id: int) -> bool:
@@ -448,7 +473,7 @@ class Run:
         for ledger_id, row in self.judge.rows.items():
             for node in self.cluster.nodes.values():
                 ledger = node.ledgers.get(ledger_id)
-                if ledger is None or not node.is_alive:
+                if ledger is None or not node.is_alive or self._is_kept(ledger):
                     continue
                 if row is None:
                     wrong.append(f"{node.me} still knows the deleted {ledger_id}")
@@ -475,11 +500,17 @@ class Run:
             ]
         return wrong
 
+    def _is_kept(self, ledger: SimBookie) -> bool:
+        """Whether a bookie keeps a ledger for a change whose loss was accepted (rule 18c)."""
+        return not self.cluster.database.tables.contains(
+            name.token for name in ledger.row_names if name.token
+        )
+
     def _judge_the_end(self) -> None:
         """I3, and the clients' histories against what is there."""
         history = self.judge.history
         for ledger_id, row in self.judge.rows.items():
-            if row is None or row.last_entry is None:
+            if row is None or row.last_entry is None or ledger_id in self.cluster.operator.waiting:
                 continue
             entries: list[tuple[int, bytes]] = []
             for entry_id in range(row.last_entry + 1):
@@ -553,7 +584,11 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
     run: Run | None = None
     root.addHandler(listener)
     try:
-        with _checked(), patch.object(metadata_requests, "_jitter", jitter):
+        with (
+            _checked(),
+            patch.object(metadata_requests, "_jitter", jitter),
+            patch.object(inquiry, "service_session", lambda: Session(ASKING.get())),
+        ):
 
             async def main() -> None:
                 nonlocal run
@@ -561,8 +596,6 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
                 await run.run()
 
             loop.run_until_complete(main())
-    except _Limit:
-        pass
     except AssertionError as broken:
         violation = str(broken) or repr(broken)
     finally:
@@ -579,7 +612,8 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
         len(run.ledgers),
         run.acknowledged,
         run.judge.drops,
-        None if violation else run.judge.restores.limit,
+        run.judge.restores.count,
+        None if violation else next(iter(run.cluster.operator.waiting.values()), None),
     )
 
 

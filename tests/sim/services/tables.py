@@ -1,9 +1,11 @@
 """What the database of a simulated metadata service holds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.repair_bodies import RepairSettings
+from services.metadata.attempts import ACCEPTED
 
 
 @dataclass(slots=True)
@@ -49,6 +51,15 @@ class Tables:
     settings: RepairSettings = field(default_factory=RepairSettings)
     last_id: int = 0
     """The last one of the sequence of ledger ids."""
+
+    def contains(self, tokens: Iterable[str]) -> bool:
+        """Whether these changes were made here, and none of them is only accepted as lost."""
+        return all(self.attempts.get(token, ACCEPTED) != ACCEPTED for token in tokens)
+
+    def accept(self, tokens: Iterable[str]) -> None:
+        """Go on without these changes, as an operator decided."""
+        self.attempts |= dict.fromkeys(sorted(tokens), ACCEPTED)
+        self.accepted.update(tokens)
 
     def copy(self) -> "Tables":
         """What a backup keeps: later changes are not in it."""

@@ -1,0 +1,177 @@
+"""What an operator does about a database that went back, by the runbook (docs/operations).
+
+Waits until all bookies run, puts the right database back or rebuilds its rows from the bookies' copies by
+the shipped decisions (protocol/rebuild.py), accepts what is missing then, and starts gateways and
+autorecovery anew. What the rebuild can't decide stays as it is: the cluster goes on waiting.
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, decide
+from quorumlog.wire.bodies import Change, LedgerRow
+from services.metadata.attempts import ACCEPTED
+from tests.sim.plan import SECOND
+
+if TYPE_CHECKING:
+    from tests.sim.services.cluster import Cluster
+
+UNNOTICED: Final = 10 * SECOND
+"""Nothing is told as missing for so long: the operator takes the database for the right one."""
+_UNWRITTEN_IDS: Final = 1000
+"""As in services/metadata/rebuild_store.py."""
+_LEFT: Final = (Action.WAIT, Action.CONFLICT)
+
+
+class Operator:
+    """Looks once a second."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._net = cluster.net
+        self._judge = cluster.judge
+        self._not_before = 0
+        self._wants_right = False
+        self.waiting: dict[int, str] = {}
+        """Ledgers that the last rebuild could not decide, and why."""
+        self.rebuilds = self.acceptances = 0
+
+    @property
+    def missing(self) -> set[str]:
+        """What the metadata processes tell."""
+        database = self._cluster.database
+        found = {token for process in database.processes for token in process.memory.missing}
+        return found - database.tables.attempts.keys()
+
+    def went_back(self, *, not_before: int, wants_right: bool) -> None:
+        """Somebody restored a database: when the operator looks, and whether the right one can be had."""
+        self._not_before, self._wants_right = not_before, wants_right
+
+    async def watch(self) -> None:
+        """Look now and then."""
+        while True:
+            await self._net.pause(1.0)
+            self.look()
+
+    def look(self) -> None:
+        """Do what can be done now."""
+        database, restores, now = self._cluster.database, self._judge.restores, self._net.now
+        if now < self._not_before or database.down_until > now:
+            return
+        if not self.missing:
+            if restores.right is not None and now - restores.since > UNNOTICED:
+                restores.settled(database.tables.attempts)
+            return
+        nodes = self._cluster.nodes.values()
+        if any(not node.is_alive and not node.is_dead_for_good for node in nodes):
+            return
+        if restores.right is not None and self._wants_right and self._put_back():
+            return
+        self._rebuild()
+        if not self.waiting:
+            self._accept()
+
+    def _put_back(self) -> bool:
+        """The right tables again, unless the older ones have taken changes meanwhile. Marks that they took are
+        known to have been answered as well.
+        """
+        database, restores = self._cluster.database, self._judge.restores
+        assert restores.right is not None
+        strays = {
+            token: target
+            for token, target in database.tables.attempts.items()
+            if token not in restores.right.attempts
+        }
+        if any(target not in ("mark", ACCEPTED) for target in strays.values()):
+            self._wants_right = False
+            return False
+        database.put_back()
+        database.tables.accept(strays)
+        restores.settled(database.tables.attempts)
+        return True
+
+    def _rebuild(self) -> None:
+        database, nodes = self._cluster.database, self._cluster.nodes
+        tables = database.tables
+        answering = {node.name: node.incarnation for node in nodes.values() if node.is_alive}
+        bookies = Bookies(answering, frozenset(nodes.keys() - answering))
+        contained = frozenset(t for t, target in tables.attempts.items() if target != ACCEPTED)
+        ids = sorted({i for name in answering for i in (nodes[name].ledgers | nodes[name].deleted)})
+        self.waiting.clear()
+        done: dict[int, Decision] = {}
+        for ledger_id in ids:
+            found = (nodes[name].held(ledger_id) for name in answering)
+            held = [one for one in found if one is not None]
+            row = tables.rows.get(ledger_id)
+            is_deleted = ledger_id in tables.rows and row is None
+            known = Known(None if row is None else row.to_core(), is_deleted, contained)
+            decision = decide(known, held, bookies)
+            if decision.action in _LEFT:
+                self.waiting[ledger_id] = decision.why
+            elif decision.action is not Action.SAME:
+                self._write(ledger_id, decision, held)
+                done[ledger_id] = decision
+        tables.last_id = max(tables.last_id, max(ids, default=0) + _UNWRITTEN_IDS)
+        if done:
+            self.rebuilds += 1
+            self._record(done)
+
+    def _write(self, ledger_id: int, decision: Decision, held: list[Held]) -> None:
+        tables = self._cluster.database.tables
+        row = decision.row
+        tables.rows[ledger_id] = None if row is None else LedgerRow.from_core(row)
+        tables.versions[ledger_id] = (
+            tables.versions.get(ledger_id, 0) + 1 if row is None else row.version
+        )
+        if row is None:
+            for key in [key for key in tables.repairs if key[0] == ledger_id]:
+                del tables.repairs[key]
+        for copy in (copy for one in held for copy in one.rows):
+            made = f"create ledger {ledger_id}" if copy.version == 1 else f"ledger {ledger_id}"
+            if tables.attempts.get(copy.attempt, ACCEPTED) == ACCEPTED:
+                tables.attempts[copy.attempt] = made
+        self._judge.rebuilt(ledger_id, row)
+
+    def _record(self, done: Mapping[int, Decision]) -> None:
+        """The rebuild is a change, and the rows are announced."""
+        database = self._cluster.database
+        self._net.note("operator", "rebuilds", *sorted(done))
+        token = str(uuid.UUID(int=self._net.rng.getrandbits(128)))
+        database.tables.attempts[token] = "rebuild"
+        process = database.processes[0]
+        process.heard.add(token)
+        process.memory.note_committed(token, ())
+        database.committed()
+        for ledger_id, decision in done.items():
+            row = decision.row
+            process.tell(
+                Change(
+                    kind="change",
+                    ledger_id=ledger_id,
+                    version=database.tables.versions[ledger_id],
+                    state=None if row is None else row.state,
+                    deleted=row is None,
+                )
+            )
+
+    def _accept(self) -> None:
+        """What bookies know is asked again, and each that comes back must answer: all do."""
+        database, nodes = self._cluster.database, self._cluster.nodes
+        tokens = self.missing
+        self._net.note("operator", "accepts", len(tokens))
+        self.acceptances += 1
+        database.tables.accept(tokens)
+        held = (i for node in nodes.values() for i in (node.ledgers | node.deleted))
+        database.tables.last_id = max(database.tables.last_id, max(held, default=0))
+        self._start_anew()
+        for process in database.processes:
+            process.heard.clear()  # a witness stands for all that came before it
+        self._judge.restores.settled(database.tables.attempts)
+
+    def _start_anew(self) -> None:
+        """Gateways and autorecovery from before may hold rows of the lost history: the last step of the runbook."""
+        for index in range(len(self._cluster.gateways)):
+            self._cluster.kill_gateway(index)
+        for index in range(len(self._cluster.healers)):
+            self._cluster.kill_healer(index)
