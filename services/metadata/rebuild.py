@@ -371,6 +371,7 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
             held.ledger_key,
             held.deleted,
             tuple(rows[copy] for copy in held.copies),
+            is_limbo=held.limbo,
         )
         for source, held in holding
     ]
