@@ -28,6 +28,8 @@ TRIES_HEALED: Final = 3
 """Of a rebuild, once all bookies are up that come up: then an operator decides."""
 
 
+RESTARTED_EVERY: Final = 4
+"""Of so many times that the store goes back, the processes of before are restarted at one."""
 HASTY: Final = 2
 """Of eight operators so many accept a loss at once, where bookies that are down may hold the proof."""
 ACCEPTED_EVERY: Final = 2
@@ -68,8 +70,8 @@ class Restores:
         self.count += 1
         states = self._states(fault)
         world.store.go_back(states)
-        is_restart = fault.other % 2 == 0
-        self._is_hasty = fault.other % 8 < HASTY
+        is_restart = fault.other % RESTARTED_EVERY == 0
+        self._is_hasty = fault.target // 4 % 8 < HASTY
         world.note("store goes back", states, "restart" if is_restart else "")
         if is_restart:
             for client in world.clients:
