@@ -227,6 +227,9 @@ def test_a_bookie_in_limbo_may_have_lost_the_copy_of_a_row_that_named_it() -> No
     assert decide(Known(), [held(FIRST), limbo], one).action is Action.WAIT
     assert decide(known(FIRST, "a1"), [held(FIRST), limbo], one).action is Action.WAIT
 
+    accepted = Bookies({name: 1 for name in ALL.answering if name != "b5"}, one.silent)
+    assert decide(Known(), [held(FIRST), limbo], accepted).action is Action.WRITE, "--without b5"
+
 
 def test_entries_without_any_copy_wait() -> None:
     assert decide(Known(), [held()], ALL).action is Action.WAIT

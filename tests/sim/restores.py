@@ -111,8 +111,8 @@ class Restores:
         self.world.after(ASK_US + 1, self._decide, held, bookies, silent)
 
     def _restart_who_knows(self) -> None:
-        """The runbook: a gateway that knows of changes which the store lacks is restarted before the rebuild. It
-        would acknowledge entries by a row that nobody who recovers the ledger can know, or tell of an end.
+        """The runbook stops gateways before a rebuild. At least those must go that know of changes which the store
+        lacks: a gateway would acknowledge entries by a row that nobody who recovers the ledger can know, or tell of an end.
         Other clients live on with rows of the lost history, and change nothing by them.
         """
         for client in self.world.clients:

@@ -67,7 +67,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """Who answers, by name with the present incarnation; and the names of those who do not."""
+    """Who answers, by name with the present incarnation; and the names of those who do not. A bookie whose loss is
+    accepted is neither.
+    """
 
     answering: Mapping[str, int]
     silent: frozenset[str] = frozenset()
@@ -106,7 +108,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         return Decision(Action.SAME)
     keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
     in_limbo = {member_name(bookie.member) for bookie in held if bookie.is_limbo}
-    bookies = replace(bookies, silent=bookies.silent | in_limbo)
+    bookies = replace(bookies, silent=bookies.silent | (in_limbo & bookies.answering.keys()))
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
     if known.row is None:
