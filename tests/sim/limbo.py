@@ -68,8 +68,11 @@ class LosingBookie(SimBookie):
         return self.incarnation != self._registered
 
     def held(self, rows: Mapping[RowName, LedgerMetadata]) -> Iterator[Held]:
-        """What it holds of the ledger, on its disk; nothing where it has not heard of it. `rows`: what copies are of."""
-        records = self.log[: self.synced] if self.is_up else self.log
+        """What it holds of the ledger, on its disk or deferred; nothing where it has not heard of it. `rows`: what
+        copies are of.
+        """
+        is_all_held = not self.is_up or self.replica.is_deferred
+        records = self.log if is_all_held else self.log[: self.synced]
         if records:
             keys = (getattr(record, "ledger_key", b"") for record in records)
             copies = {record.row.name for record in records if isinstance(record, RowKept)}
