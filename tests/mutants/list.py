@@ -249,11 +249,6 @@ MACHINES: Final = (
         (Patch(rebuild.Bookies, "lost_of", always(0)),),
     ),
     Mutant(
-        "a rebuild takes the highest version",
-        "rule 18d",
-        (Patch(rebuild, "_fork", always("")), Patch(rebuild, "_contradiction", always(""))),
-    ),
-    Mutant(
         "a row is compared and swapped by its version alone",
         "rules 6 and 18a",
         (Patch(Store, "_is_present", by_version),),
