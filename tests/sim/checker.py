@@ -212,7 +212,7 @@ class Checker:
 
     def vanished(self) -> None:
         """The store is empty, and no bookie has heard of the ledger."""
-        if self.acked != NO_ENTRY or self.told_ends:
+        if not self.world.is_quorum_lost and (self.acked != NO_ENTRY or self.told_ends):
             raise Violation(f"I1: the ledger is gone, acknowledged to {self.acked}")
 
     # --- the invariants --------------------------------------------------------------------------

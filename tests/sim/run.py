@@ -246,8 +246,7 @@ class Run:
         restores = world.restores
         if restores.is_gone or (restores.waits and not restores.is_loss_accepted):
             return  # nobody can go on: safety was judged on the way
-        is_too_much = world.lost_copies >= self.plan.quorum.ack_quorum <= self.plan.max_lost_copies
-        if is_too_much or restores.is_loss_accepted:
+        if world.is_quorum_lost or restores.is_loss_accepted:
             self.recover(3)
             world.run_until(world.now + SETTLE)
             return  # too much is lost for liveness: safety was judged on the way

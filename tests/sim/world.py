@@ -524,6 +524,11 @@ class World:
         self.lost_copies += 1
         return self.lost_copies <= self.plan.max_lost_copies
 
+    @property
+    def is_quorum_lost(self) -> bool:
+        """Whether faults destroyed an ack quorum of copies, where the plan allows that."""
+        return self.lost_copies >= self.plan.quorum.ack_quorum <= self.plan.max_lost_copies
+
     def _store_up(self) -> None:
         self.store.is_away = False
 
