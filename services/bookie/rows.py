@@ -33,6 +33,7 @@ async def rows_page(store: Store, after: int, limit: int) -> tuple[list[HeldRows
                     ledger_id=ledger_id,
                     ledger_key=row.ledger_key or b"",
                     highest_entry=row.highest,
+                    limbo=row.is_limbo,
                     copies=copies,
                 )
             )

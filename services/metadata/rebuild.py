@@ -264,7 +264,10 @@ class _Work:
         answering = {source.name: source.incarnation for source in sources}
         lacking = {source.name for source in sources if source.head.may_lack}
         silent = (known - answering.keys()) | lacking
-        return Bookies(answering, frozenset(silent - set(self._ask.without)))
+        for name in self._ask.without:
+            answering.pop(name, None)
+            silent.discard(name)
+        return Bookies(answering, frozenset(silent))
 
     async def _decide_ledgers(
         self, sources: Sequence[Source], bookies: Bookies, survey: _Survey
@@ -375,6 +378,7 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
             held.ledger_key,
             held.deleted,
             tuple(rows[copy] for copy in held.copies),
+            is_limbo=held.limbo,
         )
         for source, held in holding
     ]

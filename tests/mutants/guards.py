@@ -18,6 +18,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.rebuild import Bookies, Decision, Held, Known
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair, Stage
@@ -41,6 +42,27 @@ from quorumlog.protocol.writer import LedgerWriter
 def always(value: Any) -> Any:
     """A guard that says the same whatever it is asked."""
     return lambda _original: lambda *_args, **_kwargs: value
+
+
+# --- a store that goes back ----------------------------------------------------------------------
+
+
+def asked(whom: Callable[[Sequence[Held]], Sequence[Held]]) -> Any:
+    """A rebuild hears of some bookies, and takes none for silent."""
+
+    def decided(original: Any) -> Any:
+        def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
+            decision: Decision = original(known, whom(held), Bookies(bookies.answering))
+            return decision
+
+        return decide
+
+    return decided
+
+
+def by_version(_original: Any) -> Any:
+    """A compare-and-swap looks at the version, and not at the token that made it."""
+    return lambda self, base: base.version == self.row.version
 
 
 # --- recovery ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 
 from typing import Final
 
-from quorumlog.protocol import limbo, placement, record, slots
+from quorumlog.protocol import limbo, placement, rebuild, record, slots
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
@@ -18,7 +18,9 @@ from tests.explore.scope import Scope
 from tests.mutants.guards import (
     always,
     any_answer_fences,
+    asked,
     believed,
+    by_version,
     change_in_recovery,
     change_in_the_head,
     conflict_is_ok,
@@ -61,6 +63,7 @@ from tests.mutants.services import SERVICES
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_repairs
+from tests.sim.store import Store
 
 ONE: Final = Scope("one entry, one recoverer")
 SPARE: Final = Scope("one entry, a spare, one timeout", recoverers=0, spares=1, timeouts=1)
@@ -224,6 +227,31 @@ MACHINES: Final = (
         "a new member is sent the row from before it came",
         "rule 18b",
         (Patch(Slots, "_add", named_by_the_first),),
+    ),
+    Mutant(
+        "an acknowledgement from before a change of the row counts",
+        "rule 18b",
+        (Patch(Window, "forget_acks", always(None)),),
+    ),
+    Mutant(
+        "a rebuild asks nobody",
+        "rule 18d",
+        (Patch(rebuild, "decide", asked(lambda _held: ())),),
+    ),
+    Mutant(
+        "a rebuild asks one bookie",
+        "rule 18d",
+        (Patch(rebuild, "decide", asked(lambda held: held[:1])),),
+    ),
+    Mutant(
+        "a rebuild takes silent bookies for none",
+        "rule 18d",
+        (Patch(rebuild.Bookies, "lost_of", always(0)),),
+    ),
+    Mutant(
+        "a row is compared and swapped by its version alone",
+        "rules 6 and 18a",
+        (Patch(Store, "_is_present", by_version),),
     ),
     Mutant(
         "a negative does not wait for the adds before it",

@@ -213,6 +213,29 @@ def test_a_bookie_that_lost_its_data_counts_as_silent() -> None:
     assert decide(Known(), [held(FIRST, by="b3@1")], renewed).action is Action.WAIT
 
 
+def test_an_open_row_of_the_database_waits_for_silent_bookies_too() -> None:
+    """Seed 2099: (1,1,1), and the only bookie that had a copy of the CLOSED row, which a client was told of, was down.
+    The open row counted as proven, and the next recovery found another end.
+    """
+    two = replace(ALL, silent=frozenset({"b8", "b9"}))
+
+    assert decide(known(FIRST, "a1"), [held(FIRST)], two).action is Action.WAIT
+    assert decide(known(FIRST), [], two).action is Action.WAIT
+    assert decide(known(CLOSED, "a1"), [held(FIRST)], two).action is Action.SAME
+
+
+def test_a_bookie_in_limbo_may_have_lost_the_copy_of_a_row_that_named_it() -> None:
+    one = replace(ALL, silent=frozenset({"b9"}))
+    limbo = replace(held(by="b5@2"), is_limbo=True)
+
+    assert decide(Known(), [held(FIRST), limbo], ALL).action is Action.WRITE
+    assert decide(Known(), [held(FIRST), limbo], one).action is Action.WAIT
+    assert decide(known(FIRST, "a1"), [held(FIRST), limbo], one).action is Action.WAIT
+
+    accepted = Bookies({name: 1 for name in ALL.answering if name != "b5"}, one.silent)
+    assert decide(Known(), [held(FIRST), limbo], accepted).action is Action.WRITE, "--without b5"
+
+
 def test_entries_without_any_copy_wait() -> None:
     assert decide(Known(), [held()], ALL).action is Action.WAIT
     assert decide(Known(), [held(FIRST, key=b"")], ALL).action is Action.WAIT

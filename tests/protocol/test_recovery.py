@@ -365,6 +365,20 @@ def test_a_replacement_found_during_recovery_stays_in_memory_until_the_close() -
     assert update.missed == (MissedRange(B3, 1, 1),)
 
 
+def test_a_recovery_that_begins_anew_forgets_the_members_that_it_chose() -> None:
+    """The database went back: the close meets a row of another history, in which the last fragment begins later."""
+    bench = below_quorum()
+    bench.do(BookiesFound(bench.recovery._attempt, (B4,)))
+    bench.wrote(0, 1)
+    for position in (0, 2):
+        bench.reads_at(position, absent_from=2)
+    other = ledger(fragments=((0, (B1, B2, B3)), (9, (B5, B2, B3))), version=8)
+
+    bench.cas(CasStatus.CONFLICT, other)
+
+    assert bench.one(UpdateMetadata).metadata == other.in_recovery()
+
+
 def test_reads_go_to_the_ensemble_found_at_the_start() -> None:
     """X6."""
     bench = below_quorum()

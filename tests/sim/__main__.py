@@ -27,6 +27,8 @@ class Tally:
     seeds: int = 0
     messages: int = 0
     virtual_us: int = 0
+    backs: int = 0
+    waited: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[Outcome] = field(default_factory=list)
 
@@ -34,6 +36,8 @@ class Tally:
         self.seeds += other.seeds
         self.messages += other.messages
         self.virtual_us += other.virtual_us
+        self.backs += other.backs
+        self.waited += other.waited
         self.ends += other.ends
         self.broken += other.broken
 
@@ -50,6 +54,9 @@ def simulate(asked: tuple[str, range]) -> Tally:
         tally.messages += outcome.messages
         tally.virtual_us += outcome.virtual_us
         tally.ends[outcome.ended] += 1
+        if isinstance(outcome, machines.Outcome):
+            tally.backs += outcome.backs
+            tally.waited += outcome.is_waiting
         if outcome.violation is not None:
             tally.broken.append(outcome)
     return tally
@@ -114,6 +121,8 @@ def main() -> int:
         f" ({total.virtual_us / 1e6 / took:.0f} : 1), {total.messages} messages,"
         f" {dict(sorted(total.ends.items()))}, {jobs} processes"
     )
+    if asked.of == "machines":
+        print(f"the store went back {total.backs} times, {total.waited} seeds wait for an operator")
     print(
         f"sim: {total.seeds} seeds, {total.messages / took:.0f} messages/s,"
         f" {len(total.broken)} violations{end.word}"

@@ -66,7 +66,7 @@ class Watcher(Protocol):
 
     def stored(self, member: str, entries: Sequence[Entry]) -> None: ...
 
-    def copied(self, member: str, version: int) -> None: ...
+    def copied(self, member: str, name: RowName) -> None: ...
 
 
 class Surroundings(Protocol):
@@ -303,7 +303,7 @@ class SimBookie:
                 # What is written anew is whole, whatever the disk did to an earlier copy.
                 self.damaged.difference_update(record.run.ids)
             elif isinstance(record, RowKept) and self.world.watcher is not None:
-                self.world.watcher.copied(self.member, record.row.name.version)
+                self.world.watcher.copied(self.member, record.row.name)
             self._is_deleted |= isinstance(record, LedgerDeleted)
         if entries and self.world.watcher is not None:
             self.world.watcher.stored(self.member, entries)

@@ -28,6 +28,7 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Entry
+from quorumlog.protocol.row_copy import RowName, name_of
 from tests.sim.world import Client, Violation, World, judged
 from tests.support import invariants
 from tests.support.history import History, check
@@ -58,10 +59,14 @@ class Checker:
         """The row when it became IN_RECOVERY."""
         self.held: dict[str, dict[int, int]] = {}
         """By bookie and entry: the last incarnation in which it was durable there."""
-        self.rows = {world.metadata.version: world.metadata}
-        """Each version that the row ever had."""
-        self.copies: dict[str, set[int]] = {}
-        """By member: the versions of the row of which it ever kept a copy durably."""
+        self.is_loss_accepted = False
+        self.told_ends: set[tuple[int, int]] = set()
+        """Ends that a client was told of, once enough members kept the row of the close."""
+        self.named: RowName | None = None
+        """The row by which the writer sent entries last."""
+        self._named: LedgerMetadata | None = None
+        self.copies: dict[str, set[RowName]] = {}
+        """By member: the rows of which it ever kept a copy durably."""
         self.bytes_of: dict[int, Entry] = {}
         self.recoveries: dict[str, Recovery] = {}
         self.ops: dict[int, int] = {}
@@ -112,6 +117,8 @@ class Checker:
                 judged(invariants.lac_is_bounded(run.last_add_confirmed, self.acked, client.name))
                 if any(not self.quorum.is_member(position, entry_id) for entry_id in run.ids):
                     raise Violation(f"I2: position {position} is sent entries of other positions")
+                if effect.row is not None and effect.row is not self._named:
+                    self._named, self.named = effect.row, name_of(effect.row)
             case SendRead(fence=True) if client.name in self.recoveries:
                 self._covered(self.recoveries[client.name])
             case UpdateMetadata(metadata=wanted):
@@ -121,8 +128,6 @@ class Checker:
                     State.CLOSED
                 ):
                     raise Violation("I4: told as closed, and it is not")
-                assert metadata.last_entry is not None
-                self.history.closed(metadata.ledger_id, metadata.last_entry)
             case Failed():
                 pass
             case _:
@@ -138,13 +143,14 @@ class Checker:
             known = self.bytes_of.setdefault(entry.entry_id, entry)
             judged(invariants.same_bytes(member, entry.entry_id, known, entry))
 
-    def copied(self, member: str, version: int) -> None:
-        """A copy of a version of the row became durable (rule 18b)."""
-        self.copies.setdefault(member, set()).add(version)
+    def copied(self, member: str, name: RowName) -> None:
+        """A copy of a row became durable (rule 18b)."""
+        if name not in self.world.store.rows:
+            raise Violation(f"rule 18b: {member} keeps a copy of a row that never was: {name}")
+        self.copies.setdefault(member, set()).add(name)
 
     def row_changed(self, client: Client, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Judge a change of the row that was applied."""
-        self.rows[after.version] = after
         judged(
             invariants.row_is_legal(after),
             invariants.state_goes_on(before, after),
@@ -168,7 +174,7 @@ class Checker:
                     before, after, [(m.member, m.first, m.last) for m in missed]
                 ),
                 invariants.repair_keeps_who_leaves(
-                    before, after, lambda member, version: version in self.copies.get(member, ())
+                    before, after, lambda member, _: name_of(before) in self.copies.get(member, ())
                 ),
             )
         else:
@@ -177,6 +183,38 @@ class Checker:
                 judged(invariants.writer_changes_the_last(before, after))
         self.acknowledged_are_held(after)
 
+    def told(self, row: LedgerMetadata) -> None:
+        """A client was told that the ledger is CLOSED."""
+        assert row.last_entry is not None
+        assert row.length is not None
+        quorum, name = self.quorum, name_of(row)
+        kept = sum(name in self.copies.get(member, ()) for member in row.last_fragment.bookies)
+        if kept >= quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum:
+            self.history.closed(row.ledger_id, row.last_entry)
+            self.told_ends.add((row.last_entry, row.length))
+
+    def rebuilt(self, row: LedgerMetadata) -> None:
+        """The store went back, and goes on with a row that was rebuilt or was there (rule 18d)."""
+        if row not in self.world.store.rows.values():
+            raise Violation("rule 18d: a row was made by guess")
+        self.acknowledged_are_held(row)
+        self.ends.clear()
+        if row.last_entry is not None:
+            assert row.length is not None
+            self._ended(row.last_entry, row.length)
+        elif row.state is State.IN_RECOVERY:
+            self.marked = row
+
+    def loss_accepted(self) -> None:
+        """An operator goes on without what nobody proved: acknowledged entries may be gone."""
+        self.is_loss_accepted = True
+        self.told_ends.clear()
+
+    def vanished(self) -> None:
+        """The store is empty, and no bookie has heard of the ledger."""
+        if not self.world.is_quorum_lost and (self.acked != NO_ENTRY or self.told_ends):
+            raise Violation(f"I1: the ledger is gone, acknowledged to {self.acked}")
+
     # --- the invariants --------------------------------------------------------------------------
 
     def _confirmed(self, first: int, last: int) -> None:
@@ -184,7 +222,6 @@ class Checker:
         judged(
             invariants.in_order(first, last, self.acked),
             invariants.was_appended(last, len(self.appended)),
-            invariants.closed_covers_acked(last, row.last_entry),
         )
         self.acked = last
         for entry_id in range(first, last + 1):
@@ -195,7 +232,10 @@ class Checker:
             judged(invariants.acked_keeps_its_row(row, ids, self._has_held, self._has_copy))
 
     def acknowledged_are_held(self, row: LedgerMetadata, first: int = 0) -> None:
-        """I2, of the entries from `first` on."""
+        """I1 and I2, of the entries from `first` on."""
+        if self.is_loss_accepted:
+            return
+        judged(invariants.closed_covers_acked(self.acked, row.last_entry))
         ids = range(first, self.acked + 1)
         judged(invariants.acked_reaches_quorum(row, ids, self._has_held))
 
@@ -218,14 +258,10 @@ class Checker:
         assert row.last_entry is not None
         assert row.length is not None
         end = row.last_entry
-        judged(
-            invariants.closed_covers_acked(self.acked, end),
-            invariants.was_appended(end, len(self.appended)),
-        )
-        self.ends.add((end, row.length))
+        self.acknowledged_are_held(row)
+        judged(invariants.was_appended(end, len(self.appended)))
+        self._ended(end, row.length)
         self.closed_by = client.name
-        if len(self.ends) > 1:
-            raise Violation(f"I4: the ledger ended more than once: {sorted(self.ends)}")
         length = sum(len(payload) for payload in self.appended[: end + 1])
         if row.length != length:
             raise Violation(f"I4: closed with length {row.length}, it is {length}")
@@ -233,7 +269,15 @@ class Checker:
         if recovery is not None and end + 1 < len(self.appended):
             negatives = recovery.negatives.get(end + 1, set())
             judged(invariants.absence_is_proven(self.quorum, end, negatives))
-        judged(invariants.acked_reaches_quorum(row, range(end + 1), self._has_held))
+        if not self.is_loss_accepted:
+            judged(invariants.acked_reaches_quorum(row, range(end + 1), self._has_held))
+
+    def _ended(self, end: int, length: int) -> None:
+        """An end that nobody was told of may be lost with its row; any other one is for ever."""
+        self.ends.add((end, length))
+        if len(self.ends | self.told_ends) > 1:
+            found = sorted(self.ends | self.told_ends)
+            raise Violation(f"I4: the ledger ended more than once: {found}")
 
     def _has_held(self, member: str, entry_id: int) -> bool:
         """Whether an entry was durable at a member. What an earlier incarnation held and lost says
@@ -242,19 +286,17 @@ class Checker:
         last = self.held.get(member_name(member), {}).get(entry_id, 0)
         return last >= member_incarnation(member)
 
-    def _has_copy(self, member: str, entry_id: int) -> bool:
-        """Whether a member ever kept a copy of a row that names it for an entry."""
-        return any(
-            member in (named for _, named in self.rows[version].members_of(entry_id))
-            for version in self.copies.get(member, ())
-        )
+    def _has_copy(self, member: str, _entry_id: int) -> bool:
+        """Whether a member ever kept a copy of the row by which the writer sends."""
+        return self.named in self.copies.get(member, ())
 
     def missed_is_known(self) -> None:
         """Rules 8 and 12: what a member should hold and never did is in the repair queue: all of
         it where the writer closed the ledger, else what the recovery wrote back. (What a dead
         writer knew is lost: the auditor looks for that.)
         """
-        row, missed = self.world.store.row, self.world.store.missed
+        row, store = self.world.store.row, self.world.store
+        missed = (*store.missed, *store.forgotten)
         assert row.last_entry is not None, "L1 was judged"
         recovery = self.recoveries.get(self.closed_by)
         first = 0

@@ -4,7 +4,8 @@ The rules are the shipped ones (`protocol/limbo.py`, `Replica.enter_limbo`), and
 a count of our own (I27).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quorumlog.protocol import limbo
@@ -18,8 +19,11 @@ from quorumlog.protocol.messages import (
     SendRead,
     SendRow,
 )
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.rebuild import Held
 from quorumlog.protocol.repair import FragmentRange, fragment_ranges
+from quorumlog.protocol.replica import RowKept
+from quorumlog.protocol.row_copy import RowName
 from tests.sim.bookie import Answer, SimBookie, faultless
 from tests.support import invariants
 from tests.support.replicas import memory_replica
@@ -33,15 +37,51 @@ class LosingBookie(SimBookie):
 
     world: "World"
 
+    def __init__(self, name: str, world: "World") -> None:
+        super().__init__(name, world)
+        self._registered = self.incarnation
+        self._is_waiting = False
+
     def restart(self) -> None:
         """Start again; phase one needs the metadata service."""
         if self.is_up:
             return
         if self.world.store.is_down:
+            self._is_waiting = True
             self.world.after(100_000, self.restart)
             return
+        self._is_waiting = False
         super().restart()
+        self._registered = self.incarnation
         self._enter_limbo()
+
+    # --- what a rebuild is told (rule 18d) ------------------------------------------------------
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it answers a rebuild. A bookie that waits for its cluster does, unless its disk is a new one."""
+        return self.is_up or (self._is_waiting and (bool(self.log) or not self.may_lack))
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether it may have lost what it acknowledged, and metadata has not heard of that."""
+        return self.incarnation != self._registered
+
+    def held(self, rows: Mapping[RowName, LedgerMetadata]) -> Iterator[Held]:
+        """What it holds of the ledger, on its disk or deferred; nothing where it has not heard of it. `rows`: what
+        copies are of.
+        """
+        is_all_held = not self.is_up or self.replica.is_deferred
+        records = self.log if is_all_held else self.log[: self.synced]
+        if records:
+            keys = (getattr(record, "ledger_key", b"") for record in records)
+            copies = {record.row.name for record in records if isinstance(record, RowKept)}
+            yield Held(
+                self.member,
+                next(filter(None, keys), b""),
+                rows=tuple(replace(rows[name], ledger_key=b"") for name in sorted(copies)),
+                is_limbo=self.replica.is_limbo,
+            )
 
     def _enter_limbo(self) -> None:
         row = self.world.store.row

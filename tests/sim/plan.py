@@ -47,6 +47,8 @@ FAULT_KINDS = (
     "writer-dies",
     "clock",
 )
+STORE_BACK = "store-back"
+"""The metadata store goes back to an earlier state: in every seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,26 @@ def draw(seed: int) -> Plan:
         store_answer_loss=rng.choice((0.2, 0.6)) if on(0.3) else 0.0,
         max_lost_copies=99 if on(0.15) else quorum.ack_quorum - 1,
         read_entries=rng.choice((1, 2, 5, 1000)),
-        faults=_in_order(faults),
+        faults=_in_order([*faults, *_backs(seed, busy, heal_at)]),
         is_deferred=on(0.25),
     )
     return _with_overlapping_repairs(plan, rng) if on(0.03) else plan
+
+
+def _backs(seed: int, busy: int, heal_at: int) -> list[Fault]:
+    """When the metadata store goes back. The dice are its own: all else is as without it."""
+    rng = random.Random(f"backs-{seed}")
+    span = rng.choice((busy, 2 * busy, heal_at))
+    return [
+        Fault(
+            min(rng.randint(0, span), heal_at - 1),
+            STORE_BACK,
+            rng.choice((10 * MS, 200 * MS, 2 * SECOND)),
+            rng.randint(0, 59),
+            rng.randint(0, 59),
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]
 
 
 def draw_repairs(seed: int) -> Plan:

@@ -53,6 +53,10 @@ class Outcome:
     story: tuple[str, ...] = ()
     acked: int = -1
     ended: str = ""
+    backs: int = 0
+    """How often the metadata store went back."""
+    is_waiting: bool = False
+    """A rebuild proved nothing, so that an operator decides."""
 
 
 class Run:
@@ -71,10 +75,23 @@ class Run:
         self.recoverers = self.readers = self.repairers = 0
         self.payloads = 0
         self.is_closing = False
+        self.world.spread(self.writer, row, lambda: None)
 
     # --- clients -------------------------------------------------------------------------------
 
-    def _writer_said(self, _: Client, effect: Effect) -> None:
+    def _closed(self, client: Client, row: LedgerMetadata) -> None:
+        """Who closed a ledger tells so once its members keep the row (rule 18b)."""
+
+        def tell() -> None:
+            if client.is_alive:
+                self.checker.told(row)
+                client.is_alive = client is self.writer
+
+        self.world.spread(client, row, tell)
+
+    def _writer_said(self, client: Client, effect: Effect) -> None:
+        if isinstance(effect, Closed):
+            self._closed(client, effect.metadata)
         if isinstance(effect, RecoveryNeeded):
             self.world.after(self.world.rng.randint(0, SECOND), self.recover)
         if isinstance(effect, Failed) and self.world.is_healed:
@@ -115,10 +132,10 @@ class Run:
         """Somebody recovers the ledger: a new machine from the row as it is now."""
         world = self.world
         row = world.store.row
-        if row.state is State.CLOSED:
-            return
         if world.store.is_down:
             world.after(SECOND, self.recover, patience)
+            return
+        if row.state is State.CLOSED:
             return
         self.recoverers += 1
         client = world.add_client(
@@ -130,7 +147,7 @@ class Run:
                 client.is_alive = False
                 world.after(world.rng.randint(500 * MS, 3 * SECOND), self.recover, patience - 1)
             elif isinstance(effect, Closed):
-                client.is_alive = False
+                self._closed(client, effect.metadata)
 
         client.on_output = said
         world.deliver(client, RecoverRequested(row))
@@ -163,6 +180,8 @@ class Run:
         """Somebody gives a closed fragment another member, or fills one up."""
         world, row = self.world, self.world.store.row
         rng = world.rng
+        if world.store.behind is not None:
+            return
         closed = [n for n in range(len(row.fragments)) if row.is_closed_fragment(n)]
         if row.last_entry == -1 or not closed:
             return
@@ -224,7 +243,10 @@ class Run:
         world = self.world
         world.heal()
         world.run_until(world.now + SETTLE)
-        if world.lost_copies >= self.plan.quorum.ack_quorum <= self.plan.max_lost_copies:
+        restores = world.restores
+        if restores.is_gone or (restores.waits and not restores.is_loss_accepted):
+            return  # nobody can go on: safety was judged on the way
+        if world.is_quorum_lost or restores.is_loss_accepted:
             self.recover(3)
             world.run_until(world.now + SETTLE)
             return  # too much is lost for liveness: safety was judged on the way
@@ -377,7 +399,8 @@ def run_plan(plan: Plan, *, is_told: bool = False) -> Outcome:
     except Exception as broken:  # noqa: BLE001 - a machine that raises is a finding like any other
         violation = f"{type(broken).__name__}: {broken}{_place(broken)}"
     world = run.world
-    row = world.store.row
+    row, restores = world.store.row, world.restores
+    ended = "gone" if restores.is_gone else str(restores.waits) or row.state.value
     return Outcome(
         plan,
         world.trace_hash,
@@ -386,7 +409,9 @@ def run_plan(plan: Plan, *, is_told: bool = False) -> Outcome:
         violation,
         tuple(world.story),
         run.checker.acked,
-        row.state.value,
+        ended,
+        restores.count,
+        bool(restores.waits),
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.mutants.hunt import applied
 from tests.mutants.list import MUTANTS
-from tests.sim.plan import FAULT_KINDS, draw
+from tests.sim.plan import FAULT_KINDS, STORE_BACK, draw
 from tests.sim.run import run_plan, run_seed, shrink
 from tests.support.salted import printed_under_salts
 
@@ -48,7 +48,15 @@ def test_telling_the_story_does_not_change_it() -> None:
 def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
     kinds = {fault.kind for seed in range(1, 200) for fault in draw(seed).faults}
 
-    assert kinds == set(FAULT_KINDS)
+    assert kinds == {*FAULT_KINDS, STORE_BACK}
+
+
+def test_the_metadata_store_goes_back_in_every_seed_and_few_wait_for_an_operator() -> None:
+    outcomes = [run_seed(seed) for seed in range(1, 201)]
+
+    assert all(STORE_BACK in {fault.kind for fault in outcome.plan.faults} for outcome in outcomes)
+    assert sum(outcome.backs > 0 for outcome in outcomes) > 190
+    assert sum(outcome.is_waiting for outcome in outcomes) < 40
 
 
 def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:
@@ -57,14 +65,14 @@ def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:
         broken = next(
             outcome
             for outcome in map(run_seed, range(1, 1_000))
-            if (outcome.violation or "").startswith("I1:") and len(outcome.plan.appends) > 2
+            if (outcome.violation or "").startswith("I16:") and 2 < len(outcome.plan.appends) < 10
         )
 
         small = shrink(broken)
         again = run_plan(small.plan, is_told=True)
 
-    assert (small.violation or "").startswith("I1:")
+    assert (small.violation or "").startswith("I16:")
     assert again.story == small.story
     assert len(small.plan.appends) <= 2
     assert not small.plan.faults
-    assert len(small.story) < 100
+    assert len(small.story) < 200

@@ -44,8 +44,10 @@ from quorumlog.protocol.messages import (
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.record import Entry
+from quorumlog.protocol.row_copy import RowName
 from tests.sim.limbo import DeferringBookie, LosingBookie
 from tests.sim.plan import MS, SECOND, Fault, Plan
+from tests.sim.restores import Restores
 from tests.sim.store import Store
 from tests.support import invariants
 from tests.support.invariants import Wrong
@@ -124,11 +126,19 @@ class Watcher(Protocol):
 
     def stored(self, member: str, entries: Sequence[Entry]) -> None: ...
 
-    def copied(self, member: str, version: int) -> None: ...
+    def copied(self, member: str, name: RowName) -> None: ...
 
     def row_changed(
         self, client: Client, before: LedgerMetadata, after: LedgerMetadata
     ) -> None: ...
+
+    def told(self, row: LedgerMetadata) -> None: ...
+
+    def rebuilt(self, row: LedgerMetadata) -> None: ...
+
+    def vanished(self) -> None: ...
+
+    def loss_accepted(self) -> None: ...
 
 
 class World:
@@ -153,6 +163,7 @@ class World:
         self.network = Network()
         self.clients: list[Client] = []
         self.watcher: Watcher | None = None
+        self._tokens: dict[tuple[str, int], str] = {}
         names = [f"b{number}" for number in range(1, plan.bookies + 1)]
         digest = self.rng.choice((DigestKind.CRC32C, DigestKind.CRC32C, DigestKind.HMAC_SHA256))
         self.metadata = LedgerMetadata(
@@ -165,8 +176,10 @@ class World:
             writer=Writer("writer", ""),
             ledger_key=b"k" * 32,
             mac_key=b"m" * 32 if digest is DigestKind.HMAC_SHA256 else b"",
+            attempt=self._token(("writer", 0)),
         )
         self.store = Store(self.metadata)
+        self.restores = Restores(self)
         kind = DeferringBookie if plan.is_deferred else LosingBookie
         self.bookies = {name: kind(name, self) for name in names}
 
@@ -248,6 +261,11 @@ class World:
         if client.paused_until > self.now:
             self.after(client.paused_until - self.now, self.deliver, client, event)
             return
+        if isinstance(event, MetadataAnswered):
+            row = event.metadata
+            if row is not None and self.store.is_lost(row):
+                # Connections break with the store that gave the answer: the client asks again.
+                event = MetadataAnswered(event.attempt, CasStatus.UNKNOWN)
         self.messages += 1
         self.note(client.name, "<-", tell(event))
         if self.watcher is not None:
@@ -270,7 +288,8 @@ class World:
             case SendAdd() | SendFence() | SendRead() | SendRow():
                 self._request(client, effect)
             case UpdateMetadata():
-                self._cas(client, effect, (client.name, effect.attempt), first=True)
+                token = self._token((client.name, effect.attempt))
+                self._cas(client, effect, token, first=True)
             case ReadMetadata():
                 self._read_row(client, effect)
             case FindBookies():
@@ -296,7 +315,35 @@ class World:
         if client.on_output is not None and isinstance(effect, OUTPUTS):
             client.on_output(client, effect)
 
-    def _request(self, client: Client, effect: Request) -> None:
+    def spread(self, client: Client, row: LedgerMetadata, then: Callable[[], None]) -> None:
+        """Send copies of a row that no add brings, as `net/spread.py` does; `then` comes when enough members
+        have one, or after the time of an add (rule 18b).
+        """
+        quorum = row.quorum
+        lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
+        awaited, kept = set(row.last_fragment.bookies), set[str]()
+        is_over = [False]
+
+        def settle() -> None:
+            if not is_over[0]:
+                is_over[0] = True
+                then()
+
+        def hear(event: Event) -> None:
+            assert isinstance(event, RowAnswered)
+            if event.status is Status.OK and event.member in row.last_fragment.bookies:
+                kept.add(event.member)
+            awaited.discard(event.member)
+            if len(kept) >= lacking or not awaited:
+                settle()
+
+        for member in row.all_members:
+            self._request(client, SendRow(member, row), hear)
+        self.after(TIMER_TIMES[Timer.ADD], settle)
+
+    def _request(
+        self, client: Client, effect: Request, listener: Callable[[Event], None] | None = None
+    ) -> None:
         """Ask a bookie. After the request's time the answer is UNKNOWN; a later one may come."""
         bookie = self.bookies[member_name(effect.member)]
         is_answered = [False]
@@ -305,7 +352,10 @@ class World:
             if is_answered[0] and not (self.plan.late_answers and not is_timeout):
                 return
             is_answered[0] = True
-            self.deliver(client, event)
+            if listener is None:
+                self.deliver(client, event)
+            else:
+                listener(event)
 
         def answer(event: Event) -> None:
             self.send(bookie.name, client.name, hear, event)
@@ -330,9 +380,11 @@ class World:
         low, high = (500, 5 * MS) if self.is_healed else self.plan.store_delay
         return self.rng.randint(low, high)
 
-    def _cas(
-        self, client: Client, effect: UpdateMetadata, token: tuple[str, int], *, first: bool
-    ) -> None:
+    def _token(self, change: tuple[str, int]) -> str:
+        """The token of a client's change: a repeat has the same one (rule 6)."""
+        return self._tokens.setdefault(change, f"{len(self._tokens) + 1:032x}")
+
+    def _cas(self, client: Client, effect: UpdateMetadata, token: str, *, first: bool) -> None:
         """A compare-and-swap, asked again with its token until it is settled (rule 6)."""
         if not client.is_alive:
             return
@@ -441,8 +493,10 @@ class World:
             case "full":
                 bookie.full_until = until
             case "store-down":
-                self.store.is_down = True
+                self.store.is_away = True
                 self.after(fault.lasts, self._store_up)
+            case "store-back":
+                self.restores.strike(fault)
             case "lies":
                 self.lies_until = until
             case "corrupt":
@@ -470,8 +524,13 @@ class World:
         self.lost_copies += 1
         return self.lost_copies <= self.plan.max_lost_copies
 
+    @property
+    def is_quorum_lost(self) -> bool:
+        """Whether faults destroyed an ack quorum of copies, where the plan allows that."""
+        return self.lost_copies >= self.plan.quorum.ack_quorum <= self.plan.max_lost_copies
+
     def _store_up(self) -> None:
-        self.store.is_down = False
+        self.store.is_away = False
 
     def heal(self) -> None:
         """The faults are over: all that is left must come to rest (liveness)."""

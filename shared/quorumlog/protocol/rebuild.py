@@ -5,7 +5,7 @@ Each copy is of a committed row, so no copy is wrong; the question is whether a 
 who answered holds.
 
 - A CLOSED row is final but for its members, whoever else answers: one end (I4), and no later row has another.
-- An OPEN row is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
+- An OPEN row, a copy's or the database's own, is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
   row is on Qa of that row's members, each with a copy of that row or a later one, and one of these members answers.
 - A deleted id rests on a tombstone, and ids are used once (rule 17). So does the copy that says so.
 
@@ -45,6 +45,8 @@ class Held:
     is_deleted: bool = False
     rows: tuple[LedgerMetadata, ...] = ()
     """The rows that its copies are of."""
+    is_limbo: bool = False
+    """An older incarnation was a member by some row, and what it held may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """Who answers, by name with the present incarnation; and the names of those who do not."""
+    """Who answers, by name with the present incarnation; and the names of those who do not. A bookie whose loss is
+    accepted is neither.
+    """
 
     answering: Mapping[str, int]
     silent: frozenset[str] = frozenset()
@@ -97,18 +101,19 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     if known.is_deleted:
         return Decision(Action.SAME)
     keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
+    in_limbo = {member_name(bookie.member) for bookie in held if bookie.is_limbo}
+    bookies = replace(bookies, silent=bookies.silent | (in_limbo & bookies.answering.keys()))
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
-    if not rows:
-        return _without_copies(known)
-    newest = rows[-1]
     if known.row is None:
-        return _newest_or_wait(newest, keys, bookies)
+        return _newest_or_wait(rows[-1], keys, bookies) if rows else _without_copies()
     unknown = [row for row in rows if not _contains(known, row)]
     if not unknown:
-        return Decision(Action.SAME)
+        why = _unproven(known.row, bookies)
+        return Decision(Action.WAIT if why else Action.SAME, why=why)
     if problem := _fork(known.row, rows, unknown):
         return Decision(Action.CONFLICT, why=problem)
+    newest = rows[-1]
     newest = replace(
         newest, mac_key=known.row.mac_key, access_key=known.row.access_key or newest.access_key
     )
@@ -156,9 +161,7 @@ def _identity(row: LedgerMetadata) -> tuple[object, ...]:
     return (row.quorum, row.digest, row.writer, row.log, row.custom, row.extra)
 
 
-def _without_copies(known: Known) -> Decision:
-    if known.row is not None:
-        return Decision(Action.SAME)
+def _without_copies() -> Decision:
     return Decision(
         Action.WAIT, why="no bookie that answers holds a copy of the row, only entries or a fence"
     )
@@ -215,10 +218,16 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
     if not keys:
         return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
     row = replace(newest, ledger_key=next(iter(keys)))
-    if row.state is not State.CLOSED and bookies.may_hide_later(row):
-        return Decision(
-            Action.WAIT,
-            why=f"the ledger is {row.state}, and {bookies.lost_of(row)} bookies that may hold a later row do not"
-            f" answer or lost their data; fewer than {row.quorum.ack_quorum} may",
-        )
+    if why := _unproven(row, bookies):
+        return Decision(Action.WAIT, why=why)
     return Decision(Action.WRITE, row)
+
+
+def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
+    """Why there may be a later row than the latest that anybody tells of, or ""."""
+    if row.state is State.CLOSED or not bookies.may_hide_later(row):
+        return ""
+    return (
+        f"the ledger is {row.state}, and {bookies.lost_of(row)} bookies that may hold a later row do not"
+        f" answer or lost their data; fewer than {row.quorum.ack_quorum} may"
+    )

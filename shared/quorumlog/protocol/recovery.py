@@ -178,6 +178,7 @@ class Recovery(Keyed):
 
     def _begin(self, row: LedgerMetadata) -> None:
         self._row = row
+        self._changes = ()
         self._codec = Codec(row.digest, row.mac_key)
         if row.state is State.CLOSED:
             self._closed(row)
@@ -285,7 +286,6 @@ class Recovery(Keyed):
         self._next = start + 1
         self._is_end_known = False
         self._tally = None
-        self._changes = ()
         self._find = None
         self._is_grace_over = False
 

@@ -57,7 +57,8 @@ class Slots(Keyed):
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """In which generation each slot's member came: older answers do not count (rule 7)."""
+    """From which generation on each slot's answers count: older ones are of another member, or of another row
+    (rules 7 and 18b)."""
     _since: tuple[int, ...] = ()
     """The tick from which on each slot's silence counts."""
     _tick: int = 0
@@ -159,15 +160,26 @@ class Slots(Keyed):
         return tuple(chosen.get(position, member) for position, member in enumerate(self.members))
 
     def replace(self, mask: int, members: tuple[str, ...], *, first: int) -> list[SendAdd]:
-        """Other members have the slots of a mask from entry `first` on, and know nothing yet."""
+        """Other members have the slots of a mask from entry `first` on, and know nothing yet.
+
+        A writer asks the members that stay again too: what is not confirmed counts only with a copy of the new row
+        (rule 18b). A recovery's members keep no copy.
+        """
         self.members = members
         self.down &= ~mask
         self._generation += 1
+        anew = mask if self.is_recovery else self.everyone
         self._generations = tuple(
-            self._generation if mask & 1 << position else generation
+            self._generation if anew & 1 << position else generation
             for position, generation in enumerate(self._generations)
         )
-        return self._ask(mask, first=first, is_anew=True)
+        asked = self._ask(mask, first=first, is_anew=True)
+        if not self.is_recovery:
+            staying = self.everyone & ~mask
+            self.window.forget_acks(staying)
+            unconfirmed = self.window.last_confirmed + 1
+            asked += self._ask(staying & ~self.down, first=unconfirmed, is_anew=False)
+        return asked
 
     # --- what members lack (rule 8) ------------------------------------------------------------
 

@@ -172,6 +172,14 @@ class Window(Keyed):
             asked.extend((position, pending.run) for position in positions(unsent))
         return asked
 
+    def forget_acks(self, mask: int) -> None:
+        """What these positions were asked of unconfirmed runs does not count any more, answered or not."""
+        for pending in self.runs.values():
+            if pending.run.last > self.last_confirmed:
+                pending.acked &= ~mask
+                pending.asked &= ~mask
+                pending.waiting &= ~mask
+
     def silent(self, tick: int, since: tuple[int, ...]) -> int:
         """The positions that have not answered something asked no later than a tick."""
         mask = 0

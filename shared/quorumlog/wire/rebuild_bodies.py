@@ -44,6 +44,8 @@ class HeldRows(Body):
     """The id is one of a deleted ledger (rule 16a)."""
     ledger_key: Key = b""
     highest_entry: EntryIdOrNone = -1
+    limbo: bool = False
+    """An older incarnation of the bookie was a member, and what it held may be lost (rule 15)."""
     copies: tuple[str, ...] = ()
     """The copies as they were made (`wire/row_copies.py`)."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.record import Entry
+from quorumlog.protocol.row_copy import RowName
 from tests.sim.services.plan import CUT, ServicePlan
 from tests.sim.services.restores import Restores
 from tests.sim.world import Violation, describe, judged
@@ -318,6 +319,6 @@ class _OfLedger:
     def stored(self, member: str, entries: Sequence[Entry]) -> None:
         self._judge.stored(self._ledger_id, member, entries)
 
-    def copied(self, member: str, version: int) -> None:
-        """A copy of a version of the row became durable (rule 18b)."""
-        self._judge.copies.setdefault((self._ledger_id, member), set()).add(version)
+    def copied(self, member: str, name: RowName) -> None:
+        """A copy of a row became durable (rule 18b)."""
+        self._judge.copies.setdefault((self._ledger_id, member), set()).add(name.version)
