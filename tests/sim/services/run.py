@@ -587,7 +587,7 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
         with (
             _checked(),
             patch.object(metadata_requests, "_jitter", jitter),
-            patch.object(inquiry, "service_session", lambda: Session(ASKING.get())),
+            patch.object(inquiry, "service_session", lambda _: Session(ASKING.get())),
         ):
 
             async def main() -> None:
