@@ -27,7 +27,8 @@ ROLES: Final[Table] = {
     "GET /v1/ledgers/{ledger_id}": _WRITERS | _OPERATOR,
     "POST /v1/ledgers/{ledger_id}/entries": _WRITERS,
     "GET /v1/ledgers/{ledger_id}/entries": _WRITERS,
-    "POST /v1/ledgers/{ledger_id}/fence": _WRITERS,
+    # An accepted loss ends a ledger.
+    "POST /v1/ledgers/{ledger_id}/fence": _WRITERS | _METADATA,
     "GET /v1/ledgers/{ledger_id}/last-add-confirmed": _WRITERS,
     "POST /v1/ledgers/{ledger_id}/digests": _WRITERS,
 }

@@ -84,6 +84,7 @@ async def read_lines(
                         "Accept": "application/x-ndjson",
                         **common_options().operator_headers,
                     },
+                    ssl=common_options().operator_context or True,
                 ) as answer:
                     if answer.status != 200:
                         raise from_answer(answer.status, await answer.read(), answer.headers)
