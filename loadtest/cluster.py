@@ -76,6 +76,18 @@ class Cluster:
         """The folder of certificates."""
         return self._local.settings.certificates
 
+    @property
+    def operator_settings(self) -> dict[str, str]:
+        """The environment with which the command line shows what an operator has."""
+        if self.context is None:
+            return {"CLUSTER_SECRET_FILE": str(self.secret_file)}
+        folder = self.certificates
+        return {
+            "TLS_CERT_FILE": str(folder / "operator-local.pem"),
+            "TLS_KEY_FILE": str(folder / "operator-local-key.pem"),
+            "TLS_CA_FILE": str(folder / "ca.pem"),
+        }
+
     def pid(self, name: str) -> int:
         """Of the process that runs, or ran last."""
         process = self._service(name).process

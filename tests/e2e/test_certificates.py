@@ -68,11 +68,8 @@ async def test_nothing_behind_the_gateways_speaks_without_tls_or_a_certificate(
 
 
 async def test_an_operators_commands_show_a_certificate(cluster: Cluster) -> None:
-    file = certificate(cluster, "operator-local")
     shown = {
-        "TLS_CERT_FILE": str(file),
-        "TLS_KEY_FILE": str(key_file(file)),
-        "TLS_CA_FILE": str(certificate(cluster, "ca")),
+        **cluster.operator_settings,
         "QUORUMLOG_GATEWAY": ",".join(cluster.gateways),
         "METADATA_URLS": cluster.url("metadata-1"),
     }

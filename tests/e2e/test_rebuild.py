@@ -43,7 +43,7 @@ async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
 
 
 def cli_rebuild(cluster: Cluster, *options: str) -> dict[str, Any]:
-    done = CliRunner(env={"CLUSTER_SECRET_FILE": str(cluster.secret_file)}).invoke(
+    done = CliRunner(env=cluster.operator_settings).invoke(
         cli,
         ["metadata", "rebuild", "--metadata", cluster.url("metadata-1"), "--json", *options],
     )

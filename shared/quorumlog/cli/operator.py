@@ -88,8 +88,16 @@ async def read_lines(
                 ) as answer:
                     if answer.status != 200:
                         raise from_answer(answer.status, await answer.read(), answer.headers)
-                    async for line in answer.content:
-                        yield orjson.loads(line)
+                    try:
+                        async for line in answer.content:
+                            yield orjson.loads(line)
+                    finally:
+                        # Whoever has the last line leaves: TLS would wait for the service's goodbye.
+                        if (
+                            answer.connection is not None
+                            and answer.connection.transport is not None
+                        ):
+                            answer.connection.transport.abort()
                     return
             except aiohttp.ClientConnectorError as error:
                 if url == urls[-1]:
