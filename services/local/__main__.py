@@ -52,7 +52,10 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
         _say(f"  {name:16} {service.url}")
     first = cluster.services["gateway-1"].url
     secret = cluster.settings.secret_file
-    _say(f"the services behind the gateways answer who has CLUSTER_SECRET_FILE={secret}")
+    shown = f"CLUSTER_SECRET_FILE={secret}"
+    if cluster.certificates is not None:
+        shown = f"TLS_CERT_FILE={cluster.certificates.operator}, its key and its authority"
+    _say(f"the services behind the gateways answer who has {shown}")
     _say(f"API: {first}/docs   data and logs: {cluster.settings.data.resolve()}   Ctrl-C ends it")
     await cluster.watch()
 

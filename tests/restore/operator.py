@@ -103,9 +103,8 @@ class Operator:
     async def _run(self, name: str, *command: str) -> str:
         """What a command prints that asks this metadata service."""
         url = self._cluster.url(name)
-        secret = {"CLUSTER_SECRET_FILE": str(self._cluster.secret_file)}
-        arguments = [*command, "--metadata", url]
-        done = await asyncio.to_thread(CliRunner(env=secret).invoke, cli, arguments)
+        runner = CliRunner(env=self._cluster.operator_settings)
+        done = await asyncio.to_thread(runner.invoke, cli, [*command, "--metadata", url])
         if done.exit_code != 0:
             raise Refused(done.output)
         return done.stdout
@@ -120,10 +119,10 @@ class Operator:
 
     async def _got(self, name: str, path: str) -> tuple[int, Any] | None:
         try:
-            timeout = aiohttp.ClientTimeout(20)
+            url, timeout = f"{self._cluster.url(name)}{path}", aiohttp.ClientTimeout(20)
             async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self._cluster.headers) as session,
-                session.get(f"{self._cluster.url(name)}{path}") as response,
+                self._cluster.session() as session,
+                session.get(url, timeout=timeout) as response,
             ):
                 return response.status, await response.json()
         except (aiohttp.ClientError, TimeoutError):

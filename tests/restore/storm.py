@@ -298,6 +298,8 @@ async def storm(
                 environment=ENVIRONMENT,
                 lost_bookie_delay_s=1,
                 metadata_services=2,
+                # Every second storm runs over mutual TLS.
+                tls=seed % 2 == 1,
             )
         )
         yield Storm(cluster, both, folder, report, seed=seed, tell=tell)

@@ -53,12 +53,15 @@ async def ask(
     the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
-    async with Transport(bases.split(","), deadline_s=common_options().timeout_s) as transport:
+    options = common_options()
+    async with Transport(
+        bases.split(","), deadline_s=options.timeout_s, context=options.operator_context
+    ) as transport:
         answer = await transport.request(
             method,
             f"/v1/{path}",
             body=None if body is None else orjson.dumps(body),
-            headers=common_options().operator_headers if headers is None else headers,
+            headers=options.operator_headers if headers is None else headers,
             is_repeatable=True,
         )
         return answer.json() if answer.body else None
@@ -81,11 +84,20 @@ async def read_lines(
                         "Accept": "application/x-ndjson",
                         **common_options().operator_headers,
                     },
+                    ssl=common_options().operator_context or True,
                 ) as answer:
                     if answer.status != 200:
                         raise from_answer(answer.status, await answer.read(), answer.headers)
-                    async for line in answer.content:
-                        yield orjson.loads(line)
+                    try:
+                        async for line in answer.content:
+                            yield orjson.loads(line)
+                    finally:
+                        # Whoever has the last line leaves: TLS would wait for the service's goodbye.
+                        if (
+                            answer.connection is not None
+                            and answer.connection.transport is not None
+                        ):
+                            answer.connection.transport.abort()
                     return
             except aiohttp.ClientConnectorError as error:
                 if url == urls[-1]:
