@@ -20,6 +20,7 @@ from services.metadata import (
     log_handlers,
     rebuild_handlers,
     repair_handlers,
+    token_handlers,
     transaction_handlers,
     witness_handlers,
 )
@@ -42,6 +43,7 @@ from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
@@ -52,6 +54,7 @@ ROUTES: Final = (
     *log_handlers.ROUTES,
     *rebuild_handlers.ROUTES,
     *repair_handlers.ROUTES,
+    *token_handlers.ROUTES,
     *transaction_handlers.ROUTES,
     *witness_handlers.ROUTES,
 )
@@ -94,6 +97,7 @@ def build(config: Config) -> web.Application:
         repairs=RepairStore(database),
         repair_settings=RepairSettingsStore(database),
         leases=leases,
+        tokens=TokenStore(database),
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry, rebuilder),
         kept=KeptStore(database),

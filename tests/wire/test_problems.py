@@ -16,7 +16,7 @@ API_TABLE = {
     401: "unauthenticated",
     403: "forbidden wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair",
+    "no-such-bookie no-such-repair no-such-token",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",
