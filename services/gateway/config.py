@@ -26,6 +26,10 @@ class GatewaySettings(ServiceSettings, Limits):
         description="How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and"
         " the port.",
     )
+    require_tokens: bool = Field(
+        default=False,
+        description="1: each request needs an access token, whose grants say what it may do.",
+    )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
     )

@@ -116,6 +116,10 @@ class EngineInterface(Protocol):
         """The row as it is now. Raises: NoSuchLedger."""
         ...
 
+    async def row(self, ledger_id: int) -> LedgerMetadata:
+        """The row, possibly some moments old. Raises: NoSuchLedger."""
+        ...
+
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""
         ...

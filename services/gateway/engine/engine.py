@@ -110,6 +110,7 @@ class Engine:
         self.append_batch = self.appends.append_batch
         self.transaction_of = self.appends.transaction_of
         self.get = self._rows.fresh
+        self.row = self._rows.row
         self.bookies = directory.refresh
         self.channels = bookies.channels
         self._is_draining = False

@@ -1,0 +1,75 @@
+"""The public bodies of access tokens as pydantic models."""
+
+import hashlib
+import secrets
+from typing import Annotated, Any, Final
+
+from pydantic import Field, StringConstraints, WithJsonSchema
+
+from quorumlog.wire.token_bodies import (
+    EXPIRES_IN_S_MAX,
+    GRANT,
+    GRANTS_MAX,
+    TOKEN_ID,
+    TokenFields,
+    TokenName,
+    TokenRow,
+)
+from services.gateway.edge.models import DATE_TIME, Model
+
+_PREFIX: Final = "qlt_"
+"""So that scanners for secrets know a token that somebody published."""
+
+Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
+
+
+class AccessTokenCreate(Model):
+    """A token to make."""
+
+    name: TokenName = Field(description="For people: who has it, or what for.")
+    grants: list[Grant] = Field(
+        min_length=1,
+        max_length=GRANTS_MAX,
+        description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"
+        " (each with `*` for any rest), `cluster`, or `*` for everything.",
+    )
+    expires_in_s: int | None = Field(
+        default=None, ge=1, le=EXPIRES_IN_S_MAX, description="Without it: valid until revoked."
+    )
+
+    def drawn(self) -> tuple[str, TokenFields]:
+        """A new secret of 256 random bits, and what is stored of it."""
+        secret = _PREFIX + secrets.token_urlsafe(32)
+        return secret, TokenFields(
+            id=secrets.token_hex(8),
+            hash=hashlib.sha256(secret.encode()).digest(),
+            name=self.name,
+            grants=tuple(self.grants),
+        )
+
+
+class AccessToken(Model):
+    """A token without its secret."""
+
+    id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
+    name: str
+    grants: list[str]
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
+
+
+class NewAccessToken(AccessToken):
+    """A token with its secret, which is shown this once."""
+
+    token: str
+
+
+class AccessTokenList(Model):
+    """All tokens, by creation."""
+
+    tokens: list[AccessToken]
+
+
+def token_json(row: TokenRow) -> dict[str, Any]:
+    """A token as clients see it."""
+    return row.model_dump(mode="json", exclude={"hash"})
