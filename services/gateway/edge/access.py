@@ -5,6 +5,7 @@ does not start. A ledger of a log is judged by the log, any other ledger by its 
 put into its metadata under `namespace` (docs/adr/0018-access-tokens.md).
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -154,7 +155,7 @@ def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
 class Caller:
     """Who sends a request, and what they may do."""
 
-    __slots__ = ("everywhere", "grants", "requests", "somewhere", "who")
+    __slots__ = ("connections", "everywhere", "grants", "somewhere", "who")
 
     def __init__(self, who: str, grants: Iterable[str]) -> None:
         """`who`: for messages; it is no secret."""
@@ -163,8 +164,8 @@ class Caller:
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
         """The scopes on everything."""
         self.somewhere = _union(self.grants)
-        self.requests: set[web.BaseRequest] = set()
-        """Those that are under way."""
+        self.connections: set[asyncio.Transport] = set()
+        """Those of the requests that are under way."""
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
         """The scopes on a log, a namespace, or the cluster."""
@@ -185,9 +186,8 @@ class Caller:
 
     def end(self) -> None:
         """Cut the requests that are under way: the caller is not known any more."""
-        for request in self.requests:
-            if request.transport is not None:
-                request.transport.abort()
+        for connection in self.connections:
+            connection.abort()
 
 
 EVERYONE: Final = Caller("everyone", ("admin:*",))

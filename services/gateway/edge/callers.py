@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -30,6 +31,7 @@ _PAUSE_S: Final = 0.05
 """Between lists that unknown tokens ask for: strangers must not occupy the metadata service (taste)."""
 _TOKEN_CHARS_MAX: Final = 4096
 """A longer one is none of ours, and is not worth hashing."""
+_MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
 class _Known:
@@ -59,6 +61,7 @@ class Callers:
         self._lists = asyncio.Lock()
         self._begun = self._done = 0
         """How many lists were asked for, and which of them was the last with an answer."""
+        self._listed_at = -math.inf
         self._is_away = False
 
     @classmethod
@@ -106,14 +109,12 @@ class Callers:
             if self._done > seen:
                 return
             if self._is_away:
-                raise MetadataUnavailable("the token is not known here, and may be a new one")
+                raise MetadataUnavailable(_MAY_BE_NEW)
+            await asyncio.sleep(self._listed_at + _PAUSE_S - asyncio.get_running_loop().time())
             try:
                 await self._list()
             except QuorumLogError as error:
-                raise MetadataUnavailable(
-                    f"the token is not known here, and may be a new one: {error.detail}"
-                ) from error
-            await asyncio.sleep(_PAUSE_S)
+                raise MetadataUnavailable(f"{_MAY_BE_NEW}: {error.detail}") from error
 
     async def _list(self) -> None:
         """Read the list. The caller holds the lock. Raises: QuorumLogError."""
@@ -130,7 +131,7 @@ class Callers:
         if listed.tokens is not None:
             self._take(listed.tokens)
             self._version = listed.version
-        self._done = self._begun
+        self._done, self._listed_at = self._begun, asyncio.get_running_loop().time()
 
     def _take(self, rows: tuple[TokenRow, ...]) -> None:
         old, self._known = self._known, {}
@@ -146,7 +147,7 @@ class Callers:
     def _end_expired(self) -> None:
         now = self._now()
         for known in self._known.values():
-            if known.caller.requests and known.ends_at is not None and known.ends_at <= now:
+            if known.caller.connections and known.ends_at is not None and known.ends_at <= now:
                 known.caller.end()
 
 

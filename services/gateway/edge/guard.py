@@ -1,5 +1,6 @@
 """Checks each public request before a byte of its body is read: who sends it, and whether they may."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -24,6 +25,8 @@ from services.gateway.edge.transaction_operations import TRANSACTION
 from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"
+_CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
+"""Where a request came from, which does not know any more once the client is gone."""
 
 
 class Unguarded(Exception):
@@ -72,7 +75,9 @@ class Guard:
             return  # no such route, or one for all
         caller = await self._identify(_secret_of(request))
         request[CALLER] = caller
-        caller.requests.add(request)
+        if request.transport is not None:
+            request[_CONNECTION] = request.transport
+            caller.connections.add(request.transport)
         if access.scopes <= caller.everywhere:
             request[SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
@@ -82,8 +87,8 @@ class Guard:
 
     def leave(self, request: web.Request) -> None:
         """The request is over."""
-        if (caller := request.get(CALLER)) is not None:
-            caller.requests.discard(request)
+        if (connection := request.get(_CONNECTION)) is not None:
+            request[CALLER].connections.discard(connection)
 
     async def _check(self, request: web.Request, access: Access) -> None:
         given = request.match_info
