@@ -1,11 +1,10 @@
 """The public bodies of access tokens as pydantic models."""
 
-import hashlib
-import secrets
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
+from quorumlog.wire.new_tokens import draw_token
 from quorumlog.wire.token_bodies import (
     EXPIRES_IN_S_MAX,
     GRANT,
@@ -16,9 +15,6 @@ from quorumlog.wire.token_bodies import (
     TokenRow,
 )
 from services.gateway.edge.models import DATE_TIME, Model
-
-_PREFIX: Final = "qlt_"
-"""So that scanners for secrets know a token that somebody published."""
 
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
 
@@ -38,13 +34,10 @@ class AccessTokenCreate(Model):
     )
 
     def drawn(self) -> tuple[str, TokenFields]:
-        """A new secret of 256 random bits, and what is stored of it."""
-        secret = _PREFIX + secrets.token_urlsafe(32)
-        return secret, TokenFields(
-            id=secrets.token_hex(8),
-            hash=hashlib.sha256(secret.encode()).digest(),
-            name=self.name,
-            grants=tuple(self.grants),
+        """A new secret, and what is stored of it."""
+        drawn = draw_token()
+        return drawn.secret, TokenFields(
+            id=drawn.id, hash=drawn.hash, name=self.name, grants=tuple(self.grants)
         )
 
 

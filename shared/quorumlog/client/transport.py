@@ -58,12 +58,13 @@ class Transport:
     Invariant: the gateway `_current` has not failed since it was chosen: a healthy gateway is kept.
     """
 
-    def __init__(self, urls: Sequence[str], *, deadline_s: float) -> None:
-        """`deadline_s`: for one call with all its retries."""
+    def __init__(self, urls: Sequence[str], *, deadline_s: float, token: str | None = None) -> None:
+        """`deadline_s`: for one call with all its retries. `token`: goes with each request."""
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
         self._urls = [checks.gateway_url(url) for url in urls]
         self.deadline_s = checks.seconds("deadline_s", deadline_s)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {checks.token(token)}"}
         self._current = 0
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +73,7 @@ class Transport:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0),
+            headers=self._headers,
             trace_configs=[_marks_sending()],
         )
         return self
