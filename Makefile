@@ -111,6 +111,10 @@ matrix: setup ## write the matrix of docs/verification anew: which technique che
 settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models
 	@$(PY) -m tests.support.settings --write
 
+.PHONY: scopes
+scopes: setup ## write the table of operations and scopes in docs/security.md anew, from the code
+	@$(PY) -m tests.support.scopes --write
+
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 

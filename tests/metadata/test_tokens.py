@@ -105,6 +105,18 @@ async def test_a_grant_that_is_none_is_refused(service: Service, grant: str) -> 
     assert status == 422, problem
 
 
+@pytest.mark.parametrize(
+    ("grants", "expires_in_s"), [(33, 60), (1, 10 * 365 * 24 * 3600 + 1), (0, 60), (1, 0)]
+)
+async def test_a_token_beyond_the_bounds_is_refused(
+    service: Service, grants: int, expires_in_s: int
+) -> None:
+    token = drawn().model_dump(mode="json") | {"grants": ["read:*"] * grants}
+    body = {"token": token, "expires_in_s": expires_in_s, "attempt": new_attempt()}
+
+    assert (await service.send("POST", "/v1/tokens", body))[0] == 422
+
+
 async def test_one_more_than_the_most_tokens_is_refused(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 `ACCESS` is the table of all operations (docs/security.md shows it); an application with a route that is not in it
 does not start. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
-put into its metadata under `namespace` (docs/adr/0018-access-tokens.md).
+put into its metadata under `namespace` (docs/adr/0019-access-tokens.md).
 """
 
 import asyncio
@@ -103,6 +103,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "closeLog": _on(Named.LOG, Scope.MANAGE),
     "beginTransaction": _on(Named.SOME, Scope.APPEND),
     "getTransaction": _on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
+    # With `overwrite`: manage too.
     "commitTransaction": _on(Named.TRANSACTION, Scope.APPEND),
     "abortTransaction": _on(Named.TRANSACTION, Scope.APPEND),
     "listBookies": _on(Named.CLUSTER, Scope.READ),

@@ -48,6 +48,9 @@ class TransactionRoutes:
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
         wanted = await body.read_model(request, self._room, TransactionCommit)
+        if wanted.overwrite and Scope.MANAGE not in (caller := caller_of(request)).everywhere:
+            found = await self._transactions.get(given[op.TRANSACTION])
+            caller.check(Scope.MANAGE, Kind.LOGS, found.log)
         done = await self._transactions.commit(
             given[op.TRANSACTION],
             wanted.sealed(),

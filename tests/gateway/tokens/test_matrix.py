@@ -13,6 +13,7 @@ from quorumlog.net.operations import Operation
 from services.gateway.edge.access import ACCESS, Named, Scope
 from services.gateway.edge.guard import Unguarded, table_of
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded
+from tests.support.scopes import PAGE, operations, with_table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,6 +43,11 @@ async def places(servers: StoreServers) -> AsyncIterator[tuple[Guarded, dict[str
                 "id": "0" * 16,
             },
         )
+
+
+async def test_the_page_has_the_table_of_the_code() -> None:
+    assert {one.name for one in operations()} == ACCESS.keys()
+    assert PAGE.read_text() == with_table(PAGE.read_text()), "run `make scopes`"
 
 
 def on(scope: Scope, logs: str, ledgers: str) -> tuple[str, ...]:

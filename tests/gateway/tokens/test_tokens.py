@@ -9,6 +9,10 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stores import StoreServers
+from quorumlog.errors import Unauthenticated
+from quorumlog.net.token_client import TokenClient
+from quorumlog.wire.token_bodies import TokenList
+from services.gateway.edge.callers import Callers
 from tests.gateway.tokens.support import LOG, NAMESPACE, OTHER_LOG, Guarded, guarded
 from tests.logs.support import Answer
 from tests.support.waiting import until, within
@@ -183,6 +187,45 @@ async def test_a_log_is_not_reached_through_a_transaction(gateways: Guarded) -> 
     own = (await gateways.ask(secret, "POST", path, {"log": LOG})).json["transaction"]
     made = await gateways.ask(secret, "POST", "/v1/ledgers", {"transaction": own, "partition": 0})
     assert made.json["log"] == LOG
+
+
+async def test_to_overwrite_a_log_needs_more_than_to_append(gateways: Guarded) -> None:
+    appends, _ = await gateways.token(f"append:logs/{LOG}")
+    begun = (await gateways.ask(appends, "POST", "/v1/transactions", {"log": LOG})).json
+    path = f"/v1/transactions/{begun['transaction']}/commit"
+
+    refused = await gateways.ask(appends, "POST", path, {"ledgers": [], "overwrite": True})
+
+    assert code(refused) == FORBIDDEN
+    manages, _ = await gateways.token(f"append:logs/{LOG}", f"manage:logs/{LOG}")
+    body = {"ledgers": [-1], "overwrite": True}
+    assert (await gateways.ask(manages, "POST", path, body)).status == 422
+
+
+async def test_a_crowd_of_strangers_asks_the_metadata_service_as_one(gateways: Guarded) -> None:
+    class Counting(TokenClient):
+        count = 0
+
+        async def list(self, known: str | None = None) -> TokenList:
+            self.count += 1
+            return await super().list(known)
+
+    client = Counting(gateways.world.engine.metadata)
+    callers = Callers(client)
+
+    found = await asyncio.gather(
+        *(callers.identify(f"stranger {number}") for number in range(100)), return_exceptions=True
+    )
+
+    assert {type(error) for error in found} == {Unauthenticated}
+    assert client.count == 1
+
+
+async def test_a_token_that_is_too_long_is_none(gateways: Guarded) -> None:
+    answer = await gateways.ask("q" * 4097, "GET", "/v1/logs")
+
+    assert code(answer) == (401, "unauthenticated")
+    assert "too long" in answer.json["detail"]
 
 
 async def test_a_ledger_is_made_in_a_namespace_of_the_token_only(gateways: Guarded) -> None:
