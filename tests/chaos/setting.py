@@ -93,7 +93,8 @@ class Machine:
                     auto_fix_cookies=is_deferred,
                     lost_bookie_delay_s=2,
                     around=Surroundings(
-                        environment=_SMALL,
+                        # Hosts of their own, which nobody else reaches.
+                        environment={**_SMALL, "ALLOW_ANONYMOUS": "1"},
                         places=network.places() if network else {},
                         reach=stores.reach,
                     ),
