@@ -44,7 +44,8 @@ def words(*arguments: str) -> list[str]:
 async def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The cluster's first token."""
     made = words("token", "create", "first", "admin:*", "--metadata", cluster.url("metadata-1"))
-    return (await output_of(made, tmp_path_factory.mktemp("first"))).strip()
+    folder = tmp_path_factory.mktemp("first")
+    return (await output_of(made, folder, CLUSTER_SECRET_FILE=str(cluster.secret_file))).strip()
 
 
 async def test_the_guide_s_commands_print_what_the_guide_says(
@@ -64,6 +65,7 @@ async def test_the_guide_s_commands_print_what_the_guide_says(
         found = await output_of(
             ["sh", "-ec", source], tmp_path, PATH=path,
             QUORUMLOG_GATEWAY=cluster.gateways[0], QUORUMLOG_TIMEOUT="60",
+            CLUSTER_SECRET_FILE=str(cluster.secret_file),
         )  # fmt: skip
 
         assert [line.rstrip() for line in found.splitlines()] == printed.splitlines(), source
@@ -107,11 +109,12 @@ async def test_an_argument_with_a_token_is_refused_unseen(tmp_path: Path) -> Non
     assert b"canary" not in said
 
 
-async def test_no_token_and_no_password_is_in_a_log_an_error_a_metric_or_a_list_of_processes(
+async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_or_a_list_of_processes(
     cluster: Cluster, admin: str, tmp_path: Path
 ) -> None:
     password, unknown = f"pw{secrets.token_hex(16)}", f"qlt_{secrets.token_hex(20)}"
-    canaries = [admin.removeprefix("qlt_"), password, unknown.removeprefix("qlt_")]
+    secret = cluster.secret_file.read_text().strip()
+    canaries = [admin.removeprefix("qlt_"), password, unknown.removeprefix("qlt_"), secret]
     seen: list[str] = []
 
     for token, given in ((admin, password), (admin, f"{password}x"), (unknown, password)):
@@ -134,7 +137,7 @@ async def test_no_token_and_no_password_is_in_a_log_an_error_a_metric_or_a_list_
         seen.append((await process.communicate())[0].decode())
         assert process.returncode == 1
     async with aiohttp.ClientSession() as session:
-        for token in (admin, unknown, "short"):
+        for token in (admin, unknown, secret):
             headers = {"Authorization": f"Bearer {token}", "Ledger-Password": password}
             for path in (
                 "/metrics",
