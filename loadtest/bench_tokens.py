@@ -44,7 +44,7 @@ class _Listed:
         """The list; the one question before the measurement gets it."""
         del known
         version = "00000000-0000-4000-8000-000000000000"
-        return TokenList(version=version, tokens=tuple(self.rows))
+        return TokenList(version=version, tokens=tuple(self.rows), ticket_key=bytes(32))
 
 
 _ROW: Final = LedgerMetadata(
@@ -64,7 +64,7 @@ async def _ledger(_ledger_id: int) -> LedgerMetadata:
 async def _microseconds(grants: Sequence[str], path: str, info: dict[str, str]) -> float:
     listed = _Listed(grants)
     callers = Callers(cast("TokenClient", listed))
-    guard = Guard(_TABLE, callers.identify, ledger=_ledger, transactions=None)
+    guard = Guard(_TABLE, callers, ledger=_ledger, transactions=None)
     headers = {"Authorization": f"Bearer {listed.secret}"}
     match: Any = type("MatchInfo", (dict,), {"add_app": lambda *_: None})(info)
     request = make_mocked_request("POST", path, headers, match_info=match)

@@ -88,7 +88,7 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions, tokens)
+    routes = _routes(engine, room, logs, transactions, tokens, callers)
     operations = [*(route.operation for route in routes), *SHARED]
     description = describe(
         [_described(operation) for operation in operations],
@@ -117,7 +117,7 @@ def build_app(
     table = table_of(app, operations)
     guard = None
     if callers is not None:
-        guard = Guard(table, callers.identify, ledger=engine.row, transactions=transactions)
+        guard = Guard(table, callers, ledger=engine.row, transactions=transactions)
     app.middlewares.append(
         edge_middleware(
             room,
@@ -204,6 +204,7 @@ def _routes(
     logs: LogManager | None,
     transactions: Transactions | None,
     tokens: TokenClient | None,
+    callers: Callers | None,
 ) -> list[Route]:
     """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
@@ -216,7 +217,7 @@ def _routes(
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
     if tokens is not None:
-        routes += TokenRoutes(tokens, room).routes()
+        routes += TokenRoutes(tokens, room, callers).routes()
     return [checked(route, room) for route in routes]
 
 

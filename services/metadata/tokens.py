@@ -72,13 +72,17 @@ class TokenStore(RowStore):
     async def list(self, connection: Connection, *, known: str | None) -> TokenList:
         """All tokens by creation, unless `known` is the present version."""
         records = await connection.fetch(
-            f"SELECT version::text, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
+            f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
             " ON version IS DISTINCT FROM $1::uuid ORDER BY access_tokens.created_at, id",
             known,
         )
         version = records[0]["version"]
         rows = tuple(_row_of(record, "") for record in records if record["id"] is not None)
-        return TokenList(version=version, tokens=None if version == known else rows)
+        return TokenList(
+            version=version,
+            tokens=None if version == known else rows,
+            ticket_key=records[0]["ticket_key"],
+        )
 
 
 def no_such_token(token_id: str) -> NoSuchToken:

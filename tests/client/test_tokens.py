@@ -51,7 +51,8 @@ async def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
 async def test_the_guide_s_commands_print_what_the_guide_says(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    blocks = [(found[2], found[3]) for found in BLOCK.finditer(_GUIDE.read_text())]
+    found_blocks = BLOCK.finditer(_GUIDE.read_text())
+    blocks = [(found[2], found[3]) for found in found_blocks if found[1] == "sh"]
     program = tmp_path / "bin" / "quorumlog"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quorumlog.cli "$@"\n')
@@ -150,6 +151,16 @@ async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_
                 url = cluster.gateways[0] + path
                 async with session.get(url, headers=headers) as answer:
                     seen.append(f"{answer.headers} {await answer.text()}")
+    async with aiohttp.ClientSession() as session:
+        path = "/v1/logs/none/entries"
+        url, headers = cluster.gateways[0], {"Authorization": f"Bearer {admin}"}
+        async with session.post(
+            f"{url}/v1/tickets", json={"path": path}, headers=headers
+        ) as answer:
+            canaries.append((await answer.json())["ticket"])
+        async with session.get(f"{url}{path}?ticket={canaries[-1]}") as answer:
+            assert answer.status == 404
+            seen.append(f"{answer.headers} {await answer.text()}")
     seen += [cluster.log(name) for name in cluster.names]
     seen += _command_lines()
 

@@ -109,6 +109,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "listBookies": _on(Named.CLUSTER, Scope.READ),
     "getCluster": _on(Named.CLUSTER, Scope.READ),
     "getMetrics": _on(Named.CLUSTER, Scope.READ),
+    "createTicket": _on(Named.SOME, Scope.READ, Scope.APPEND),
     "createToken": _on(Named.EVERYTHING, Scope.ADMIN),
     "listTokens": _on(Named.EVERYTHING, Scope.ADMIN),
     "revokeToken": _on(Named.EVERYTHING, Scope.ADMIN),
@@ -156,11 +157,11 @@ def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
 class Caller:
     """Who sends a request, and what they may do."""
 
-    __slots__ = ("connections", "everywhere", "grants", "somewhere", "who")
+    __slots__ = ("connections", "everywhere", "grants", "id", "somewhere", "who")
 
-    def __init__(self, who: str, grants: Iterable[str]) -> None:
+    def __init__(self, who: str, grants: Iterable[str], token_id: str = "") -> None:
         """`who`: for messages; it is no secret."""
-        self.who = who
+        self.who, self.id = who, token_id
         self.grants = tuple(map(Grant.parsed, grants))
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
         """The scopes on everything."""

@@ -20,6 +20,7 @@ from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.token_bodies import TokenRow
 from services.gateway.edge.access import Caller
+from services.gateway.edge.tickets import TICKET_S, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class _Known:
 
     def __init__(self, row: TokenRow) -> None:
         self.row = row
-        self.caller = Caller(f"the token {row.name} ({row.id})", row.grants)
+        self.caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id)
         ends = row.expires_at
         self.ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
 
@@ -57,6 +58,8 @@ class Callers:
         self._client = client
         self._now = now or _wall
         self._known: dict[bytes, _Known] = {}
+        self._by_id: dict[str, _Known] = {}
+        self._ticket_key = b""
         self._version: str | None = None
         self._lists = asyncio.Lock()
         self._begun = self._done = 0
@@ -96,8 +99,26 @@ class Callers:
         if known is None:
             await self._learn()
             known = self._known.get(digest)
-            if known is None:
-                raise Unauthenticated("the token is unknown: it was revoked, or never made")
+        return self._valid(known)
+
+    def ticket(self, caller: Caller, path: str) -> str:
+        """A ticket for a path that stands for the caller's token."""
+        return Ticket(caller.id, path, int(self._now()) + TICKET_S).signed(self._ticket_key)
+
+    async def identify_by_ticket(self, text: str, path: str) -> Caller:
+        """Who calls a path with a ticket. Raises: Unauthenticated, MetadataUnavailable."""
+        if not self._ticket_key:
+            await self._learn()
+        ticket = Ticket.checked(text, path, self._ticket_key, self._now())
+        known = self._by_id.get(ticket.token_id)
+        if known is None:
+            await self._learn()
+            known = self._by_id.get(ticket.token_id)
+        return self._valid(known)
+
+    def _valid(self, known: _Known | None) -> Caller:
+        if known is None:
+            raise Unauthenticated("the token is unknown: it was revoked, or never made")
         if known.ends_at is not None and known.ends_at <= self._now():
             raise Unauthenticated(f"{known.caller.who} has expired: {known.row.expires_at}")
         return known.caller
@@ -128,6 +149,7 @@ class Callers:
                 raise
             raise MetadataUnavailable("no service listed the tokens in time") from error
         self._is_away = False
+        self._ticket_key = listed.ticket_key
         if listed.tokens is not None:
             self._take(listed.tokens)
             self._version = listed.version
@@ -141,6 +163,7 @@ class Callers:
                 self._known[row.hash] = old.pop(row.hash)
             else:
                 self._known[row.hash] = _Known(row)
+        self._by_id = {known.row.id: known for known in self._known.values()}
         for known in old.values():
             known.caller.end()
 

@@ -20,7 +20,8 @@ from services.gateway.edge.access import (
     check_named,
     place_of,
 )
-from services.gateway.edge.operations import LEDGER_ID, NAME
+from services.gateway.edge.callers import Callers
+from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET
 from services.gateway.edge.transaction_operations import TRANSACTION
 from services.gateway.logs.transactions import Transactions
 
@@ -56,13 +57,13 @@ class Guard:
     def __init__(
         self,
         table: Mapping[tuple[str, str], Access],
-        identify: Callable[[str], Awaitable[Caller]],
+        callers: Callers,
         *,
         ledger: Callable[[int], Awaitable[LedgerMetadata]],
         transactions: Transactions | None,
     ) -> None:
         """`ledger`: a ledger's row, of which only what never changes is used."""
-        self._table, self._identify = table, identify
+        self._table, self._callers = table, callers
         self._ledger, self._transactions = ledger, transactions
 
     async def admit(self, request: web.Request, path: str) -> None:
@@ -73,7 +74,7 @@ class Guard:
         access = self._table.get((request.method, path))
         if access is None or access.named is Named.NOTHING:
             return  # no such route, or one for all
-        caller = await self._identify(_secret_of(request))
+        caller = await self._identify(request)
         request[CALLER] = caller
         if request.transport is not None:
             request[_CONNECTION] = request.transport
@@ -84,6 +85,17 @@ class Guard:
             raise caller.lacks(access.scopes, "anything")
         else:
             await self._check(request, access)
+
+    async def _identify(self, request: web.Request) -> Caller:
+        """Raises: Unauthenticated, MetadataUnavailable."""
+        given = request.headers.get(hdrs.AUTHORIZATION)
+        ticket = request.query.get(TICKET.name) if request.method == hdrs.METH_GET else None
+        if given is None and ticket is not None:
+            return await self._callers.identify_by_ticket(ticket, request.path)
+        scheme, _, secret = (given or "").partition(" ")
+        if scheme.lower() != _BEARER or not secret:
+            raise Unauthenticated("this gateway needs a token: Authorization: Bearer …")
+        return await self._callers.identify(secret.strip())
 
     def leave(self, request: web.Request) -> None:
         """The request is over."""
@@ -109,14 +121,6 @@ class Guard:
                 raise request[CALLER].lacks(access.scopes, "everything")
             case Named.SOME | Named.NOTHING:
                 pass
-
-
-def _secret_of(request: web.Request) -> str:
-    """The token of a request. Raises: Unauthenticated."""
-    scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != _BEARER or not secret:
-        raise Unauthenticated("this gateway needs a token: Authorization: Bearer …")
-    return secret.strip()
 
 
 def needed(operation: Operation) -> str:

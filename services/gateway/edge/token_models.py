@@ -63,6 +63,21 @@ class AccessTokenList(Model):
     tokens: list[AccessToken]
 
 
+class TicketCreate(Model):
+    """A ticket to make."""
+
+    path: Annotated[
+        str, StringConstraints(pattern=r"^/v1/(logs|ledgers)/[A-Za-z0-9._-]{1,200}/(entries|ws)$")
+    ] = Field(description="Of the stream or the socket, without a query.")
+
+
+class NewTicket(Model):
+    """A ticket."""
+
+    ticket: str = Field(description="Goes into the query: `?ticket=…`.")
+    expires_in_s: int
+
+
 def token_json(row: TokenRow) -> dict[str, Any]:
     """A token as clients see it."""
     return row.model_dump(mode="json", exclude={"hash"})

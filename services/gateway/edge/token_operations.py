@@ -1,4 +1,4 @@
-"""The operations of /v1/tokens."""
+"""The operations of /v1/tokens and /v1/tickets."""
 
 from typing import Any, Final
 
@@ -61,4 +61,24 @@ REVOKE: Final = Operation(
     (ID,),
     replies={204: Reply("It is gone.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchToken),
+)
+TICKET: Final = Operation(
+    "POST",
+    "/v1/tickets",
+    "createTicket",
+    "Tokens",
+    "Make a ticket for a page in a browser",
+    "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
+    " within half a minute, through any gateway. The ticket allows what the token allows there.",
+    body={
+        JSON: Content(models.TicketCreate, {"of a log": {"path": "/v1/logs/orders/entries"}}),
+    },
+    replies=gives(
+        "The ticket.",
+        models.NewTicket,
+        {"new": {"ticket": "5f0c2a9d41be7786.1767323045.9b…", "expires_in_s": 30}},
+        status=201,
+    ),
+    errors=(*USUAL, *WITH_BODY),
+    needs_body=True,
 )

@@ -10,6 +10,9 @@ CREATE TABLE access_tokens (
 -- Drawn anew by each change of the table above, so that gateways ask for the rows only after a change.
 CREATE TABLE access_token_list (
     is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
-    version uuid NOT NULL DEFAULT gen_random_uuid()
+    version uuid NOT NULL DEFAULT gen_random_uuid(),
+    -- Gateways sign tickets of browsers with it: 244 random bits.
+    ticket_key bytea NOT NULL DEFAULT
+        decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')
 );
 INSERT INTO access_token_list DEFAULT VALUES;

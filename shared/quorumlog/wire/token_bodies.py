@@ -61,3 +61,4 @@ class TokenList(Body):
 
     version: Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
     tokens: tuple[TokenRow, ...] | None
+    ticket_key: Key = Field(min_length=32, max_length=32)

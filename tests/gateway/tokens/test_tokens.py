@@ -202,6 +202,68 @@ async def test_to_overwrite_a_log_needs_more_than_to_append(gateways: Guarded) -
     assert (await gateways.ask(manages, "POST", path, body)).status == 422
 
 
+async def test_a_ticket_opens_one_path_for_half_a_minute_at_any_gateway(gateways: Guarded) -> None:
+    secret, token_id = await gateways.token(f"read:logs/{LOG}")
+    path = f"/v1/logs/{LOG}/entries"
+    made = await gateways.ask(secret, "POST", "/v1/tickets", {"path": path})
+    ticket = made.json["ticket"]
+    query = f"?ticket={ticket}"
+
+    assert (made.status, made.json["expires_in_s"]) == (201, 30)
+    assert secret.removeprefix("qlt_") not in ticket
+    for at in (0, 1):
+        assert (await gateways.ask(None, "GET", path + query, at=at)).status == 200
+    other_path = f"/v1/logs/{LOG}/ws"
+    changed = query[:-1] + ("0" if query[-1] != "0" else "1")
+    later = query.replace(ticket.split(".")[1], "9999999999")
+    for method, asked in (
+        ("GET", other_path + query),
+        ("GET", f"/v1/logs/{OTHER_LOG}/entries{query}"),
+        ("GET", path + changed),
+        ("GET", path + later),
+        ("GET", f"{path}?ticket=anonymous"),
+        ("POST", path + query),
+        ("GET", f"/v1/logs{query}"),
+    ):
+        answer = await gateways.ask(None, method, asked, {} if method == "POST" else None)
+        assert code(answer) == (401, "unauthenticated"), (method, asked)
+    gateways.skews["s"] = 31.0
+    try:
+        expired = await gateways.ask(None, "GET", path + query)
+    finally:
+        gateways.skews["s"] = 0.0
+    assert code(expired) == (401, "unauthenticated")
+
+    await gateways.tokens.revoke(token_id)
+
+    async def is_refused() -> bool:
+        return (await gateways.ask(None, "GET", path + query)).status == 401
+
+    await until(is_refused, "a revoked token's ticket is refused")
+
+
+async def test_a_ticket_is_for_streams_and_sockets_and_allows_what_the_token_allows(
+    gateways: Guarded,
+) -> None:
+    secret, _ = await gateways.token(f"read:logs/{LOG}")
+
+    for path in ("/v1/tokens", f"/v1/logs/{LOG}", "/v1/logs/a/../b/entries", "entries"):
+        answer = await gateways.ask(secret, "POST", "/v1/tickets", {"path": path})
+        assert answer.status == 422, path
+    there = f"/v1/logs/{OTHER_LOG}/entries"
+    made = (await gateways.ask(secret, "POST", "/v1/tickets", {"path": there})).json
+    used = await gateways.ask(None, "GET", f"{there}?ticket={made['ticket']}")
+    assert code(used) == FORBIDDEN
+
+    path = f"/v1/logs/{LOG}/ws"
+    made = (await gateways.ask(secret, "POST", "/v1/tickets", {"path": path})).json
+    url = f"{gateways.http.urls[1]}{path}?ticket={made['ticket']}"
+    async with gateways.http.session.ws_connect(url) as socket:
+        await socket.send_str('{"tail":{"from":0}}')
+        async with within("the tail begins"):
+            assert "entries" in await socket.receive_json()
+
+
 async def test_a_crowd_of_strangers_asks_the_metadata_service_as_one(gateways: Guarded) -> None:
     class Counting(TokenClient):
         count = 0
