@@ -72,7 +72,7 @@ async def _microseconds(grants: Sequence[str], path: str, info: dict[str, str]) 
     started = time.perf_counter()
     for _ in range(_ROUNDS):
         await guard.admit(request, path)
-        guard.leave(request)
+        guard.leave(request, None)
     return (time.perf_counter() - started) / _ROUNDS * 1e6
 
 

@@ -120,6 +120,10 @@ class EngineInterface(Protocol):
         """The row, possibly some moments old. Raises: NoSuchLedger."""
         ...
 
+    def writes(self, ledger_id: int) -> bool:
+        """Whether this process has the ledger open for appends."""
+        ...
+
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""
         ...

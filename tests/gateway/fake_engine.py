@@ -97,6 +97,9 @@ class FakeEngine(EngineInterface):
 
     row = get
 
+    def writes(self, ledger_id: int) -> bool:
+        return ledger_id in self.ledgers
+
     async def _open(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         ledger = await self.get(ledger_id)
         if self.passwords[ledger_id] not in (None, password):

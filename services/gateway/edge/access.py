@@ -15,6 +15,7 @@ from aiohttp import web
 
 from quorumlog.errors import Forbidden
 from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.edge.quotas import Usage
 
 NAMESPACE: Final = "namespace"
 """The key of a ledger's custom metadata by which grants on ledgers are judged."""
@@ -157,7 +158,7 @@ def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
 class Caller:
     """Who sends a request, and what they may do."""
 
-    __slots__ = ("connections", "everywhere", "grants", "id", "somewhere", "who")
+    __slots__ = ("connections", "everywhere", "grants", "id", "somewhere", "usage", "who")
 
     def __init__(self, who: str, grants: Iterable[str], token_id: str = "") -> None:
         """`who`: for messages; it is no secret."""
@@ -166,6 +167,8 @@ class Caller:
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
         """The scopes on everything."""
         self.somewhere = _union(self.grants)
+        self.usage: Usage | None = None
+        """Where the token has quotas."""
         self.connections: set[asyncio.Transport] = set()
         """Those of the requests that are under way."""
 

@@ -18,8 +18,9 @@ from typing import Final
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.token_client import TokenClient
-from quorumlog.wire.token_bodies import TokenRow
+from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
 from services.gateway.edge.access import Caller
+from services.gateway.edge.quotas import Usage
 from services.gateway.edge.tickets import TICKET_S, Ticket
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ _PAUSE_S: Final = 0.05
 """Between lists that unknown tokens ask for: strangers must not occupy the metadata service (taste)."""
 _TOKEN_CHARS_MAX: Final = 4096
 """A longer one is none of ours, and is not worth hashing."""
+_NO_QUOTAS: Final = TokenQuotas()
 _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
@@ -43,6 +45,8 @@ class _Known:
     def __init__(self, row: TokenRow) -> None:
         self.row = row
         self.caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id)
+        if row.quotas != _NO_QUOTAS:
+            self.caller.usage = Usage(self.caller.who, row.quotas)
         ends = row.expires_at
         self.ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
 

@@ -76,6 +76,8 @@ class Guard:
             return  # no such route, or one for all
         caller = await self._identify(request)
         request[CALLER] = caller
+        if caller.usage is not None:
+            caller.usage.begin(len(caller.connections), request.content_length or 0)
         if request.transport is not None:
             request[_CONNECTION] = request.transport
             caller.connections.add(request.transport)
@@ -97,10 +99,15 @@ class Guard:
             raise Unauthenticated("this gateway needs a token: Authorization: Bearer …")
         return await self._callers.identify(secret.strip())
 
-    def leave(self, request: web.Request) -> None:
-        """The request is over."""
-        if (connection := request.get(_CONNECTION)) is not None:
-            request[CALLER].connections.discard(connection)
+    def leave(self, request: web.Request, response: web.StreamResponse | None) -> None:
+        """The request is over, with an answer that was sent or is about to be."""
+        if (connection := request.get(_CONNECTION)) is None:
+            return
+        caller = request[CALLER]
+        caller.connections.discard(connection)
+        if caller.usage is not None:
+            streamed = 0 if request.content_length else request.content.total_bytes
+            caller.usage.charge(streamed + _answered_bytes(request, response))
 
     async def _check(self, request: web.Request, access: Access) -> None:
         given = request.match_info
@@ -121,6 +128,14 @@ class Guard:
                 raise request[CALLER].lacks(access.scopes, "everything")
             case Named.SOME | Named.NOTHING:
                 pass
+
+
+def _answered_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
+    """The bytes of an answer; of a stream and a socket those that were sent."""
+    sent = request.writer.output_size
+    if not sent and isinstance(response, web.Response) and isinstance(response.body, bytes):
+        return len(response.body)
+    return sent
 
 
 def needed(operation: Operation) -> str:

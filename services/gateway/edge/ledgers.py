@@ -38,6 +38,8 @@ class LedgerRoutes:
         key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
         caller = caller_of(request)
+        if caller.usage is not None:
+            caller.usage.begin_ledger(self._engine.writes)
         if "transaction" in value:
             wanted = body.parsed(value, TransactionLedgerCreate)
             ledger = await self._create(caller, wanted, key)
@@ -48,6 +50,8 @@ class LedgerRoutes:
             ledger = await self._engine.create(options)
             # The key may be another caller's, and so the ledger.
             caller.check(Scope.APPEND, *place_of(ledger))
+        if caller.usage is not None:
+            caller.usage.note_ledger(ledger.ledger_id)
         return json_value(
             ledger_json(ledger),
             201,

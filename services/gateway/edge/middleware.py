@@ -99,7 +99,7 @@ def edge_middleware(
         peer = peer_of(request.remote)
         PEER.set(peer)
         place = large = 0
-        response: web.StreamResponse
+        response: web.StreamResponse | None = None
         try:
             try:
                 hosts.check(request)
@@ -135,7 +135,7 @@ def edge_middleware(
                 if place:
                     room.requests.give(peer)
                 if guard is not None:
-                    guard.leave(request)
+                    guard.leave(request, response)
                 room.release(request)
             metrics.observe(request.method, route, response.status, time.perf_counter() - started)
             if not response.prepared:

@@ -22,7 +22,7 @@ from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
-from services.gateway.edge.access import Scope, check_scope
+from services.gateway.edge.access import Scope, caller_of, check_scope
 from services.gateway.edge.arrivals import Arrivals
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
@@ -115,6 +115,8 @@ class _Session(Generic[T, P]):
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
+                if (usage := caller_of(self._request).usage) is not None:
+                    usage.charge(len(message.data))
                 if not self._is_for_the_tail(message.data):
                     check_scope(self._request, Scope.APPEND)
                     await pipe.put(self._target.items(message.data))

@@ -12,6 +12,7 @@ from quorumlog.wire.token_bodies import (
     TOKEN_ID,
     TokenFields,
     TokenName,
+    TokenQuotas,
     TokenRow,
 )
 from services.gateway.edge.models import DATE_TIME, Model
@@ -29,6 +30,11 @@ class AccessTokenCreate(Model):
         description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"
         " (each with `*` for any rest), `cluster`, or `*` for everything.",
     )
+    quotas: TokenQuotas = Field(
+        default=TokenQuotas(),
+        description="What the token may use of each gateway, in requests and bytes per second, connections with"
+        " requests under way, and open ledgers; beyond: 429 overloaded.",
+    )
     expires_in_s: int | None = Field(
         default=None, ge=1, le=EXPIRES_IN_S_MAX, description="Without it: valid until revoked."
     )
@@ -37,7 +43,11 @@ class AccessTokenCreate(Model):
         """A new secret, and what is stored of it."""
         drawn = draw_token()
         return drawn.secret, TokenFields(
-            id=drawn.id, hash=drawn.hash, name=self.name, grants=tuple(self.grants)
+            id=drawn.id,
+            hash=drawn.hash,
+            name=self.name,
+            grants=tuple(self.grants),
+            quotas=self.quotas,
         )
 
 
@@ -47,6 +57,7 @@ class AccessToken(Model):
     id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
     name: str
     grants: list[str]
+    quotas: TokenQuotas
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
 

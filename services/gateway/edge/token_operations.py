@@ -15,6 +15,12 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "id": "5f0c2a9d41be7786",
     "name": "orders service",
     "grants": ["append:logs/orders-*", "read:logs/orders-*"],
+    "quotas": {
+        "requests_per_s": 100,
+        "bytes_per_s": None,
+        "connections": 10,
+        "open_ledgers": None,
+    },
     "created_at": "2026-01-02T03:04:05.678901Z",
     "expires_at": None,
 }

@@ -159,6 +159,10 @@ class Engine:
             raise ShuttingDown("this gateway is about to end")
         return await self._creations.create(options)
 
+    def writes(self, ledger_id: int) -> bool:
+        """Whether this process has the ledger open for appends."""
+        return ledger_id in self.handles.by_ledger
+
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""
         rows, after = await self.metadata.list(

@@ -29,6 +29,20 @@ def create(
     days: Annotated[
         int | None, typer.Option(min=1, max=3650, help="How long it is valid; else until revoked.")
     ] = None,
+    requests_per_s: Annotated[
+        int | None, typer.Option(min=1, help="Requests per second, at each gateway.")
+    ] = None,
+    bytes_per_s: Annotated[
+        int | None,
+        typer.Option(min=1, help="Bytes of bodies and answers per second, at each gateway."),
+    ] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(min=1, help="Connections with requests under way, at each gateway."),
+    ] = None,
+    open_ledgers: Annotated[
+        int | None, typer.Option(min=1, help="Open ledgers, at each gateway.")
+    ] = None,
     metadata_urls: Annotated[
         str | None,
         typer.Option(
@@ -39,16 +53,31 @@ def create(
 ) -> None:
     """Make a token and print it: nobody can print it again."""
     expires_in_s = None if days is None else days * _DAY_S
+    asked = {
+        "requests_per_s": requests_per_s,
+        "bytes_per_s": bytes_per_s,
+        "connections": connections,
+        "open_ledgers": open_ledgers,
+    }
+    quotas = {quota: most for quota, most in asked.items() if most is not None}
     if metadata_urls is None:
-        made = run(lambda client: client.create_token(name, grants, expires_in_s=expires_in_s))
+        made = run(
+            lambda client: client.create_token(
+                name, grants, expires_in_s=expires_in_s, quotas=quotas
+            )
+        )
     else:
         urls = parse_urls(metadata_urls)
-        made = run_async(lambda: _create_at(urls, name, grants, expires_in_s))
+        made = run_async(lambda: _create_at(urls, name, grants, expires_in_s, quotas))
     print_answer(made, made["token"])
 
 
 async def _create_at(
-    urls: list[str], name: str, grants: list[str], expires_in_s: int | None
+    urls: list[str],
+    name: str,
+    grants: list[str],
+    expires_in_s: int | None,
+    quotas: dict[str, int],
 ) -> dict[str, Any]:
     """The same at the metadata service, which gets no secret."""
     drawn = draw_token()
@@ -58,6 +87,7 @@ async def _create_at(
             "hash": base64.b64encode(drawn.hash).decode(),
             "name": name,
             "grants": grants,
+            "quotas": quotas,
         },
         "expires_in_s": expires_in_s,
         "attempt": str(uuid4()),

@@ -192,13 +192,23 @@ class Client:
         return await self._get("/v1/cluster")
 
     async def create_token(
-        self, name: str, grants: Sequence[str], *, expires_in_s: int | None = None
+        self,
+        name: str,
+        grants: Sequence[str],
+        *,
+        expires_in_s: int | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> Shown:
-        """Make an access token. The answer's `token` is its secret, which nobody can show again."""
+        """Make an access token. The answer's `token` is its secret, which nobody can show again.
+
+        `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
+        `open_ledgers`.
+        """
         wanted = {
             "name": checks.text("name", name),
             "grants": checks.names("grants", grants),
             "expires_in_s": expires_in_s,
+            "quotas": quotas,
         }
         answer = await self._transport.request(
             "POST",

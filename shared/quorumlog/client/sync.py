@@ -526,10 +526,21 @@ class Client:
         return self._portal.run(self._inner.cluster())
 
     def create_token(
-        self, name: str, grants: Sequence[str], *, expires_in_s: int | None = None
+        self,
+        name: str,
+        grants: Sequence[str],
+        *,
+        expires_in_s: int | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """Make an access token. The answer's `token` is its secret, which nobody can show again."""
-        return self._portal.run(self._inner.create_token(name, grants, expires_in_s=expires_in_s))
+        """Make an access token. The answer's `token` is its secret, which nobody can show again.
+
+        `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
+        `open_ledgers`.
+        """
+        return self._portal.run(
+            self._inner.create_token(name, grants, expires_in_s=expires_in_s, quotas=quotas)
+        )
 
     def tokens(self) -> Sequence[dict[str, Any]]:
         """All access tokens, without their secrets."""

@@ -26,6 +26,20 @@ TokenName = Annotated[
 ]
 
 
+_Quota = Annotated[int | None, Field(default=None, ge=1, le=1 << 53)]
+
+
+class TokenQuotas(Body):
+    """What a token may use of each gateway; None: as much as anybody."""
+
+    requests_per_s: _Quota = None
+    bytes_per_s: _Quota = None
+    """Of bodies and answers."""
+    connections: _Quota = None
+    """With requests under way."""
+    open_ledgers: _Quota = None
+
+
 class TokenFields(Body):
     """What the maker of a token says of it."""
 
@@ -33,6 +47,7 @@ class TokenFields(Body):
     hash: Key = Field(min_length=32, max_length=32)
     name: TokenName
     grants: tuple[Grant, ...] = Field(min_length=1, max_length=GRANTS_MAX)
+    quotas: TokenQuotas = TokenQuotas()
 
 
 class TokenRow(TokenFields):

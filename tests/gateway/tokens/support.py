@@ -13,6 +13,7 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.net.timers import Tasks
 from quorumlog.net.token_client import TokenClient
 from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app
 from services.gateway.edge.callers import Callers, _wall
 from services.gateway.edge.limits import Limits
@@ -22,6 +23,7 @@ from services.gateway.logs.transactions import Transactions
 from tests.gateway.engine.support import Gateway, World, world_of
 from tests.logs.support import Answer, Http
 
+NO_QUOTAS = TokenQuotas()
 LOG, OTHER_LOG = "orders-1", "secrets"
 NAMESPACE = "team-a"
 
@@ -38,9 +40,12 @@ class Guarded:
     """How far the gateways' clocks are ahead."""
     admin: str = ""
 
-    async def token(self, *grants: str, expires_in_s: int | None = None) -> tuple[str, str]:
+    async def token(
+        self, *grants: str, expires_in_s: int | None = None, quotas: TokenQuotas = NO_QUOTAS
+    ) -> tuple[str, str]:
         """A token as an operator makes it at the metadata service: its secret and its id."""
-        secret, drawn = AccessTokenCreate(name="a test", grants=list(grants)).drawn()
+        wanted = AccessTokenCreate(name="a test", grants=list(grants), quotas=quotas)
+        secret, drawn = wanted.drawn()
         await self.tokens.create(drawn, expires_in_s=expires_in_s)
         return secret, drawn.id
 
