@@ -98,6 +98,10 @@ bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 write
 bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= records
 	@exec $(PY) -m loadtest.bench_submit $(COUNT)
 
+.PHONY: bench-tokens
+bench-tokens: setup ## what the check of an access token costs a request at the edge of a gateway
+	@exec $(PY) -m loadtest.bench_tokens
+
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 
