@@ -2,7 +2,7 @@
 
 `ACCESS` is the table of all operations (docs/security.md shows it); an application with a route that is not in it
 does not start. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
-put into its metadata under `namespace` (docs/adr/0020-access-tokens.md).
+put into its metadata under `namespace` (docs/adr/0021-access-tokens.md).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
--- The users' access tokens (docs/adr/0020-access-tokens.md): `hash` is SHA-256 of the secret, which nobody keeps.
+-- The users' access tokens (docs/adr/0021-access-tokens.md): `hash` is SHA-256 of the secret, which nobody keeps.
 CREATE TABLE access_tokens (
     id text PRIMARY KEY,
     hash bytea NOT NULL UNIQUE,

@@ -1,4 +1,4 @@
-"""Bodies of the metadata service's API about access tokens (docs/adr/0020-access-tokens.md).
+"""Bodies of the metadata service's API about access tokens (docs/adr/0021-access-tokens.md).
 
 Whoever makes a token draws its secret and sends SHA-256 of it: no service stores the secret, and only the
 gateways see it in use.
