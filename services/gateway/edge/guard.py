@@ -77,7 +77,9 @@ class Guard:
         caller = await self._identify(request)
         request[CALLER] = caller
         if caller.usage is not None:
-            caller.usage.begin(len(caller.connections), request.content_length or 0)
+            # A tail whose client is gone notices that when it has something to send.
+            count = sum(not connection.is_closing() for connection in caller.connections)
+            caller.usage.begin(count, request.content_length or 0)
         if request.transport is not None:
             request[_CONNECTION] = request.transport
             caller.connections.add(request.transport)
