@@ -106,23 +106,27 @@ _DECLARED: Final = (
 """Name, declaration and default."""
 
 
-def with_common_options(app: typer.Typer) -> typer.Typer:
-    """Add the options of all commands to each command of a tree."""
+def with_common_options(app: typer.Typer, *, is_offline: bool = False) -> typer.Typer:
+    """Add the options of all commands to each command of a tree; commands that ask no server get only those
+    that shape what is printed.
+    """
     for command in app.registered_commands:
         assert command.callback is not None
-        command.callback = _with_options(command.callback)
+        command.callback = _with_options(command.callback, is_offline=is_offline)
     for group in app.registered_groups:
         assert group.typer_instance is not None
-        with_common_options(group.typer_instance)
+        with_common_options(group.typer_instance, is_offline=is_offline)
     return app
 
 
-def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[..., Any]:
     """A command with the common options. A command with a --timeout of its own uses that one for requests
     too; a command that asks the metadata service has no --gateway.
     """
     signature = inspect.signature(command)
     absent = {"gateway"} if "metadata" in signature.parameters else set()
+    if is_offline:
+        absent = {"gateway", "timeout"}
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         for name, option, default in _DECLARED
@@ -134,7 +138,7 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = CommonOptions(
             gateway=given.get("gateway", ""),
             as_json=given["as_json"],
-            timeout_s=given["timeout"] or TIMEOUT_S,
+            timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
             operator_headers=_operator_headers(
                 given["secret_file"], given.get("gateway") or given.get("metadata", "")
