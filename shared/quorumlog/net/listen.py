@@ -15,6 +15,7 @@ import math
 import re
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -315,7 +316,8 @@ class _Refusal(asyncio.Protocol):
         """Answer the first bytes of a request, and drop all others."""
         if not self._is_answered:
             self._answer()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():  # not over TLS: the timer ends such a connection
+                self._transport.write_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
         """Forget the connection."""
@@ -433,10 +435,11 @@ async def listening(
     port: int,
     limits: ListenLimits | None = None,
     bound: socket.socket | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen, on a socket that is bound already where there is one. At the end stop
-    listening, finish the requests in progress (for `drain_timeout_s` at most), then run the application's
-    clean-up.
+    """Start the application and listen, on a socket that is bound already where there is one, and with a context
+    over TLS. At the end stop listening, finish the requests in progress (for `drain_timeout_s` at most), then run the
+    application's clean-up.
 
     Raises: PortUnusable.
     """
@@ -450,7 +453,11 @@ async def listening(
         listener = Listener(runner, limits)
         with _naming(host, port):
             sockets = await asyncio.get_running_loop().create_server(
-                listener.connection, backlog=1024, **place
+                listener.connection,
+                backlog=1024,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else limits.head_timeout_s,
+                **place,
             )
         listener.port = sockets.sockets[0].getsockname()[1]
         try:
