@@ -112,6 +112,8 @@ def show(
             raise FileNotFoundError(f"{folder} has no ca.pem: `quorumlog certificates init`")
         named = files or sorted(set(folder.glob("*.pem")) - set(folder.glob("*-key.pem")))
         rows = [_row(file, library) for file in named]
+    if not common_options().as_json:
+        rows = [{**row, "hosts": ", ".join(row["hosts"]), "ends": row["ends"][:10]} for row in rows]
     print_rows(rows, _COLUMNS)
 
 
