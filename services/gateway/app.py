@@ -15,6 +15,7 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
+from quorumlog.net.roles import guarded
 from quorumlog.net.service import (
     DRAINING,
     HOSTS,
@@ -49,6 +50,7 @@ from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
+from services.gateway.roles import ROLES
 
 VERSION = "0.1.0"
 _DESCRIPTION = (
@@ -153,7 +155,7 @@ def build_internal_app(
             is_internal=True,
         )
     )
-    add_routes(app, routes, expect_handler=ignore_expect)
+    add_routes(app, guarded(routes, ROLES), expect_handler=ignore_expect)
     return app
 
 

@@ -235,7 +235,9 @@ def _general_name(host: str) -> x509.GeneralName:
         pass
     first, *others = host.split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
-        raise CertificateRefused(f"{host!r} is no host: a DNS name or an IP address, without a port")
+        raise CertificateRefused(
+            f"{host!r} is no host: a DNS name or an IP address, without a port"
+        )
     return x509.DNSName(host)
 
 

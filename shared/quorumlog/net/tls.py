@@ -13,7 +13,6 @@ import logging
 import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -71,7 +70,7 @@ class Tls:
         # Listeners keep the context that they were given: each handshake switches to the newest one. A context
         # can't forget an authority, so it is not changed in place.
         self.server = _server_context(files)
-        self.server.sni_callback = self._switch  # type: ignore[assignment]
+        self.server.sni_callback = self._switch
 
     def _load(self) -> None:
         files = self._files
@@ -112,7 +111,8 @@ class Tls:
             self._load()
         except TlsUnusable as error:
             log.error(  # noqa: TRY400  (the error says all)
-                "certificate-unusable", extra={"why": str(error), "kept_until": self.ends.isoformat()}
+                "certificate-unusable",
+                extra={"why": str(error), "kept_until": self.ends.isoformat()},
             )
         else:
             log.info("certificate-loaded", extra=self.described())
