@@ -107,6 +107,10 @@ scenarios: setup ## play the golden traces again and write down what comes of th
 matrix: setup ## write the matrix of docs/verification anew: which technique checks which rule
 	@$(PY) -m tests.support.matrix --write
 
+.PHONY: roles
+roles: setup ## write the tables of docs/security.md anew: which role may call which route
+	@$(PY) -m tests.support.roles --write
+
 .PHONY: settings
 settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models
 	@$(PY) -m tests.support.settings --write
