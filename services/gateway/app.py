@@ -1,7 +1,7 @@
 """Build the gateway's application around an engine."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -159,6 +159,15 @@ def build_internal_app(
     return app
 
 
+def _demands_tls(seconds: int) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Have browsers use TLS only from now on."""
+
+    async def add(_request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Strict-Transport-Security"] = f"max-age={seconds}"
+
+    return add
+
+
 def _readiness(engine: EngineInterface) -> Ready:
     async def ready() -> None:
         error: QuorumLogError | None = await engine.ready()
@@ -233,6 +242,8 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         hosts=settings.hosts,
     )
     add_metrics(engine, app[METRICS])
+    if settings.hsts_s:
+        app.on_response_prepare.append(_demands_tls(settings.hsts_s))
     internal = build_internal_app(
         app,
         engine,
@@ -248,6 +259,6 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     limits = settings.listen_limits()
     inside = ListenLimits(drain_timeout_s=settings.drain_s)
     return (
-        Listening(internal, settings.internal_host, internal_port, inside, bound),
-        Listening(app, settings.host, settings.port, limits),
+        Listening(internal, settings.internal_host, internal_port, inside, bound, tls=settings.tls),
+        Listening(app, settings.host, settings.port, limits, tls=settings.public_tls),
     )

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from quorumlog import certificates
 from quorumlog.certificates import ROLES
 from quorumlog.cli.commands import app
 from quorumlog.cli.ends import ExitStatus, run_command
+from quorumlog.net import tls
 from quorumlog.net.identity import Role
 from tests.client.test_cli_ends import error_of
 from tests.client.test_guides import BLOCK, ROOT
@@ -37,6 +39,7 @@ def told(capsys: Captured) -> list[dict[str, Any]]:
 
 def test_the_roles_are_those_of_the_services() -> None:
     assert set(ROLES) == {role.value for role in Role}
+    assert certificates.SCHEME == tls.SCHEME
 
 
 def test_a_certificate_says_whom_it_is_for_and_only_its_owner_reads_a_key(

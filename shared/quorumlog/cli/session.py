@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import logging
 import re
+import ssl
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -19,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -29,6 +30,7 @@ import typer
 
 from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
+from quorumlog.wire.certificate import CertificateUnusable, operator_context
 from quorumlog.wire.secret import SecretUnusable, operator_headers
 
 T = TypeVar("T")
@@ -51,6 +53,8 @@ class CommonOptions:
     is_quiet: bool = False
     operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What is shown to the services behind the gateways."""
+    operator_context: ssl.SSLContext | None = None
+    """With which they are asked over TLS."""
 
     @property
     def shows_notices(self) -> bool:
@@ -96,12 +100,34 @@ _SecretOption = Annotated[
         help="The cluster's secret, for commands that ask the services behind the gateways.",
     ),
 ]
+_CertificateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cert-file",
+        envvar="TLS_CERT_FILE",
+        help="An operator's certificate, for commands that ask the services behind the gateways.",
+    ),
+]
+_KeyOption = Annotated[
+    Path | None, typer.Option("--key-file", envvar="TLS_KEY_FILE", help="The key of --cert-file.")
+]
+_AuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="TLS_CA_FILE",
+        help="The authority of the certificates of these services.",
+    ),
+]
 _DECLARED: Final = (
     ("gateway", _GatewayOption, GATEWAY),
     ("as_json", _JsonOption, False),
     ("timeout", _TimeoutOption, TIMEOUT_S),
     ("quiet", _QuietOption, False),
     ("secret_file", _SecretOption, None),
+    ("cert_file", _CertificateOption, None),
+    ("key_file", _KeyOption, None),
+    ("ca_file", _AuthorityOption, None),
 )
 """Name, declaration and default."""
 
@@ -126,7 +152,7 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
     signature = inspect.signature(command)
     absent = {"gateway"} if "metadata" in signature.parameters else set()
     if is_offline:
-        absent = {"gateway", "timeout"}
+        absent = {name for name, _, _ in _DECLARED} - {"as_json", "quiet"}
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         for name, option, default in _DECLARED
@@ -140,10 +166,9 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
             as_json=given["as_json"],
             timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
-            operator_headers=_operator_headers(
-                given["secret_file"], given.get("gateway") or given.get("metadata", "")
-            ),
         )
+        if not is_offline:
+            options = _with_credentials(options, given)
         token = _COMMON_OPTIONS.set(options)
         try:
             return command(**{name: given[name] for name in signature.parameters})
@@ -158,12 +183,20 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
     return called
 
 
-def _operator_headers(file: Path | None, urls: str) -> Mapping[str, str]:
-    """Raises: typer.BadParameter."""
+def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> CommonOptions:
+    """The options with what an operator shows. Raises: typer.BadParameter."""
+    urls = (given.get("gateway") or given.get("metadata", "")).split(",")
+    files = given["cert_file"], given["key_file"], given["ca_file"]
     try:
-        return operator_headers(file, urls.split(","))
+        return replace(
+            options,
+            operator_headers=operator_headers(given["secret_file"], urls),
+            operator_context=operator_context(*files, urls),
+        )
     except SecretUnusable as error:
         raise typer.BadParameter(f"--secret-file: {error}") from None
+    except CertificateUnusable as error:
+        raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:

@@ -43,6 +43,10 @@ class Identity:
     """The hosts that are proven to be the caller's; None where nothing is proven of them."""
 
 
+CALLER: Final = web.RequestKey("caller", Identity)
+"""Who sent a request to an internal listener."""
+
+
 class Authenticator(Protocol):
     """Knows callers by what they show."""
 

@@ -14,14 +14,11 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from quorumlog.errors import CallerRefused, Forbidden
-from quorumlog.net.identity import Identity, Role
+from quorumlog.net.identity import CALLER, Identity, Role
 from quorumlog.net.operations import Route
 
 Table = Mapping[str, frozenset[Role]]
 """The roles that may call a route, by the route's method and path: `GET /v1/info`."""
-
-CALLER: Final = web.RequestKey("caller", Identity)
-"""Who sent a request to an internal listener."""
 
 ANYBODY: Final = Identity(None, "anybody")
 """The caller of a listener that asks for no credentials."""

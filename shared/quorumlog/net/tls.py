@@ -11,7 +11,7 @@ the certificate with which they began.
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -23,22 +23,24 @@ from aiohttp import web
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.certificates import SCHEME, CertificateRefused, describe
 from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net.identity import Credentials, Identity, Role
+from quorumlog.wire.certificate import client_context, load_own
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
 """How often the files are looked at. A new file is taken at the second look that finds it the same: by then its key
 is beside it."""
+SCHEME: Final = "quorumlog"
+"""Of the URI in a certificate; `certificates.py` writes it."""
 _IDENTITIES_SEEN_MAX: Final = 1024
 """Certificates whose names are remembered: more than the processes of a cluster (taste)."""
 
 _Signature = tuple[tuple[int, int, int] | None, ...]
 
 
-class TlsUnusable(Exception):
+class TlsUnusable(ValueError):
     """The files of a certificate can't be used; says why, and nothing of a key."""
 
 
@@ -73,11 +75,15 @@ class Tls:
         self.server.sni_callback = self._switch
 
     def _load(self) -> None:
+        # Late: the package behind it takes a tenth of a second, and most processes have no certificate.
+        from quorumlog.certificates import describe  # noqa: PLC0415
+
         files = self._files
         try:
-            newest, client = _server_context(files), _client_context(files)
+            newest = _server_context(files)
+            client = client_context(files.certificate, files.key, files.authority)
             described = describe(files.certificate)
-        except (OSError, CertificateRefused) as error:  # an SSLError is an OSError
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise TlsUnusable(f"{_names(files)}: {error}") from None
         if files.authority is not None and described.subject is None:
             raise TlsUnusable(
@@ -125,7 +131,7 @@ class Tls:
 class CertificateEnds(Collector):
     """The gauge of the certificates' ends."""
 
-    def __init__(self, certificates: dict[str, Tls]) -> None:
+    def __init__(self, certificates: Mapping[str, Tls]) -> None:
         """By the name of the listener."""
         self._certificates = certificates
 
@@ -179,7 +185,7 @@ def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load_own(context, files)
+    load_own(context, files.certificate, files.key)
     if files.authority is None:
         # Browsers and older clients.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -190,25 +196,6 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     # A resumed session would not show its certificate to an authority that has changed.
     context.num_tickets = 0
     return context
-
-
-def _client_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context that verifies the server's certificate and host, and shows the own one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if files.authority is not None:
-        context.load_verify_locations(files.authority)
-    _load_own(context, files)
-    return context
-
-
-def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
-    # A password would be asked for at the terminal.
-    context.load_cert_chain(files.certificate, files.key, password=_no_password)
-
-
-def _no_password() -> str:
-    raise ssl.SSLError("the key has a password: write it without one, readable by its owner alone")
 
 
 def _signature(files: TlsFiles) -> _Signature:
