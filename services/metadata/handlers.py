@@ -311,7 +311,8 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
     if caller.role not in (None, given[KIND]):
         raise CallerRefused(f"a {caller.role} is no {given[KIND]}")
     check_name(request, given[SERVICE_ID])
-    check_url(request, alive.url)
+    # A gateway's own URL may be that of a proxy before its public listener.
+    check_url(request, alive.internal_url or alive.url)
 
 
 async def list_services(request: web.Request, _given: Given) -> web.Response:

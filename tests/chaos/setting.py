@@ -67,7 +67,7 @@ class Machine:
             self.lacks["failing call"] = str(error)
 
     @asynccontextmanager
-    async def world(self, *, is_deferred: bool) -> AsyncIterator[World]:
+    async def world(self, *, is_deferred: bool, is_tls: bool) -> AsyncIterator[World]:
         """A cluster of its own, and the hands that hurt it."""
         lacks = dict(self.lacks)
         async with AsyncExitStack() as stack:
@@ -92,6 +92,7 @@ class Machine:
                     durability="deferred" if is_deferred else "fsync",
                     auto_fix_cookies=is_deferred,
                     lost_bookie_delay_s=2,
+                    tls=is_tls,
                     around=Surroundings(
                         environment=_SMALL,
                         places=network.places() if network else {},
