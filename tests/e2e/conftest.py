@@ -22,8 +22,9 @@ SETTINGS: Final = {**UNHURRIED, "QUARANTINE_FAILURES": "0"}
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def shared() -> AsyncIterator[Cluster]:
     """Six bookies and two gateways with certificates; with stores of their own, which are killed too."""
-    settings = {"bookies": BOOKIES, "gateways": 2, "tls": True}
-    async with running(None, environment=SETTINGS, **settings) as started:
+    async with running(
+        None, bookies=BOOKIES, gateways=2, environment=SETTINGS, tls=True
+    ) as started:
         yield started
 
 
