@@ -73,7 +73,7 @@ test: setup browser ## all tests
 unit: setup ## the tests that start no processes: protocol, wire, simulation
 	$(PYTEST) -n 2 -m "not processes" $(ARGS)
 
-run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
+run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C; TLS=1: with mutual TLS inside
 	@exec $(PY) -m services.local
 
 spark: .venv/installed-spark ## run the Spark job FILE= against the local cluster, started where none runs
@@ -82,7 +82,7 @@ spark: .venv/installed-spark ## run the Spark job FILE= against the local cluste
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
-bench: setup ## measure appends and reads, and JetStream in the same run
+bench: setup ## measure appends and reads (TLS=1: over mutual TLS inside), and JetStream in the same run
 	@exec $(PY) -m loadtest.bench
 
 bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk

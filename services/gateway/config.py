@@ -107,7 +107,8 @@ class GatewaySettings(ServiceSettings, Limits):
 
     @model_validator(mode="after")
     def _public_certificate_is_usable(self) -> Self:
-        if self.hsts_s and self.public_tls is None and not self.advertised_url.startswith("https:"):
+        speaks_tls = self.public_tls is not None or self.advertised_url.startswith("https://")
+        if self.hsts_s and not speaks_tls:
             raise ValueError("HSTS_S needs PUBLIC_TLS_CERT_FILE, or an ADVERTISED_URL with https")
         return self
 

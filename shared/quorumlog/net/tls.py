@@ -34,8 +34,6 @@ LOOK_S: Final = 2.0
 is beside it."""
 SCHEME: Final = "quorumlog"
 """Of the URI in a certificate; `certificates.py` writes it."""
-_IDENTITIES_SEEN_MAX: Final = 1024
-"""Certificates whose names are remembered: more than the processes of a cluster (taste)."""
 
 _Signature = tuple[tuple[int, int, int] | None, ...]
 
@@ -168,7 +166,7 @@ class PeerCertificate:
         return identity
 
 
-@lru_cache(_IDENTITIES_SEEN_MAX)
+@lru_cache  # of 128 certificates: one of a process beyond is read again with each of its requests
 def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     """The cluster and the identity in a certificate's names. Raises: Forbidden."""
     uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]
