@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +19,7 @@ from quorumlog.net.identity import Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
 from quorumlog.net.sessions import service_session
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 
 LOCAL = ("127.0.0.1", "localhost")
 REFUSED = (aiohttp.ClientError, OSError)
@@ -285,6 +285,45 @@ async def test_a_connection_beyond_the_limit_is_answered_over_tls_too(authority:
         session.get(f"https://127.0.0.1:{listener.port}/") as answer,
     ):
         assert answer.status == 429
+
+
+@pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_that_say_nothing_count_and_are_cut_beyond_the_limit(
+    authority: Authority, loop_of: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    server, gateway = authority.tls("bookie", "bookie-1"), authority.tls("gateway", "gateway-1")
+    limits = ListenLimits(connections_max=16, head_timeout_s=3600)
+
+    async def end_of(reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+    async def talk() -> None:
+        async with serving(server, limits) as listener:
+            silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(100)]
+            ends = [asyncio.create_task(end_of(reader)) for reader, _ in silent]
+            await until(lambda: sum(end.done() for end in ends) >= 80, "most are cut at once")
+            assert listener.connections.used <= 16
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*ends)
+            await until(lambda: listener.connections.used == 0, "all places are given back")
+            assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+            await until(lambda: listener.connections.used == 0, "all places are given back")
+            assert listener.refused_count == 0
+
+    with asyncio.Runner(loop_factory=loop_of) as runner:
+        runner.run(talk())
+
+
+async def test_a_handshake_has_a_deadline(authority: Authority) -> None:
+    limits = ListenLimits(head_timeout_s=0.05)
+
+    async with serving(authority.tls("bookie", "bookie-1"), limits) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        async with within("the connection is cut"):
+            assert await reader.read() == b""
+        writer.close()
 
 
 def test_the_end_of_a_certificate_is_a_gauge(authority: Authority) -> None:
