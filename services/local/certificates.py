@@ -28,24 +28,18 @@ class LocalCertificates:
 
     def settings(self, role: str, name: str, host: str) -> dict[str, str]:
         """The settings that give a service its certificate."""
-        return self._settings(self._kept(role, name, *dict.fromkeys((host, "localhost"))))
-
-    def operator_settings(self) -> dict[str, str]:
-        """The same for the command line."""
-        return self._settings(self.operator)
+        certificate = self._kept(role, name, host, "localhost")
+        return {
+            "TLS_CERT_FILE": str(certificate),
+            "TLS_KEY_FILE": str(key_file(certificate)),
+            "TLS_CA_FILE": str(self._authority),
+        }
 
     def context(self) -> ssl.SSLContext:
         """A context that shows the operator's certificate."""
         context = ssl.create_default_context(cafile=self._authority)
         context.load_cert_chain(self.operator, key_file(self.operator))
         return context
-
-    def _settings(self, certificate: Path) -> dict[str, str]:
-        return {
-            "TLS_CERT_FILE": str(certificate),
-            "TLS_KEY_FILE": str(key_file(certificate)),
-            "TLS_CA_FILE": str(self._authority),
-        }
 
     def _kept(self, role: str, name: str, *hosts: str) -> Path:
         certificate = self._folder / f"{role}-{name}.pem"

@@ -136,9 +136,10 @@ async def _linked(
     """Each gateway's own way to metadata, on which it is started again."""
     host = network.places()[ROOT].host if network else "127.0.0.1"
     links = {}
+    scheme = cluster.url("metadata-1").partition(":")[0]
     for name in (name for name in cluster.names if name.startswith("gateway")):
         link = await stack.enter_async_context(proxy_to(cluster.url("metadata-1"), host))
-        cluster.tell(name, METADATA_URLS=f"http://{host}:{link.port}")
+        cluster.tell(name, METADATA_URLS=f"{scheme}://{host}:{link.port}")
         await cluster.kill(name)
         cluster.start(name)
         links[name] = link
