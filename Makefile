@@ -12,7 +12,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
 # Settings of the local cluster and of load, handed on as they are (README, "Settings").
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
-export LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
+export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack
@@ -73,7 +73,7 @@ test: setup browser ## all tests
 unit: setup ## the tests that start no processes: protocol, wire, simulation
 	$(PYTEST) -n 2 -m "not processes" $(ARGS)
 
-run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C
+run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C; TLS=1: with mutual TLS inside
 	@exec $(PY) -m services.local
 
 spark: .venv/installed-spark ## run the Spark job FILE= against the local cluster, started where none runs
@@ -82,7 +82,7 @@ spark: .venv/installed-spark ## run the Spark job FILE= against the local cluste
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
-bench: setup ## measure appends and reads, and JetStream in the same run
+bench: setup ## measure appends and reads (TLS=1: over mutual TLS inside), and JetStream in the same run
 	@exec $(PY) -m loadtest.bench
 
 bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
@@ -110,6 +110,10 @@ scenarios: setup ## play the golden traces again and write down what comes of th
 
 matrix: setup ## write the matrix of docs/verification anew: which technique checks which rule
 	@$(PY) -m tests.support.matrix --write
+
+.PHONY: roles
+roles: setup ## write the tables of docs/security.md anew: which role may call which route
+	@$(PY) -m tests.support.roles --write
 
 .PHONY: settings
 settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models

@@ -32,6 +32,8 @@ from services.local.config import ROOT, LocalSettings
 
 _PAYLOAD: Final = os.urandom(1024)
 _SECONDS: Final = float(os.environ.get("TIME") or 5)
+_TLS: Final = os.environ.get("TLS", "") not in ("", "0")
+"""Whether the gateway and the bookies talk over mutual TLS; this program talks to the gateway without."""
 _FRAMES: Final = "application/vnd.quorumlog.frames"
 
 
@@ -194,9 +196,14 @@ class Ours:
 
 
 async def _bench(folder: Path, console: Console) -> None:
-    settings = LocalSettings(data=folder / "ours", port=free_ports(2)[0], bookies=3, gateways=1)
+    settings = LocalSettings(
+        data=folder / "ours", port=free_ports(2)[0], bookies=3, gateways=1, tls=_TLS
+    )
     cluster = LocalCluster(settings)
-    console.print(f"{_SECONDS:g} s for each workload; 3 bookies, 1 gateway, fsync, in {folder}")
+    inside = "mutual TLS" if _TLS else "no TLS"
+    console.print(
+        f"{_SECONDS:g} s for each workload; 3 bookies, 1 gateway, fsync, {inside}, in {folder}"
+    )
     try:
         await cluster.start()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

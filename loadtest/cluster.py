@@ -5,6 +5,7 @@ What happens to a process is asked by its name (`bookie-2`), as in the local clu
 
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -12,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import aiohttp
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
@@ -58,6 +61,20 @@ class Cluster:
     def headers(self) -> dict[str, str]:
         """What a request to an internal listener needs."""
         return self._local.headers
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """With which an internal listener is asked where the cluster has certificates."""
+        return self._local.context
+
+    def session(self) -> aiohttp.ClientSession:
+        """A session for requests to internal listeners, as an operator's."""
+        return self._local.session(None)
+
+    @property
+    def certificates(self) -> Path:
+        """The folder of certificates."""
+        return self._local.settings.certificates
 
     def pid(self, name: str) -> int:
         """Of the process that runs, or ran last."""

@@ -6,11 +6,13 @@ from aiohttp import web
 
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
+from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from services.autorecovery.config import Config
 from services.autorecovery.handlers import ROUTES
 from services.autorecovery.measures import Measures
 from services.autorecovery.parts import PARTS, running
+from services.autorecovery.roles import ROLES
 
 
 def build(config: Config) -> web.Application:
@@ -35,7 +37,7 @@ def build(config: Config) -> web.Application:
         hosts=config.hosts,
         authenticator=config.authenticator,
     )
-    add_routes(app, ROUTES)
+    add_routes(app, guarded(ROUTES, ROLES))
     app.cleanup_ctx.append(work)
     app[METRICS].register(Measures(app))
     return app

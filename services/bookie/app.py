@@ -10,10 +10,12 @@ from prometheus_client.registry import Collector
 
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
+from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
+from services.bookie.roles import ROLES
 from services.bookie.routes import ROUTES
 from services.bookie.runtime import BookieRuntime, end_process
 
@@ -59,7 +61,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
         authenticator=config.authenticator,
     )
     app[METRICS].register(_StoreMetrics(app))
-    add_routes(app, ROUTES)
+    add_routes(app, guarded(ROUTES, ROLES))
     return app
 
 

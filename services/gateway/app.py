@@ -1,7 +1,7 @@
 """Build the gateway's application around an engine."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +21,7 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
+from quorumlog.net.roles import guarded
 from quorumlog.net.service import (
     DRAINING,
     HOSTS,
@@ -59,6 +60,7 @@ from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
+from services.gateway.roles import ROLES
 
 VERSION = "0.1.0"
 _DESCRIPTION = (
@@ -174,8 +176,17 @@ def build_internal_app(
             is_internal=True,
         )
     )
-    add_routes(app, routes, expect_handler=ignore_expect)
+    add_routes(app, guarded(routes, ROLES), expect_handler=ignore_expect)
     return app
+
+
+def _demands_tls(seconds: int) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Have browsers use TLS only from now on."""
+
+    async def add(_request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Strict-Transport-Security"] = f"max-age={seconds}"
+
+    return add
 
 
 def _readiness(engine: EngineInterface) -> Ready:
@@ -265,6 +276,8 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         hosts=settings.hosts,
     )
     add_metrics(engine, app[METRICS])
+    if settings.hsts_s:
+        app.on_response_prepare.append(_demands_tls(settings.hsts_s))
     internal = build_internal_app(
         app,
         engine,
@@ -280,6 +293,6 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     limits = settings.listen_limits()
     inside = ListenLimits(drain_timeout_s=settings.drain_s)
     return (
-        Listening(internal, settings.internal_host, internal_port, inside, bound),
-        Listening(app, settings.host, settings.port, limits),
+        Listening(internal, settings.internal_host, internal_port, inside, bound, tls=settings.tls),
+        Listening(app, settings.host, settings.port, limits, tls=settings.public_tls),
     )

@@ -1,11 +1,14 @@
 """The gateway's settings."""
 
+from functools import cached_property
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings, url_of
+from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
 from quorumlog.wire.secret import is_loopback
 from services.gateway.edge.limits import Limits
 from services.gateway.logs.sweep import ORPHAN_AGE_S
@@ -32,6 +35,18 @@ class GatewaySettings(ServiceSettings, Limits):
     require_tokens: bool = Field(
         default=False,
         description="1: each request needs an access token, whose grants say what it may do.",
+    )
+    public_tls_cert_file: Path | None = Field(
+        default=None,
+        description="Certificate of the public listener, for clients; read again when it changes.",
+    )
+    public_tls_key_file: Path | None = Field(
+        default=None, description="The key of the public certificate."
+    )
+    hsts_s: int = Field(
+        default=0,
+        ge=0,
+        description="Browsers use TLS only for so long (`Strict-Transport-Security`); 0: not sent.",
     )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
@@ -99,7 +114,39 @@ class GatewaySettings(ServiceSettings, Limits):
 
     def internal_url(self, port: int) -> str:
         """The URL at which other processes of the cluster reach this one, which listens at `port`."""
-        return url_of(self.internal_advertised_url, self.internal_host, port)
+        is_tls = self.tls is not None
+        return url_of(self.internal_advertised_url, self.internal_host, port, is_tls=is_tls)
+
+    def _internal_advertised(self) -> tuple[str, str]:
+        return "INTERNAL_ADVERTISED_URL", self.internal_advertised_url
+
+    @model_validator(mode="after")
+    def _public_certificate_is_usable(self) -> Self:
+        speaks_tls = self.public_tls is not None or self.advertised_url.startswith("https://")
+        if self.hsts_s and not speaks_tls:
+            raise ValueError("HSTS_S needs PUBLIC_TLS_CERT_FILE, or an ADVERTISED_URL with https")
+        return self
+
+    @cached_property
+    def public_tls(self) -> Tls | None:
+        """The certificate of the public listener. Raises: TlsUnusable."""
+        certificate, key = self.public_tls_cert_file, self.public_tls_key_file
+        if certificate is None and key is None:
+            return None
+        if certificate is None or key is None:
+            raise TlsUnusable("PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go together")
+        return Tls(TlsFiles(certificate, key))
+
+    def certificates(self) -> dict[str, Tls]:
+        """The certificates of both listeners."""
+        public = {} if self.public_tls is None else {"public": self.public_tls}
+        return super().certificates() | public
+
+    @property
+    def url(self) -> str:
+        """The URL at which clients reach this process, without a trailing slash."""
+        is_tls = self.public_tls is not None
+        return url_of(self.advertised_url, self.host, self.port, is_tls=is_tls)
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket."""

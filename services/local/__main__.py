@@ -52,7 +52,9 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
         _say(f"  {name:16} {service.url}")
     first = cluster.services["gateway-1"].url
     secret = cluster.settings.secret_file
-    _say(f"the services but the gateways' API answer who shows {secret} (CLUSTER_SECRET_FILE)")
+    certificate = cluster.certificates and cluster.certificates.operator
+    shown = f"{certificate} (TLS_CERT_FILE)" if certificate else f"{secret} (CLUSTER_SECRET_FILE)"
+    _say(f"the services but the gateways' API answer who shows {shown}")
     _say(f"API: {first}/docs   data and logs: {cluster.settings.data.resolve()}   Ctrl-C ends it")
     await cluster.watch()
 

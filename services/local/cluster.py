@@ -14,22 +14,27 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
+from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
 from services.local.ports import free_ports, is_free
 from services.local.process import Program, start
 from services.local.secret import kept_secret
+
+OpenSession = Callable[..., aiohttp.ClientSession]
+"""`LocalCluster.session`."""
 
 START_S: Final = 120.0
 """For one step of the start; a step takes about a second on an idle machine."""
@@ -126,6 +131,7 @@ class LocalCluster:
         self._logs = self._data / "log"
         self._lock: int | None = None
         self._writable_count = 0
+        self.certificates: LocalCertificates | None = None
 
     async def start(self) -> None:
         """Start all processes, each kind after the kinds that it needs are ready.
@@ -141,6 +147,8 @@ class LocalCluster:
             if not is_usable:
                 raise ClusterError(f"port {port} is taken")
         kept_secret(self.settings.secret_file)
+        if self.settings.tls:
+            self.certificates = LocalCertificates(self.settings.certificates)
         self._tell_of_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
@@ -149,6 +157,20 @@ class LocalCluster:
     def headers(self) -> dict[str, str]:
         """What a request to an internal listener needs."""
         return {"Authorization": f"Bearer {kept_secret(self.settings.secret_file)}"}
+
+    @cached_property
+    def context(self) -> ssl.SSLContext | None:
+        """With which an internal listener is asked over TLS."""
+        return None if self.certificates is None else self.certificates.context()
+
+    def session(self, timeout_s: float | None, **more: Any) -> aiohttp.ClientSession:
+        """A session of an operator for requests to internal listeners."""
+        return aiohttp.ClientSession(
+            headers=self.headers,
+            connector=aiohttp.TCPConnector(ssl=self.context or True),
+            timeout=aiohttp.ClientTimeout(timeout_s),
+            **more,
+        )
 
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
@@ -209,7 +231,9 @@ class LocalCluster:
         metadata = {
             f"metadata-{number + 1}": next(ports) for number in range(settings.metadata_services)
         }
-        urls = [f"http://{self._place(name).host}:{port}" for name, port in metadata.items()]
+        urls = [
+            f"{self._scheme}://{self._place(name).host}:{port}" for name, port in metadata.items()
+        ]
         shared = {"METADATA_URLS": ",".join(urls)}
         for name, port in metadata.items():
             own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
@@ -257,10 +281,10 @@ class LocalCluster:
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
             url = f"{service.url}/v1/rows?limit=1"
-            await self._until(service, partial(_answers, url, self.headers))
+            await self._until(service, partial(_answers, self.session, url))
         ask = {"take_over": True, "bookies": [service.url for service in bookies]}
         report: dict[str, Any] = {}
-        async for line in _rebuild_lines(metadata_url, ask, self.headers):
+        async for line in _rebuild_lines(self.session, metadata_url, ask):
             if "error" in line:
                 raise ClusterError(f"the metadata can't be rebuilt: {line['error']}")
             report = line.get("report", report)
@@ -278,7 +302,7 @@ class LocalCluster:
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
         """How many bookies take entries; says why the others do not, since gateways would wait."""
-        found = [await _fetch_info(self.services[name].url, self.headers) for name in bookies]
+        found = [await _fetch_info(self.session, self.services[name].url) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
         put = [info for info in found if info not in full and info["state"] != "writable"]
         if full:
@@ -314,7 +338,7 @@ class LocalCluster:
             "ADVERTISED_URL": "",
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
-            "CLUSTER_SECRET_FILE": str(self.settings.secret_file),
+            **self._credentials(name, module, place.host),
             "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
         }
         if internal_port is not None:
@@ -325,13 +349,27 @@ class LocalCluster:
                 "INTERNAL_ADVERTISED_URL": "",
             }
         argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
-        url = f"http://{place.host}:{port}"
+        # A gateway's public listener is for programs that know nothing of the certificates.
+        scheme = "http" if internal_port is not None else self._scheme
+        url = f"{scheme}://{place.host}:{port}"
         # A gateway is ready when a default ledger (E=3) could be created.
         health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
-        is_up = partial(_answers, f"{url}/health/{health}")
+        is_up = partial(_answers, self.session, f"{url}/health/{health}")
         service = self._launch(Program(name, argv, env | own, ROOT), url, is_up)
         if internal_port is not None:
-            service.internal_url = f"http://{place.host}:{internal_port}"
+            service.internal_url = f"{self._scheme}://{place.host}:{internal_port}"
+
+    @property
+    def _scheme(self) -> str:
+        """Of the internal listeners."""
+        return "http" if self.certificates is None else "https"
+
+    def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
+        """The settings with which a service shows who it is; those of this process's own environment do not count."""
+        if self.certificates is None:
+            none = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"), "")
+            return {**none, "CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
+        return {"CLUSTER_SECRET_FILE": "", **self.certificates.settings(role, name, host)}
 
     def _place(self, name: str) -> ServicePlace:
         return self._around.places.get(name, ServicePlace())
@@ -420,14 +458,10 @@ class LocalCluster:
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
 
 
-async def _fetch_info(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+async def _fetch_info(open_session: OpenSession, url: str) -> dict[str, Any]:
     """What a bookie tells of itself."""
-    timeout = aiohttp.ClientTimeout(10)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/v1/info", headers=headers) as answer,
-        ):
+        async with open_session(10) as session, session.get(f"{url}/v1/info") as answer:
             answer.raise_for_status()
             info: dict[str, Any] = await answer.json()
             return info
@@ -436,27 +470,22 @@ async def _fetch_info(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def _rebuild_lines(
-    url: str, ask: Mapping[str, Any], headers: Mapping[str, str]
+    open_session: OpenSession, url: str, ask: Mapping[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """What the metadata service tells of a rebuild."""
-    timeout = aiohttp.ClientTimeout(total=None)
     async with (
-        aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 22) as session,
-        session.post(f"{url}/v1/rebuild", json=ask, headers=headers) as answer,
+        open_session(None, read_bufsize=1 << 22) as session,
+        session.post(f"{url}/v1/rebuild", json=ask) as answer,
     ):
         answer.raise_for_status()
         async for line in answer.content:
             yield json.loads(line)
 
 
-async def _answers(url: str, headers: Mapping[str, str] | None = None) -> bool:
+async def _answers(open_session: OpenSession, url: str) -> bool:
     """Whether a request gets status 200."""
-    timeout = aiohttp.ClientTimeout(10)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(url) as answer,
-        ):
+        async with open_session(10) as session, session.get(url) as answer:
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

@@ -49,6 +49,10 @@ class LocalSettings(BaseModel):
         description="1: rows that the database lacks are made again from what the bookies hold, in an empty database"
         " too (the folder `postgres` is gone)",
     )
+    tls: bool = Field(
+        default=False,
+        description="1: the services know each other by certificates (mutual TLS), made below `DATA/certificates`",
+    )
     lost_bookie_delay_s: float = Field(
         default=60,
         ge=0,
@@ -85,6 +89,11 @@ class LocalSettings(BaseModel):
     def secret_file(self) -> Path:
         """What the services show to each other, and an operator to them."""
         return self.data.resolve() / "cluster-secret"
+
+    @property
+    def certificates(self) -> Path:
+        """The folder of the certificates with TLS."""
+        return self.data.resolve() / "certificates"
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:

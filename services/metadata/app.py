@@ -13,6 +13,7 @@ from aiohttp import web
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
+from quorumlog.net.roles import guarded
 from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.timers import restarted
 from services.metadata import (
@@ -43,6 +44,7 @@ from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.roles import ROLES
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
@@ -104,6 +106,7 @@ def build(config: Config) -> web.Application:
         copies=CopyInquiry(database, inquiry),
         rebuilder=rebuilder,
         change_heartbeat_s=config.change_heartbeat_s,
+        allowed_bookies=config.allowed_bookies,
     )
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
@@ -134,7 +137,7 @@ def build(config: Config) -> web.Application:
         authenticator=config.authenticator,
     )
     app.on_shutdown.append(lambda _app: changes.end())
-    add_routes(app, ROUTES)
+    add_routes(app, guarded(ROUTES, ROLES))
     app.cleanup_ctx.append(background)
     app[REQUEST_METRICS] = MetadataMetrics(app, app[PARTS], database, expiry)
     return app

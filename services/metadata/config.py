@@ -39,6 +39,11 @@ class Config(ServiceSettings):
     expiry_every_s: float = Field(
         5.0, gt=0, le=1000, description="interval of aborting expired transactions"
     )
+    allowed_bookies: tuple[str, ...] = Field(
+        (),
+        description="the bookies that may register, as names or patterns (`store-*`); empty: all, or with"
+        " certificates, each that a certificate names",
+    )
     body_bytes_max: int = Field(
         16 << 20, ge=1 << 16, le=1 << 30, description="size limit of a request body"
     )

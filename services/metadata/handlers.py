@@ -2,12 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
+import orjson
 from aiohttp import web
 
-from quorumlog.errors import CopyLost, InvalidRequest
+from quorumlog.errors import CallerRefused, CopyLost, InvalidRequest
+from quorumlog.net.identity import Role
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import (
@@ -18,6 +21,7 @@ from quorumlog.net.parameters import (
     query_pairs,
     query_text,
 )
+from quorumlog.net.roles import caller_of, check_name, check_url
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import (
@@ -72,6 +76,8 @@ from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
 _LINES: Final = "application/x-ndjson"
+_SECRET: Final = ("mac_key", "access_key")
+"""Fields of a row that bookies must not know: a bookie that knew them could forge entries (rule 30)."""
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
@@ -113,6 +119,8 @@ class MetadataParts:
     copies: CopyInquiry
     rebuilder: Rebuilder
     change_heartbeat_s: float
+    allowed_bookies: tuple[str, ...] = ()
+    """Names or patterns; empty: all."""
 
 
 PARTS: Final = web.AppKey("parts", MetadataParts)
@@ -128,14 +136,15 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
     parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
     if attempts is None:
-        return row_answer(await parts.ledgers.get(ledger_id))
+        return row_answer(_shown(request, await parts.ledgers.get(ledger_id)))
+    check_name(request, given[HOLDER] or "somebody")
     held = HeldCopies(given[HOLDER] or "somebody", tuple(attempts.split(",")))
     try:
         row = await parts.ledgers.get(ledger_id, held)
     except CopyLost as error:
         await parts.kept.note(ledger_id, held, error.members["attempts"])
         raise
-    return row_answer(row)
+    return row_answer(_shown(request, row))
 
 
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
@@ -177,7 +186,19 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     rows, following = await request.app[PARTS].ledgers.list(
         wanted, after=given[AFTER], limit=given[LIMIT]
     )
+    if not _sees_keys(request):
+        rows = [orjson.dumps(orjson.loads(row) | dict.fromkeys(_SECRET, "")) for row in rows]
     return page_answer("ledgers", rows, following)
+
+
+def _sees_keys(request: web.Request) -> bool:
+    """Whether a caller makes or checks authentication codes (rule 30)."""
+    return caller_of(request).role in (None, Role.GATEWAY, Role.AUTORECOVERY)
+
+
+def _shown(request: web.Request, row: LedgerRow) -> LedgerRow:
+    """A row as its caller may see it."""
+    return row if _sees_keys(request) else row.model_copy(update=dict.fromkeys(_SECRET, b""))
 
 
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
@@ -223,13 +244,19 @@ async def get_cookie(request: web.Request, given: Given) -> web.Response:
 
 async def put_cookie(request: web.Request, given: Given) -> web.Response:
     """Register a bookie (no version) or compare-and-swap its cookie."""
-    body = await parsed(request, CookiePut)
-    row = await request.app[PARTS].cookies.put(given[BOOKIE], body)
+    body, name = await parsed(request, CookiePut), given[BOOKIE]
+    check_name(request, name)
+    check_url(request, body.cookie.url)
+    allowed = request.app[PARTS].allowed_bookies
+    if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
+        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not have {name}")
+    row = await request.app[PARTS].cookies.put(name, body)
     return row_answer(row)
 
 
 async def put_log_end(request: web.Request, given: Given) -> web.Response:
     """Store how far the log of a bookie's registered process is on disk; it never decreases."""
+    check_name(request, given[BOOKIE])
     row = await request.app[PARTS].cookies.note_log_end(
         given[BOOKIE], await parsed(request, LogEnd)
     )
@@ -266,6 +293,8 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
 async def bookie_lives(request: web.Request, given: Given) -> web.Response:
     """Record a bookie's heartbeat; succeeds even while Redis is away."""
     body = await parsed(request, BookieHeartbeat)
+    check_name(request, given[BOOKIE])
+    check_url(request, body.url)
     recorded = await request.app[PARTS].liveness.bookie_lives(given[BOOKIE], body)
     return answer(HeartbeatTaken(recorded=recorded))
 
@@ -273,8 +302,19 @@ async def bookie_lives(request: web.Request, given: Given) -> web.Response:
 async def service_lives(request: web.Request, given: Given) -> web.Response:
     """Record the heartbeat of any other service."""
     body = await parsed(request, ServiceHeartbeat)
+    _check_service(request, given, body)
     recorded = await request.app[PARTS].liveness.service_lives(given[KIND], given[SERVICE_ID], body)
     return answer(HeartbeatTaken(recorded=recorded))
+
+
+def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) -> None:
+    """Refuse a service that speaks for one of another kind, or at another host. Raises: CallerRefused."""
+    caller = caller_of(request)
+    if caller.role not in (None, given[KIND]):
+        raise CallerRefused(f"a {caller.role} is no {given[KIND]}")
+    check_name(request, given[SERVICE_ID])
+    # A gateway's own URL may be that of a proxy before its public listener.
+    check_url(request, alive.internal_url or alive.url)
 
 
 async def list_services(request: web.Request, _given: Given) -> web.Response:

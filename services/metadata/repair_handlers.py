@@ -7,6 +7,8 @@ from aiohttp import web
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text
+from quorumlog.net.roles import check_name
+from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import LOG_NAME, MEMBER
 from quorumlog.wire.repair_bodies import (
     REPAIR_PLACE,
@@ -53,7 +55,10 @@ async def list_repairs(request: web.Request, given: Given) -> web.Response:
 
 async def add_repairs(request: web.Request, _given: Given) -> web.Response:
     """Queue entries that members lack."""
-    await request.app[PARTS].repairs.add((await parsed(request, RepairsAdd)).items)
+    items = (await parsed(request, RepairsAdd)).items
+    for item in items:
+        check_name(request, member_name(item.member))
+    await request.app[PARTS].repairs.add(items)
     return web.Response(status=204)
 
 

@@ -10,6 +10,7 @@ from quorumlog import header
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given
+from quorumlog.net.roles import check_name
 from quorumlog.wire.bodies import CopyWitnesses, KeptLedgers, WitnessAccept, WitnessState
 from quorumlog.wire.rebuild_bodies import RebuildLine
 from quorumlog.wire.witnesses import from_header, to_header
@@ -42,6 +43,7 @@ async def confirm_witnesses(request: web.Request, _given: Given) -> web.Response
 async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
     """Check as well that the database has the changes that copies of rows are of, which bookies hold."""
     body = await parsed(request, CopyWitnesses)
+    check_name(request, body.holder)
     presented = PRESENTED.get()
     assert presented is not None, "the middleware runs before"
     presented.witnesses += body.witnesses

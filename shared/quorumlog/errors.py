@@ -223,6 +223,14 @@ class Forbidden(Refused, code="forbidden", title="Not allowed"):
     """The caller is not allowed to do this: a page of an origin that is not in `CORS_ORIGINS`, say."""
 
 
+class CallerRefused(
+    Refused, code="caller-refused", title="The caller's certificate does not allow this"
+):
+    """A service's certificate names another process or another host than its request: a bookie may register and
+    speak for its own name only, at a host of its certificate, and only if `ALLOWED_BOOKIES` has its name.
+    """
+
+
 class ForeignHost(
     Refused, code="foreign-host", status=421, title="The request is for another host"
 ):

@@ -137,7 +137,10 @@ async def storm(asked: argparse.Namespace, machine: Machine, report: Report) -> 
     # A bookie that deferred its syncs must be filled again before the next one may be hurt.
     share = {"both": 0.1 if is_deferred else 0.9}.get(asked.durability, 1.0)
     console = Console(stderr=True)
-    async with told(report, console), machine.world(is_deferred=is_deferred) as world:
+    # Every second storm runs over mutual TLS.
+    is_tls = (asked.seed + is_deferred) % 2 == 0
+    world_of = machine.world(is_deferred=is_deferred, is_tls=is_tls)
+    async with told(report, console), world_of as world:
         # Where both are asked for, the calls fail in the first storm.
         with_sites = not is_deferred or asked.durability == DEFERRED
         plan = Plan(asked, machine, share, with_sites=with_sites)

@@ -445,13 +445,12 @@ class Faults:
 
     async def _until_whole(self, name: str) -> None:
         """Wait until no ledger is in limbo at a bookie."""
-        url = f"{self._cluster.url(name)}/v1/info"
-        timeout = aiohttp.ClientTimeout(10)
+        url, timeout = f"{self._cluster.url(name)}/v1/info", aiohttp.ClientTimeout(10)
 
         async def is_whole() -> bool:
             async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(url, headers=self._cluster.headers) as answer,
+                self._cluster.session() as session,
+                session.get(url, timeout=timeout) as answer,
             ):
                 told = await answer.json()
             return not told["limbo"]["ledgers"]

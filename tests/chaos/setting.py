@@ -67,7 +67,7 @@ class Machine:
             self.lacks["failing call"] = str(error)
 
     @asynccontextmanager
-    async def world(self, *, is_deferred: bool) -> AsyncIterator[World]:
+    async def world(self, *, is_deferred: bool, is_tls: bool) -> AsyncIterator[World]:
         """A cluster of its own, and the hands that hurt it."""
         lacks = dict(self.lacks)
         async with AsyncExitStack() as stack:
@@ -92,6 +92,7 @@ class Machine:
                     durability="deferred" if is_deferred else "fsync",
                     auto_fix_cookies=is_deferred,
                     lost_bookie_delay_s=2,
+                    tls=is_tls,
                     around=Surroundings(
                         # Hosts of their own, which nobody else reaches.
                         environment={**_SMALL, "ALLOW_ANONYMOUS": "1"},
@@ -136,9 +137,10 @@ async def _linked(
     """Each gateway's own way to metadata, on which it is started again."""
     host = network.places()[ROOT].host if network else "127.0.0.1"
     links = {}
+    scheme = cluster.url("metadata-1").partition(":")[0]
     for name in (name for name in cluster.names if name.startswith("gateway")):
         link = await stack.enter_async_context(proxy_to(cluster.url("metadata-1"), host))
-        cluster.tell(name, METADATA_URLS=f"http://{host}:{link.port}")
+        cluster.tell(name, METADATA_URLS=f"{scheme}://{host}:{link.port}")
         await cluster.kill(name)
         cluster.start(name)
         links[name] = link

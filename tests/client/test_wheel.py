@@ -165,7 +165,9 @@ def test_the_wheel_carries_what_the_sdk_the_command_and_spark_import_and_no_more
     }
     wanted = set().union(*map(ours, imported.values()))
 
-    assert modules == wanted | {"quorumlog.cli.__main__", "pyspark_quorumlog"}
+    # The command imports certificates when it is used: they have an extra of their own.
+    late = {"quorumlog.cli.__main__", "quorumlog.certificates", "pyspark_quorumlog"}
+    assert modules == wanted | late
     assert {name for name in files if not name.endswith(".py")} == {"quorumlog/py.typed"}
     assert not [name for name in modules if name.startswith("quorumlog.net")]
 
@@ -176,6 +178,17 @@ def test_the_command_runs_with_its_extra(environments: dict[str, Environment]) -
     done = cli.run(cli.folder / "bin" / "quorumlog", "--help")
 
     assert "ledger" in done.stdout
+
+
+def test_certificates_without_their_extra_say_what_to_install(
+    environments: dict[str, Environment],
+) -> None:
+    cli = environments["cli"]
+
+    done = cli.run(cli.folder / "bin" / "quorumlog", "certificates", "init", status=1)
+
+    assert "pip install 'quorumlog[cli,certificates]'" in done.stderr
+    assert not done.stdout
 
 
 def test_the_command_without_its_extra_says_what_to_install(

@@ -21,8 +21,10 @@ SETTINGS: Final = {**UNHURRIED, "QUARANTINE_FAILURES": "0"}
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def shared() -> AsyncIterator[Cluster]:
-    """Six bookies and two gateways; with stores of their own, which are killed too."""
-    async with running(None, bookies=BOOKIES, gateways=2, environment=SETTINGS) as started:
+    """Six bookies and two gateways with certificates; with stores of their own, which are killed too."""
+    async with running(
+        None, bookies=BOOKIES, gateways=2, environment=SETTINGS, tls=True
+    ) as started:
         yield started
 
 

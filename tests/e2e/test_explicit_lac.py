@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import aiohttp
 import pytest
 
 from loadtest.cluster import Cluster
@@ -19,7 +18,7 @@ async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_b
     async with (
         Client(cluster.gateways[0]) as writer,
         Client(cluster.gateways[1]) as other,
-        aiohttp.ClientSession() as session,
+        cluster.session() as session,
     ):
         ledger = await writer.create_ledger()
         sent = [b"%d" % number for number in range(3)]
@@ -29,7 +28,7 @@ async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_b
 
         async def lac_at(name: str) -> int:
             url = f"{cluster.url(name)}/v1/ledgers/{ledger.ledger_id}"
-            async with session.get(url, headers=cluster.headers) as answer:
+            async with session.get(url) as answer:
                 held: dict[str, Any] = await answer.json()
                 return int(held.get("last_add_confirmed", -1))
 

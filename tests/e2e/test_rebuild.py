@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from typer.testing import CliRunner
@@ -32,7 +31,7 @@ async def contents(ledger: Ledger) -> list[bytes]:
 
 async def knows_deletion(cluster: Cluster, ledger_id: int) -> bool:
     """Whether some bookie keeps the id as a deleted ledger's."""
-    async with aiohttp.ClientSession(headers=cluster.headers) as session:
+    async with cluster.session() as session:
         for name in cluster.names:
             if not name.startswith("bookie"):
                 continue
@@ -55,7 +54,13 @@ def cli_rebuild(cluster: Cluster, *options: str) -> dict[str, Any]:
 
 async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged_entry() -> None:
     with scratch("ql-rebuild-") as folder:
-        async with running(None, gateways=1, data=folder, environment=SETTINGS) as cluster:
+        settings: dict[str, Any] = {
+            "gateways": 1,
+            "data": folder,
+            "environment": SETTINGS,
+            "tls": True,
+        }
+        async with running(None, **settings) as cluster:
             async with Client(*cluster.gateways) as client:
                 opened, moved, closed, deleted, gone = [
                     await client.create_ledger() for _ in range(5)
@@ -86,9 +91,7 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
         shutil.rmtree(Path(folder) / "postgres")
 
         async with (
-            running(
-                None, gateways=1, data=folder, environment=SETTINGS, rebuild_metadata=True
-            ) as cluster,
+            running(None, **settings, rebuild_metadata=True) as cluster,
             Client(*cluster.gateways) as client,
         ):
             for ledger_id, payloads in sent.items():

@@ -116,12 +116,24 @@ async def test_an_old_list_serves_while_metadata_is_away() -> None:
 
 async def test_bookies_with_more_room_are_chosen_more_often() -> None:
     gib = 1 << 30
-    directory = await directory_of(bookie(1, free_bytes=90 * gib), bookie(2, free_bytes=10 * gib))
+    directory = await directory_of(bookie(1, free_bytes=30 * gib), bookie(2, free_bytes=10 * gib))
 
     first = Counter(directory.writable()[0] for _ in range(2000))
 
-    assert 1700 < first["b1@1"] < 1900  # seeded: 9 of 10
+    assert 1400 < first["b1@1"] < 1600  # seeded: 3 of 4
     assert first["b2@1"] == 2000 - first["b1@1"]
+
+
+async def test_bookies_that_claim_any_room_do_not_get_all_places() -> None:
+    honest = [bookie(number, free_bytes=100 << 30) for number in range(4, 10)]
+    liars = [bookie(number, free_bytes=2**62) for number in range(1, 4)]
+    directory = await directory_of(*liars, *honest)
+    names = {liar.id for liar in liars}
+
+    found = [directory.new_ensemble(3) for _ in range(2000)]
+
+    captured = sum(chosen is not None and set(chosen[0]) == names for chosen in found)
+    assert 200 < captured < 400  # seeded: 12/18 * 8/14 * 4/10 of all, and not all
 
 
 class Clock:

@@ -1,7 +1,7 @@
-"""Requests between gateways: one hop, to the ledger's writer. Not in the public OpenAPI document.
+"""Requests between gateways: one hop, to the ledger's writer. On the internal listener only.
 
 A request names the instance that it is for; another instance answers `writer-lost`, not done (rule
-11). Passwords are checked here again, since anybody can reach these routes.
+11). Passwords are checked here again: who has the cluster's secret need not be a gateway.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -58,7 +58,7 @@ MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
 
 @dataclass(frozen=True, slots=True)
 class InternalBodies:
-    """The bounds of bodies: those of the public routes, since anybody can reach these routes too."""
+    """The bounds of bodies: those of the public routes, from which gateways pass them on."""
 
     read: Callable[[web.Request, int], Awaitable[bytes]]
     """Reads a body of at most so many bytes, in time and within the room for all bodies."""

@@ -1,6 +1,4 @@
-"""Routes for the other gateways: requests about logs that this process owns. Not in the public OpenAPI
-document.
-"""
+"""Routes for the other gateways, on the internal listener only: requests about logs that this process owns."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -53,12 +53,15 @@ async def ask(
     the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
-    async with Transport(bases.split(","), deadline_s=common_options().timeout_s) as transport:
+    options = common_options()
+    async with Transport(
+        bases.split(","), deadline_s=options.timeout_s, context=options.operator_context
+    ) as transport:
         answer = await transport.request(
             method,
             f"/v1/{path}",
             body=None if body is None else orjson.dumps(body),
-            headers=common_options().operator_headers if headers is None else headers,
+            headers=options.operator_headers if headers is None else headers,
             is_repeatable=True,
         )
         return answer.json() if answer.body else None

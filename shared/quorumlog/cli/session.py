@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import logging
 import re
+import ssl
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -19,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -29,6 +30,7 @@ import typer
 
 from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
+from quorumlog.wire.certificate import CertificateUnusable, operator_context
 from quorumlog.wire.secret import SecretUnusable, operator_headers
 
 T = TypeVar("T")
@@ -53,6 +55,8 @@ class CommonOptions:
     """What is shown to the services behind the gateways."""
     token: str | None = field(default=None, repr=False)
     """Of the caller, for gateways that require one."""
+    operator_context: ssl.SSLContext | None = None
+    """With which they are asked over TLS."""
 
     @property
     def shows_notices(self) -> bool:
@@ -123,6 +127,25 @@ _SecretOption = Annotated[
         help="The cluster's secret, for commands that ask the services behind the gateways.",
     ),
 ]
+_CertificateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cert-file",
+        envvar="TLS_CERT_FILE",
+        help="An operator's certificate, for commands that ask the services behind the gateways.",
+    ),
+]
+_KeyOption = Annotated[
+    Path | None, typer.Option("--key-file", envvar="TLS_KEY_FILE", help="The key of --cert-file.")
+]
+_AuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="TLS_CA_FILE",
+        help="The authority of the certificates of these services.",
+    ),
+]
 _DECLARED: Final = (
     ("gateway", _GatewayOption, GATEWAY),
     ("as_json", _JsonOption, False),
@@ -131,28 +154,35 @@ _DECLARED: Final = (
     ("secret_file", _SecretOption, None),
     ("token", _TokenOption, None),
     ("token_file", _TokenFileOption, None),
+    ("cert_file", _CertificateOption, None),
+    ("key_file", _KeyOption, None),
+    ("ca_file", _AuthorityOption, None),
 )
 """Name, declaration and default."""
 
 
-def with_common_options(app: typer.Typer) -> typer.Typer:
-    """Add the options of all commands to each command of a tree."""
+def with_common_options(app: typer.Typer, *, is_offline: bool = False) -> typer.Typer:
+    """Add the options of all commands to each command of a tree; commands that ask no server get only those
+    that shape what is printed.
+    """
     for command in app.registered_commands:
         assert command.callback is not None
-        command.callback = _with_options(command.callback)
+        command.callback = _with_options(command.callback, is_offline=is_offline)
     for group in app.registered_groups:
         assert group.typer_instance is not None
-        with_common_options(group.typer_instance)
+        with_common_options(group.typer_instance, is_offline=is_offline)
     return app
 
 
-def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[..., Any]:
     """A command with the common options. A command with a --timeout of its own uses that one for requests
     too; a command that asks the metadata service has no --gateway.
     """
     signature = inspect.signature(command)
     asks_metadata = "metadata" in signature.parameters
     absent = {"gateway", "token", "token_file"} if asks_metadata else set()
+    if is_offline:
+        absent = {name for name, _, _ in _DECLARED} - {"as_json", "quiet"}
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         for name, option, default in _DECLARED
@@ -164,14 +194,12 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = CommonOptions(
             gateway=given.get("gateway", ""),
             as_json=given["as_json"],
-            timeout_s=given["timeout"] or TIMEOUT_S,
+            timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
-            operator_headers=_operator_headers(
-                given["secret_file"],
-                given.get("metadata_urls") or given.get("gateway") or given.get("metadata", ""),
-            ),
             token=_token_of(given.get("token"), given.get("token_file")),
         )
+        if not is_offline:
+            options = _with_credentials(options, given)
         restored = _COMMON_OPTIONS.set(options)
         try:
             return command(**{name: given[name] for name in signature.parameters})
@@ -186,12 +214,21 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _operator_headers(file: Path | None, urls: str) -> Mapping[str, str]:
-    """Raises: typer.BadParameter."""
+def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> CommonOptions:
+    """The options with what an operator shows. Raises: typer.BadParameter."""
+    asked = given.get("metadata_urls") or given.get("gateway") or given.get("metadata", "")
+    urls = asked.split(",")
+    files = given["cert_file"], given["key_file"], given["ca_file"]
     try:
-        return operator_headers(file, urls.split(","))
+        return replace(
+            options,
+            operator_headers=operator_headers(given["secret_file"], urls),
+            operator_context=operator_context(*files, urls),
+        )
     except SecretUnusable as error:
         raise typer.BadParameter(f"--secret-file: {error}") from None
+    except CertificateUnusable as error:
+        raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
 def _token_of(token: str | None, file: Path | None) -> str | None:

@@ -24,10 +24,6 @@ log = logging.getLogger(__name__)
 REFRESH_S: Final = 1.0
 """The interval of bookies' heartbeats (docs/protocol.md, Times)."""
 
-_ROOM_MIN_BYTES: Final = 64 << 20
-"""Less free space counts as this much: a bookie that is nearly full, or did not say how much room it
-has, is chosen rarely, but not never."""
-
 
 class Directory:
     """The last known list of bookies. Implements `ports.PlacementPort`."""
@@ -83,13 +79,10 @@ class Directory:
         """Live members that take entries, in a new random order each time, so that load spreads:
         members with more room come first more often, members in quarantine last.
         """
+        rooms = {b.id: b.free_bytes for b in self._bookies if b.state == "writable"}
         order = {
-            bookie.id: (
-                self.quarantine.contains(member_name(bookie.id)),
-                self._weighted_draw(bookie.free_bytes),
-            )
-            for bookie in self._bookies
-            if bookie.state == "writable"
+            member: (self.quarantine.contains(member_name(member)), self._weighted_draw(weight))
+            for member, weight in placement.weights(rooms).items()
         }
         return tuple(sorted(order, key=lambda member: order[member]))
 
@@ -103,11 +96,11 @@ class Directory:
         told += f", {lost} lost" if lost else ""
         return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
-    def _weighted_draw(self, free_bytes: int) -> float:
-        """A random number; the bookie with the least one wins, with a chance in proportion to its room
+    def _weighted_draw(self, weight: int) -> float:
+        """A random number; the bookie with the least one wins, with a chance in proportion to its weight
         (Efraimidis and Spirakis).
         """
-        return -math.log(1.0 - self._chance.random()) / max(free_bytes, _ROOM_MIN_BYTES)
+        return -math.log(1.0 - self._chance.random()) / weight
 
     def zone_count(self, members: tuple[str, ...]) -> int:
         """How many zones members are in; all members of unknown zones count as one zone."""

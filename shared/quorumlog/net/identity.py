@@ -6,7 +6,8 @@ operator too.
 """
 
 import hmac
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,8 @@ class Role(StrEnum):
     AUTORECOVERY = "autorecovery"
     OPERATOR = "operator"
     """A person with the command line."""
+    MONITOR = "monitor"
+    """What reads health and metrics, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,12 @@ class Identity:
     role: Role | None
     """None: any service of this cluster, or its operator."""
     name: str
+    hosts: frozenset[str] | None = None
+    """The hosts that are proven to be the caller's; None where nothing is proven of them."""
+
+
+CALLER: Final = web.RequestKey("caller", Identity)
+"""Who sent a request to an internal listener."""
 
 
 class Authenticator(Protocol):
@@ -50,6 +59,8 @@ class Credentials:
     """What a service shows to others with each request and each handshake."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    client_context: Callable[[], ssl.SSLContext] | None = None
+    """The TLS context of a new connection, which shows a certificate."""
 
 
 ANONYMOUS: Final = Credentials()

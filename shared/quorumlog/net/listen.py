@@ -15,8 +15,10 @@ import math
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web, web_response
@@ -36,6 +38,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.net.budget import Budget, peer_of
+from quorumlog.net.timers import Tasks
 from quorumlog.wire import problems
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,9 @@ _REFUSED_SHARE: Final = 8
 answered and closed immediately.
 """
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
+_BACKLOG: Final = 1024
+_ACCEPT_AGAIN_S: Final = 0.1
+"""After a connection could not be accepted (taste)."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
@@ -150,10 +156,12 @@ class _Connection(RequestHandler):
     which arrives in one piece, starts no timer.
     """
 
-    __slots__ = ("_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at")
+    __slots__ = ("_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at", "hand_over")
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
+        self.hand_over: Callable[[], None] | None = None
+        """Gives back the place that the handshake had."""
         self._listener = listener
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -162,6 +170,8 @@ class _Connection(RequestHandler):
         """Accept the connection, or refuse it where there are too many."""
         peer = transport.get_extra_info("peername")
         self._peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
+        if self.hand_over is not None:
+            self.hand_over()
         try:
             self._listener.connections.take(self._peer)
         except Overloaded as error:
@@ -315,12 +325,13 @@ class _Refusal(asyncio.Protocol):
         """Answer the first bytes of a request, and drop all others."""
         if not self._is_answered:
             self._answer()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():  # not over TLS: the timer ends such a connection
+                self._transport.write_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
         """Forget the connection."""
         self._timer.cancel()
-        self._listener.refused_count -= 1
+        self._listener.give_refused()
 
     def _end(self) -> None:
         if not self._is_answered:
@@ -377,7 +388,11 @@ class Listener:
             log.warning("connections-refused", extra={"connections_max": most})
         return self.refused_count <= min(_REFUSED_MAX, most // _REFUSED_SHARE + 1)
 
-    def connection(self) -> RequestHandler:
+    def give_refused(self) -> None:
+        """Forget a connection beyond the limit."""
+        self.refused_count -= 1
+
+    def connection(self) -> "_Connection":
         """A new connection's protocol."""
         limits = self.limits
         return _Connection(
@@ -426,6 +441,77 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
+async def _listening_securely(
+    listener: Listener, bound: socket.socket, context: ssl.SSLContext
+) -> AsyncIterator[None]:
+    """Accept connections over TLS until the end of the block. A handshake counts as a connection and has a deadline:
+    asyncio's server would begin any number at once, whose peers may say nothing.
+    """
+    bound.setblocking(False)
+    bound.listen(_BACKLOG)
+    listener.port = bound.getsockname()[1]
+    tasks = Tasks()
+    tasks.start(_accept_all(listener, bound, context, tasks))
+    try:
+        yield
+    finally:
+        await tasks.close()
+        bound.close()
+
+
+async def _accept_all(
+    listener: Listener, bound: socket.socket, context: ssl.SSLContext, tasks: Tasks
+) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            accepted, address = await loop.sock_accept(bound)
+        except OSError as error:  # the peer has gone, or descriptors are used up
+            log.warning("accept-failed", extra={"error": repr(error)})
+            await asyncio.sleep(_ACCEPT_AGAIN_S)
+            continue
+        peer = peer_of(address[0])
+        try:
+            listener.connections.take(peer)
+        except Overloaded:
+            # Nothing can be said before the handshake. A few may end it, and get their 429 then.
+            if not listener.refuse():
+                listener.give_refused()
+                accepted.close()
+                continue
+            give = listener.give_refused
+        else:
+            give = partial(listener.connections.give, peer)
+        tasks.start(_secure(listener, accepted, context, give))
+
+
+async def _secure(
+    listener: Listener, accepted: socket.socket, context: ssl.SSLContext, give: Callable[[], None]
+) -> None:
+    """Do the handshake of a connection, which then serves itself."""
+    connection, has_place = listener.connection(), True
+
+    def hand_over() -> None:
+        nonlocal has_place
+        has_place = False
+        give()
+
+    connection.hand_over = hand_over
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: connection,
+            accepted,
+            ssl=context,
+            ssl_handshake_timeout=listener.limits.head_timeout_s,
+        )
+    except OSError:  # of TLS, of time, of the connection
+        accepted.close()
+    finally:
+        if has_place:
+            give()
+
+
+@contextlib.asynccontextmanager
 async def listening(
     app: web.Application,
     *,
@@ -433,10 +519,11 @@ async def listening(
     port: int,
     limits: ListenLimits | None = None,
     bound: socket.socket | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen, on a socket that is bound already where there is one. At the end stop
-    listening, finish the requests in progress (for `drain_timeout_s` at most), then run the application's
-    clean-up.
+    """Start the application and listen, on a socket that is bound already where there is one, and with a context
+    over TLS. At the end stop listening, finish the requests in progress (for `drain_timeout_s` at most), then run the
+    application's clean-up.
 
     Raises: PortUnusable.
     """
@@ -448,9 +535,13 @@ async def listening(
     await runner.setup()
     try:
         listener = Listener(runner, limits)
+        if context is not None:
+            async with _listening_securely(listener, bound or bind(host, port), context):
+                yield listener
+            return
         with _naming(host, port):
             sockets = await asyncio.get_running_loop().create_server(
-                listener.connection, backlog=1024, **place
+                listener.connection, backlog=_BACKLOG, **place
             )
         listener.port = sockets.sockets[0].getsockname()[1]
         try:

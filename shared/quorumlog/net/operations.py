@@ -73,9 +73,15 @@ class Route:
 
     operation: Operation
     handler: Handler
+    check: Callable[[web.Request], None] | None = None
+    """Refuses a caller that may not use the route."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Read the parameters and call the handler. Raises: BadRequest, InvalidRequest."""
+        """Check the caller, read the parameters and call the handler. Raises: Forbidden, BadRequest,
+        InvalidRequest.
+        """
+        if self.check is not None:
+            self.check(request)
         return await self.handler(request, parameters.read(self.operation.parameters, request))
 
 

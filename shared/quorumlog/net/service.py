@@ -34,6 +34,7 @@ from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import (
     ANONYMOUS,
+    CALLER,
     Authenticator,
     ClusterSecret,
     Credentials,
@@ -50,7 +51,8 @@ from quorumlog.net.listen import (
     request_id,
 )
 from quorumlog.net.memory import trim_forever
-from quorumlog.net.timers import Tasks
+from quorumlog.net.timers import Tasks, restarted
+from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
 from quorumlog.wire.secret import is_loopback, read_secret
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Listening:
     limits: ListenLimits
     bound: socket.socket | None = None
     """A socket that is bound there already."""
+    tls: Tls | None = None
 
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
@@ -135,6 +138,15 @@ class ServiceSettings(BaseModel):
         default=None,
         description="file with the secret that the services of a cluster share: who has it is one of them",
     )
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="certificate of this process, with which the services of a cluster know each other"
+        " (docs/guides/certificates.md); read again when it changes",
+    )
+    tls_key_file: Path | None = Field(default=None, description="the key of the certificate")
+    tls_ca_file: Path | None = Field(
+        default=None, description="the authorities of the certificates that others must show"
+    )
     allow_anonymous: bool = Field(
         default=False,
         description="1: listeners may be reached from other machines without any credentials",
@@ -150,17 +162,32 @@ class ServiceSettings(BaseModel):
     @model_validator(mode="after")
     def _asks_callers_beyond_loopback(self) -> Self:
         name, host = self._internal_host()
-        if self.cluster_secret_file is None and not self.allow_anonymous and not is_loopback(host):
+        if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):
             raise ValueError(
                 f"{name}={host} lets other machines call what only this cluster's services may:"
                 " set CLUSTER_SECRET_FILE to a file with a secret that all of them have,"
+                " TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE to certificates (docs/guides/certificates.md),"
                 " or ALLOW_ANONYMOUS=1 where nobody else can reach them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _advertises_what_it_speaks(self) -> Self:
+        name, url = self._internal_advertised()
+        if url and url.startswith("https://") != (self.tls is not None):
+            raise ValueError(
+                f"{name}={url}: the listener speaks {'https' if self.tls else 'http'}, "
+                f"{'with' if self.tls else 'without'} TLS_CERT_FILE"
             )
         return self
 
     def _internal_host(self) -> tuple[str, str]:
         """The host of the internal listener, behind the name of its setting."""
         return "HOST", self.host
+
+    def _internal_advertised(self) -> tuple[str, str]:
+        """The advertised URL of the internal listener, behind the name of its setting."""
+        return "ADVERTISED_URL", self.advertised_url
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
@@ -182,17 +209,36 @@ class ServiceSettings(BaseModel):
     @property
     def url(self) -> str:
         """The URL at which others reach this process, without a trailing slash."""
-        return url_of(self.advertised_url, self.host, self.port)
+        return url_of(self.advertised_url, self.host, self.port, is_tls=self.tls is not None)
 
     @cached_property
     def authenticator(self) -> Authenticator | None:
-        """Knows the callers of the internal listener."""
-        return self._secret
+        """Knows the callers of the internal listener. Certificates say more than a secret, so they decide."""
+        return self._secret if self.tls is None else PeerCertificate(self.tls)
 
     @property
     def credentials(self) -> Credentials:
         """What this process shows to other services."""
+        if self.tls is not None:
+            return self.tls.credentials
         return ANONYMOUS if self._secret is None else self._secret.credentials
+
+    @cached_property
+    def tls(self) -> Tls | None:
+        """The certificate of the internal listener. Raises: TlsUnusable."""
+        files = (self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
+        if files == (None, None, None):
+            return None
+        certificate, key, authority = files
+        if certificate is None or key is None or authority is None:
+            raise TlsUnusable(
+                "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE go together: set all or none"
+            )
+        return Tls(TlsFiles(certificate, key, authority))
+
+    def certificates(self) -> dict[str, Tls]:
+        """The certificates of the process by the name of the listener."""
+        return {} if self.tls is None else {"internal": self.tls}
 
     @cached_property
     def _secret(self) -> ClusterSecret | None:
@@ -209,12 +255,13 @@ class ServiceSettings(BaseModel):
         return Hosts(self.url, self.allowed_hosts)
 
 
-def url_of(advertised: str, host: str, port: int) -> str:
+def url_of(advertised: str, host: str, port: int, *, is_tls: bool) -> str:
     """The URL at which others reach a listener, without a trailing slash."""
     if advertised:
         return advertised.rstrip("/")
     everywhere = host in ("0.0.0.0", "::")  # noqa: S104
-    return f"http://{socket.gethostname() if everywhere else host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://{socket.gethostname() if everywhere else host}:{port}"
 
 
 def _sentence(fault: Any) -> str:
@@ -294,7 +341,7 @@ def check_caller(request: web.Request) -> None:
     # By the route that was found: a path may be written in many ways.
     resource = request.match_info.route.resource
     if resource is None or resource.canonical not in _OPEN:
-        authenticator.identify(request)
+        request[CALLER] = authenticator.identify(request)
 
 
 @web.middleware
@@ -357,12 +404,14 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
                         port=part.port,
                         limits=part.limits,
                         bound=part.bound,
+                        context=None if part.tls is None else part.tls.server,
                     )
                 )
             _tune_collector()
             log.info("started", extra={"url": settings.url})
             tasks = Tasks()
             tasks.start(trim_forever())
+            _follow_certificates(settings.certificates(), parts[0].app, tasks)
             await asked_to_end.wait()
             await tasks.close()
             log.info("draining")
@@ -375,10 +424,23 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
     return 0
 
 
+def _follow_certificates(
+    certificates: Mapping[str, Tls], app: web.Application, tasks: Tasks
+) -> None:
+    """Take certificates that change, and tell when they end."""
+    if not certificates:
+        return
+    app[METRICS].register(CertificateEnds(certificates))
+    for tls in certificates.values():
+        log.info("certificate-loaded", extra=tls.described())
+        tasks.start(restarted(tls.follow))
+
+
 async def _made(factory: Factory, settings: ServiceSettings) -> Sequence[Listening]:
     made = factory(settings)
     if isinstance(made, web.Application):
-        return (Listening(made, settings.host, settings.port, settings.listen_limits()),)
+        limits = settings.listen_limits()
+        return (Listening(made, settings.host, settings.port, limits, tls=settings.tls),)
     return await made
 
 

@@ -1,5 +1,6 @@
 """HTTP sessions with other services: as many connections as a busy time needs, and few again after it."""
 
+import ssl
 from typing import Any
 
 import aiohttp
@@ -15,11 +16,21 @@ class _Connector(aiohttp.TCPConnector):
     idle, so a process that always asks something (a heartbeat is enough) would keep them all.
     """
 
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__(limit=0)
+        self._credentials = credentials
+
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
         # Appended at the end; the next one is taken from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
+
+    def _get_ssl_context(self, req: aiohttp.ClientRequest) -> ssl.SSLContext | None:
+        """The newest context: aiohttp would keep the one of its construction."""
+        if req.is_ssl() and self._credentials.client_context is not None:
+            return self._credentials.client_context()
+        return super()._get_ssl_context(req)
 
 
 def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
@@ -28,7 +39,7 @@ def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSessi
     """
     return aiohttp.ClientSession(
         headers=credentials.headers,
-        connector=_Connector(limit=0),
+        connector=_Connector(credentials),
         cookie_jar=aiohttp.DummyCookieJar(),
         trace_configs=[trace.config()],
     )

@@ -3,8 +3,14 @@ caller knows who is alive (liveness only proposes: I31).
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Final
 
 from quorumlog.protocol.ids import member_name
+
+_ROOM_MIN_BYTES: Final = 64 << 20
+_ROOM_TIMES: Final = 4
+"""Above what members of one cluster differ by, as a rule (taste)."""
 
 
 def ensemble(
@@ -38,6 +44,20 @@ def spread(
         used[zone] = (used.get(zone, (0, 0))[0] + 1, place)
     free = [member for member in dict.fromkeys(candidates) if member_name(member) not in taken]
     return tuple(sorted(free, key=lambda member: used.get(known.get(member, ""), (0, 0))))
+
+
+def weights(rooms: Mapping[str, int]) -> dict[str, int]:
+    """How often members shall be chosen, in proportion: by the free bytes that each says it has. Nobody checks
+    these: a member that says more than four times what half of the members have counts as that, so that
+    no member draws most new ledgers to itself by a large number. One that is nearly full, or said nothing, is
+    chosen rarely, but not never.
+    """
+    floored = {member: max(room, _ROOM_MIN_BYTES) for member, room in rooms.items()}
+    if not floored:
+        return {}
+    # The lower one, so that half of the members can't raise it.
+    most = _ROOM_TIMES * median_low(floored.values())
+    return {member: min(room, most) for member, room in floored.items()}
 
 
 def replacements(

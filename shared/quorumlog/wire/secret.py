@@ -48,7 +48,7 @@ def operator_headers(file: Path | None, urls: Iterable[str]) -> dict[str, str]:
     """
     if file is None:
         file = LOCAL_SECRET
-        if not os.access(file, os.R_OK) or not all(map(_is_on_this_machine, urls)):
+        if not os.access(file, os.R_OK) or not all(map(is_on_this_machine, urls)):
             return {}
     return headers_of(read_secret(file))
 
@@ -61,7 +61,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _is_on_this_machine(url: str) -> bool:
+def is_on_this_machine(url: str) -> bool:
+    """Whether a URL is of this machine's loopback."""
     try:
         return is_loopback(urlsplit(url.strip()).hostname or "")
     except ValueError:

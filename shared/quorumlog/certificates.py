@@ -1,0 +1,321 @@
+"""Certificates of a cluster: a small certificate authority in a folder, and what a certificate says.
+
+A certificate of a service names its cluster, role and name in a URI, `quorumlog://CLUSTER/ROLE/NAME`, and the
+hosts at which it listens. `net/tls.py` reads the URI when a process connects. An operator's own authority
+serves as well, if its certificates have that URI.
+
+The module needs `cryptography` (extra `certificates`) and nothing of quorumlog: the command line and the local
+cluster make certificates with it. It has no revocation: certificates live for a year, and a new authority
+replaces a lost one (docs/guides/certificates.md).
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+SCHEME: Final = "quorumlog"
+ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "monitor")
+"""`net/identity.py` says what each may do."""
+
+AUTHORITY_DAYS: Final = 3650
+"""Ten years: every process has the authority's certificate, so a new one takes a tour of all hosts (taste)."""
+DAYS: Final = 365
+"""A year: long enough that a yearly routine renews in time, and the alert comes 14 days before the end (taste)."""
+
+_AUTHORITY: Final = "ca"
+_CLOCK_SKEW: Final = timedelta(hours=1)
+"""Certificates count from so long before their issue: the clocks of hosts differ."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
+
+
+class CertificateRefused(ValueError):
+    """What was asked for can't be a certificate, or a file is none; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate is for."""
+
+    cluster: str
+    role: str
+    name: str
+    hosts: tuple[str, ...] = ()
+    """DNS names and IP addresses; none for a process that does not listen."""
+
+    def __post_init__(self) -> None:
+        for what, name in (("cluster", self.cluster), ("name", self.name)):
+            if not _NAME.fullmatch(name):
+                raise CertificateRefused(
+                    f"{name!r} is no {what}: 1 to 100 letters, digits, '.', '_' and '-'"
+                )
+        if self.role not in ROLES:
+            raise CertificateRefused(f"{self.role!r} is no role: {', '.join(ROLES)}")
+        for host in self.hosts:
+            _general_name(host)
+
+    @property
+    def uri(self) -> str:
+        """The URI of the certificate."""
+        return f"{SCHEME}://{self.cluster}/{self.role}/{self.name}"
+
+    @property
+    def file(self) -> str:
+        """The name of the certificate's files, without an ending."""
+        return f"{self.role}-{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a certificate says."""
+
+    subject: Subject | None
+    """None for an authority's own, and for one without the URI."""
+    issuer: str
+    begins: datetime
+    ends: datetime
+    is_authority: bool
+
+    def days_left(self, now: datetime) -> int:
+        """Whole days until the certificate's end; negative after it."""
+        return (self.ends - now).days
+
+
+def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
+    """Make an authority for a cluster and return its certificate's file. Raises: FileExistsError,
+    CertificateRefused.
+    """
+    Subject(cluster, "operator", "authority")  # a cluster's name is checked as in its certificates
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([
+        x509.NameAttribute(NameOID.ORGANIZATION_NAME, SCHEME),
+        x509.NameAttribute(NameOID.COMMON_NAME, cluster),
+    ])  # fmt: skip
+    public = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    built = (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(public, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(public), critical=False
+        )
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _write(folder, _AUTHORITY, key, built.sign(key, hashes.SHA256()), replaces=False)
+
+
+def issue(
+    folder: Path,
+    role: str,
+    name: str,
+    hosts: Iterable[str] = (),
+    *,
+    days: int = DAYS,
+    into: Path | None = None,
+    replaces: bool = False,
+) -> Path:
+    """Make a key and a certificate of the authority in a folder and return the certificate's file.
+
+    Raises: FileExistsError unless `replaces`, FileNotFoundError without an authority, CertificateRefused.
+    """
+    authority = _read_certificate(folder / f"{_AUTHORITY}.pem")
+    signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
+    subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
+    if role not in ("operator", "monitor") and not subject.hosts:
+        raise CertificateRefused(f"a {role} listens: name the hosts at which others reach it")
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if subject.hosts:
+        purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    text = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject.file[:64])])
+    built = (
+        _builder(text, authority.subject, key.public_key(), days, authority.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    into = into or folder
+    into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signed = built.sign(signer, hashes.SHA256())
+    return _write(into, subject.file, key, signed, replaces=replaces)
+
+
+def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
+    """Replace a certificate and its key by new ones for the same subject. Raises: as `issue`."""
+    subject = describe(certificate).subject
+    if subject is None:
+        raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME")
+    authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
+    if subject.cluster != authority:
+        raise CertificateRefused(
+            f"{certificate} is of cluster {subject.cluster}, and {folder} of {authority}"
+        )
+    if certificate.name != f"{subject.file}.pem":
+        raise CertificateRefused(f"{certificate} is not called {subject.file}.pem")
+    given = (subject.role, subject.name, subject.hosts)
+    return issue(folder, *given, days=days, into=certificate.parent, replaces=True)
+
+
+def describe(file: Path) -> Description:
+    """What the first certificate of a file says. Raises: OSError, CertificateRefused."""
+    found = _read_certificate(file)
+    return Description(
+        subject=_subject_of(found),
+        issuer=found.issuer.rfc4514_string(),
+        begins=found.not_valid_before_utc,
+        ends=found.not_valid_after_utc,
+        is_authority=_is_authority(found),
+    )
+
+
+def key_file(certificate: Path) -> Path:
+    """Where the key of a certificate is that `create_authority` or `issue` wrote."""
+    return certificate.with_name(f"{certificate.stem}-key.pem")
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime | None = None,
+) -> x509.CertificateBuilder:
+    if days < 1:
+        raise CertificateRefused("a certificate lives for a day at least")
+    now = datetime.now(UTC)
+    ends = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        # No certificate outlives its authority.
+        .not_valid_after(min(ends, latest) if latest is not None else ends)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    first, *others = host.split(".")
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
+        raise CertificateRefused(
+            f"{host!r} is no host: a DNS name or an IP address, without a port"
+        )
+    return x509.DNSName(host)
+
+
+def _subject_of(certificate: x509.Certificate) -> Subject | None:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+    hosts = (
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    )
+    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+        parts = urlsplit(uri)
+        role, _, name = parts.path[1:].partition("/")
+        if parts.scheme == SCHEME:
+            return Subject(parts.netloc, role, name, hosts)
+    return None
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _cluster_of(authority: x509.Certificate) -> str:
+    names = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise CertificateRefused(f"{file} is no certificate in PEM: {error}") from None
+
+
+def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), None)
+    except (TypeError, ValueError):
+        # The error's text may repeat what was read.
+        raise CertificateRefused(f"{file} is no key in PEM without a password") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateRefused(f"{file} is no key of an authority that `init` made")
+    return key
+
+
+def _write(
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    certificate: x509.Certificate,
+    *,
+    replaces: bool,
+) -> Path:
+    """Write the key, readable by its owner alone, and then the certificate, whose file it returns."""
+    file = folder / f"{name}.pem"
+    for path in (file, key_file(file)):
+        if not replaces and path.exists():
+            raise FileExistsError(f"{path} exists: nothing was written")
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _replace(key_file(file), private, 0o600)
+    _replace(file, certificate.public_bytes(pem), 0o644)
+    return file
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file as a whole, so that no reader meets half of it."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

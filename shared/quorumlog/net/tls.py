@@ -1,0 +1,212 @@
+"""TLS of a service: contexts that follow their files, and the caller that a certificate names.
+
+Inside a cluster both ends show a certificate (mutual TLS): `Tls` has the contexts of both sides, and
+`PeerCertificate` reads who the client is from the URI of its certificate (`quorumlog/certificates.py`). The public
+listener of a gateway shows a certificate and asks for none.
+
+A new certificate, key or authority is taken within seconds. Connections that stand go on, also beyond the end of
+the certificate with which they began.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, Never
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quorumlog.errors import Forbidden, Unauthenticated
+from quorumlog.net.identity import Credentials, Identity, Role
+from quorumlog.wire.certificate import client_context, load_own
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""How often the files are looked at. A new file is taken at the second look that finds it the same: by then its key
+is beside it."""
+SCHEME: Final = "quorumlog"
+"""Of the URI in a certificate; `certificates.py` writes it."""
+
+_Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+class TlsUnusable(ValueError):
+    """The files of a certificate can't be used; says why, and nothing of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of one listener's certificate."""
+
+    certificate: Path
+    key: Path
+    authority: Path | None = None
+    """The certificates of the authorities that clients' certificates must be of, and those of servers; None for a
+    public listener, which asks clients for no certificate."""
+
+    def __iter__(self) -> Iterator[Path]:
+        yield from filter(None, (self.certificate, self.key, self.authority))
+
+
+class Tls:
+    """The contexts of one certificate.
+
+    Invariant: both contexts, `cluster` and `ends` are of files that were read together and fit.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises: TlsUnusable."""
+        self._files = files
+        self._seen = self._loaded = _signature(files)
+        self._load()
+        # Listeners keep the context that they were given: each handshake switches to the newest one. A context
+        # can't forget an authority, so it is not changed in place.
+        self.server = _server_context(files)
+        self.server.sni_callback = self._switch
+
+    def _load(self) -> None:
+        # Late: the package behind it takes a tenth of a second, and most processes have no certificate.
+        from quorumlog.certificates import describe  # noqa: PLC0415
+
+        files = self._files
+        try:
+            newest = _server_context(files)
+            client = client_context(files.certificate, files.key, files.authority)
+            described = describe(files.certificate)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise TlsUnusable(f"{_names(files)}: {error}") from None
+        if files.authority is not None and described.subject is None:
+            raise TlsUnusable(
+                f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME among its alternative names"
+            )
+        self._newest, self.client, self.ends = newest, client, described.ends
+        self.cluster = described.subject.cluster if described.subject else ""
+
+    def _switch(self, socket: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext) -> None:
+        socket.context = self._newest
+
+    @property
+    def credentials(self) -> Credentials:
+        """What the service shows as a client."""
+        return Credentials(client_context=lambda: self.client)
+
+    async def follow(self) -> Never:
+        """Take new files, for ever. Files that can't be used change nothing."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Take the files if they have changed, and have not changed since the last look."""
+        found = _signature(self._files)
+        was_seen, self._seen = found == self._seen, found
+        if not was_seen or found == self._loaded:
+            return
+        self._loaded = found
+        try:
+            self._load()
+        except TlsUnusable as error:
+            log.error(  # noqa: TRY400  (the error says all)
+                "certificate-unusable",
+                extra={"why": str(error), "kept_until": self.ends.isoformat()},
+            )
+        else:
+            log.info("certificate-loaded", extra=self.described())
+
+    def described(self) -> dict[str, str]:
+        """The certificate, for logs."""
+        return {"file": str(self._files.certificate), "ends": self.ends.isoformat()}
+
+
+class CertificateEnds(Collector):
+    """The gauge of the certificates' ends."""
+
+    def __init__(self, certificates: Mapping[str, Tls]) -> None:
+        """By the name of the listener."""
+        self._certificates = certificates
+
+    def collect(self) -> Iterable[Metric]:
+        """The ends as they are now."""
+        gauge = GaugeMetricFamily(
+            "quorumlog_certificate_end_timestamp_seconds",
+            "when the certificate of a listener ends, in seconds since 1970",
+            labels=["listener"],
+        )
+        for listener, certificate in self._certificates.items():
+            gauge.add_metric([listener], certificate.ends.timestamp())
+        yield gauge
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCertificate:
+    """Knows callers by the certificate that the handshake has verified. Implements `Authenticator`."""
+
+    tls: Tls
+    """This process's own: its certificate says which cluster callers must be of."""
+
+    def identify(self, request: web.BaseRequest) -> Identity:
+        """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""
+        transport = request.transport
+        certificate = None if transport is None else transport.get_extra_info("peercert")
+        if not certificate:
+            raise Unauthenticated("this listener needs a client certificate of the cluster")
+        cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
+        if cluster != self.tls.cluster:
+            raise Forbidden(
+                f"the certificate is of cluster {cluster}, and this is {self.tls.cluster}"
+            )
+        return identity
+
+
+@lru_cache  # of 128 certificates: one of a process beyond is read again with each of its requests
+def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
+    """The cluster and the identity in a certificate's names. Raises: Forbidden."""
+    uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]
+    if len(uris) != 1:
+        raise Forbidden(f"the certificate has {len(uris)} URIs {SCHEME}://CLUSTER/ROLE/NAME")
+    parts = urlsplit(uris[0])
+    role, _, name = parts.path[1:].partition("/")
+    if role not in {known.value for known in Role} or not name:
+        raise Forbidden(f"{uris[0]} names no role of a service")
+    hosts = {name.lower() for kind, name in names if kind == "DNS"}
+    hosts |= {str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"}
+    return parts.netloc, Identity(Role(role), name, frozenset(hosts))
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_own(context, files.certificate, files.key)
+    if files.authority is None:
+        # Browsers and older clients.
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(files.authority)
+    # A resumed session would not show its certificate to an authority that has changed.
+    context.num_tickets = 0
+    return context
+
+
+def _signature(files: TlsFiles) -> _Signature:
+    return tuple(map(_stat, files))
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _names(files: TlsFiles) -> str:
+    return ", ".join(map(str, files))

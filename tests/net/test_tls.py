@@ -1,0 +1,339 @@
+"""Mutual TLS between services: who is let in, whom a certificate names, and files that change under a process."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+import aiohttp
+import pytest
+import uvloop
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from quorumlog.certificates import create_authority, describe, issue, key_file, renew
+from quorumlog.errors import Forbidden, QuorumLogError
+from quorumlog.net.identity import Credentials, Identity, Role
+from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
+from quorumlog.net.sessions import service_session
+from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
+from tests.support.waiting import until, within
+
+LOCAL = ("127.0.0.1", "localhost")
+REFUSED = (aiohttp.ClientError, OSError)
+"""How a client meets a server that refuses its certificate: at once, or when it reads."""
+
+
+class Authority:
+    """An authority in a folder, and the contexts of certificates that it makes."""
+
+    def __init__(self, folder: Path, cluster: str = "tests") -> None:
+        self.folder = folder
+        self.file = create_authority(folder, cluster)
+
+    def issue(self, role: str, name: str, hosts: Iterable[str] = LOCAL) -> Path:
+        return issue(self.folder, role, name, hosts)
+
+    def tls(self, role: str, name: str, hosts: Iterable[str] = LOCAL) -> Tls:
+        return self.load(self.issue(role, name, hosts))
+
+    def load(self, certificate: Path) -> Tls:
+        return Tls(TlsFiles(certificate, key_file(certificate), self.file))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@contextlib.asynccontextmanager
+async def serving(tls: Tls, limits: ListenLimits | None = None) -> AsyncIterator[Listener]:
+    """A listener that answers with whom it takes the caller for."""
+    authenticator = PeerCertificate(tls)
+
+    async def who(request: web.Request) -> web.StreamResponse:
+        try:
+            found = authenticator.identify(request)
+        except QuorumLogError as error:
+            return problem_response(error, "1")
+        said = {"role": found.role, "name": found.name, "hosts": sorted(found.hosts or ())}
+        return web.json_response(said)
+
+    async def socket(request: web.Request) -> web.StreamResponse:
+        opened = web.WebSocketResponse()
+        await opened.prepare(request)
+        await opened.send_str(authenticator.identify(request).name)
+        await opened.receive()
+        return opened
+
+    app = web.Application()
+    app.router.add_get("/", who)
+    app.router.add_get("/socket", socket)
+    async with listening(
+        app, host="127.0.0.1", port=0, context=tls.server, limits=limits
+    ) as listener:
+        yield listener
+
+
+async def ask(listener: Listener, credentials: Credentials, host: str = "127.0.0.1") -> Identity:
+    """Whom a new connection's server takes these credentials for. Raises: Forbidden."""
+    async with (
+        service_session(credentials) as session,
+        within("the server answers or refuses"),
+        session.get(f"https://{host}:{listener.port}/") as answer,
+    ):
+        said = await answer.json(content_type=None)
+    if answer.status != 200:
+        raise Forbidden(said["detail"])
+    return Identity(said["role"], said["name"], frozenset(said["hosts"]))
+
+
+async def test_a_certificate_tells_the_role_the_name_and_the_hosts_of_a_caller(
+    authority: Authority,
+) -> None:
+    bookie = authority.tls("bookie", "bookie-1", ("127.0.0.1", "::1", "Store.example"))
+
+    async with serving(authority.tls("metadata", "metadata-1")) as listener:
+        found = await ask(listener, bookie.credentials)
+
+    hosts = frozenset(("127.0.0.1", "::1", "store.example"))
+    assert found == Identity(Role.BOOKIE, "bookie-1", hosts)
+
+
+async def test_a_socket_is_opened_with_the_same_certificate(authority: Authority) -> None:
+    gateway = authority.tls("gateway", "gateway-1")
+
+    async with (
+        serving(authority.tls("bookie", "bookie-1")) as listener,
+        service_session(gateway.credentials) as session,
+        within("the socket says a name"),
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+    ):
+        assert await socket.receive_str() == "gateway-1"
+
+
+async def test_strangers_are_refused(authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "stranger").tls("bookie", "bookie-1")
+    trusting = ssl.create_default_context(cafile=authority.file)
+    without = Credentials(client_context=lambda: trusting)
+    other = Authority(tmp_path / "mixed")
+    # It trusts the server, and shows what an authority made that the server does not know.
+    mixed = issue(other.folder, "bookie", "bookie-1", LOCAL)
+    unknown = Tls(TlsFiles(mixed, key_file(mixed), authority.file))
+
+    async with serving(authority.tls("metadata", "metadata-1")) as listener:
+        for credentials in (stranger.credentials, without, unknown.credentials):
+            with pytest.raises(REFUSED):
+                await ask(listener, credentials)
+
+
+async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other", "others")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
+    file = authority.issue("metadata", "metadata-1")
+    server = Tls(TlsFiles(file, key_file(file), both))
+    theirs = other.issue("bookie", "bookie-1")
+    bookie = Tls(TlsFiles(theirs, key_file(theirs), both))
+    ca = ssl.create_default_context(cafile=both)
+    # An authority's own certificate has no URI of a service.
+    ca.load_cert_chain(other.file, key_file(other.file))
+
+    async with serving(server) as listener:
+        with pytest.raises(Forbidden, match="of cluster others, and this is tests"):
+            await ask(listener, bookie.credentials)
+        with pytest.raises((Forbidden, *REFUSED)):
+            await ask(listener, Credentials(client_context=lambda: ca))
+
+
+async def test_a_client_refuses_a_server_that_is_not_certified_for_the_host(
+    authority: Authority,
+) -> None:
+    gateway = authority.tls("gateway", "gateway-1").credentials
+
+    async with serving(authority.tls("metadata", "elsewhere", ("elsewhere.example",))) as listener:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await ask(listener, gateway)
+
+
+async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
+    authority: Authority,
+) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
+
+    async def shown() -> object:
+        context = gateway.client
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=context)
+        serial = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        return serial
+
+    async with (
+        serving(server) as listener,
+        service_session(gateway.credentials) as session,
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+        within("connections are made"),
+    ):
+        assert await socket.receive_str() == "gateway-1"
+        before = await shown()
+        renew(authority.folder, file)
+        server.look()
+        assert await shown() == before, "the files may still change"
+        server.look()
+        after = await shown()
+        await socket.send_str("still here")
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+
+    assert after != before
+
+
+async def test_a_new_authority_lets_its_own_in_and_the_old_one_s_out(
+    authority: Authority, tmp_path: Path
+) -> None:
+    file, old = authority.issue("metadata", "metadata-1"), authority.tls("gateway", "gateway-1")
+    server = authority.load(file)
+    new = Authority(tmp_path / "new")
+    gateway = new.tls("gateway", "gateway-1")
+
+    async with serving(server) as listener:
+        with pytest.raises(REFUSED):
+            await ask(listener, gateway.credentials)
+        made = new.issue("metadata", "metadata-1")
+        for source, target in ((key_file(made), key_file(file)), (made, file)):
+            target.write_bytes(source.read_bytes())
+        authority.file.write_bytes(new.file.read_bytes())
+        server.look()
+        server.look()
+        assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+        with pytest.raises(REFUSED):
+            await ask(listener, old.credentials)
+        old.look()
+        old.look()
+        with pytest.raises(REFUSED):
+            await ask(listener, old.credentials)
+
+
+async def test_a_broken_new_file_is_logged_once_and_the_old_certificate_kept(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
+    other_key = key_file(authority.issue("bookie", "bookie-1"))
+    key_file(file).write_bytes(other_key.read_bytes())
+
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            server.look()
+    async with serving(server) as listener:
+        assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+
+    assert [record.message for record in caplog.records] == ["certificate-unusable"]
+    assert "PRIVATE" not in caplog.text
+
+
+async def test_files_that_can_t_be_used_are_told_at_the_start(
+    authority: Authority, tmp_path: Path
+) -> None:
+    file = authority.issue("bookie", "bookie-1")
+    wrong = {
+        "No such file": TlsFiles(tmp_path / "none.pem", key_file(file), authority.file),
+        "key values mismatch": TlsFiles(file, key_file(authority.file), authority.file),
+        "has no URI": TlsFiles(authority.file, key_file(authority.file), authority.file),
+    }
+
+    for why, files in wrong.items():
+        with pytest.raises(TlsUnusable, match=why):
+            Tls(files)
+
+
+def test_the_event_loop_of_services_knows_callers_and_takes_new_files_too(
+    authority: Authority,
+) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
+
+    async def talk() -> None:
+        async with serving(server) as listener:
+            assert (await ask(listener, gateway.credentials)).role == Role.GATEWAY
+            renew(authority.folder, file)
+            server.look()
+            server.look()
+            context = gateway.client
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=context)
+            ends = ssl.cert_time_to_seconds(writer.get_extra_info("peercert")["notAfter"])
+            writer.close()
+            assert ends == describe(file).ends.timestamp()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(talk())
+
+
+async def test_a_connection_beyond_the_limit_is_answered_over_tls_too(authority: Authority) -> None:
+    gateway = authority.tls("gateway", "gateway-1").credentials
+    limits = ListenLimits(connections_max=1)
+
+    async with (
+        serving(authority.tls("bookie", "bookie-1"), limits) as listener,
+        service_session(gateway) as session,
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket"),
+        within("the other connection is answered"),
+        session.get(f"https://127.0.0.1:{listener.port}/") as answer,
+    ):
+        assert answer.status == 429
+
+
+@pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_that_say_nothing_count_and_are_cut_beyond_the_limit(
+    authority: Authority, loop_of: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    server, gateway = authority.tls("bookie", "bookie-1"), authority.tls("gateway", "gateway-1")
+    limits = ListenLimits(connections_max=16, head_timeout_s=3600)
+
+    async def end_of(reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+    async def talk() -> None:
+        async with serving(server, limits) as listener:
+            silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(100)]
+            ends = [asyncio.create_task(end_of(reader)) for reader, _ in silent]
+            await until(lambda: sum(end.done() for end in ends) >= 80, "most are cut at once")
+            assert listener.connections.used <= 16
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*ends)
+            await until(lambda: listener.connections.used == 0, "all places are given back")
+            assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+            await until(lambda: listener.connections.used == 0, "all places are given back")
+            assert listener.refused_count == 0
+
+    with asyncio.Runner(loop_factory=loop_of) as runner:
+        runner.run(talk())
+
+
+async def test_a_handshake_has_a_deadline(authority: Authority) -> None:
+    limits = ListenLimits(head_timeout_s=0.05)
+
+    async with serving(authority.tls("bookie", "bookie-1"), limits) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        async with within("the connection is cut"):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+def test_the_end_of_a_certificate_is_a_gauge(authority: Authority) -> None:
+    registry = CollectorRegistry()
+    tls = authority.tls("bookie", "bookie-1")
+    registry.register(CertificateEnds({"internal": tls}))
+
+    [line] = [line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"]
+
+    name, _, value = line.rpartition(" ")
+    assert name == 'quorumlog_certificate_end_timestamp_seconds{listener="internal"}'
+    assert float(value) == tls.ends.timestamp()

@@ -1,0 +1,59 @@
+"""`python -m tests.support.roles`: the tables of docs/security.md, read off the tables of the services.
+
+Without an argument the program prints the tables, `--write` puts them into the page.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from quorumlog.net.identity import Role
+from quorumlog.net.roles import Table
+from services.autorecovery.roles import ROLES as AUTORECOVERY
+from services.bookie.roles import ROLES as BOOKIE
+from services.gateway.roles import ROLES as GATEWAY
+from services.metadata.roles import ROLES as METADATA
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+TABLES: Final[dict[str, Table]] = {
+    "gateway": GATEWAY,
+    "bookie": BOOKIE,
+    "metadata": METADATA,
+    "autorecovery": AUTORECOVERY,
+}
+"""By the service whose internal listener has the routes."""
+
+_PLACE: Final = re.compile(
+    r"(<!-- roles; `make roles` writes them -->\n).*?(<!-- end of the roles -->)", re.DOTALL
+)
+
+
+def table(roles: Table) -> str:
+    """A row for each route, a column for each role that may do anything."""
+    head = f"| route | {' | '.join(Role)} |\n|---|{'---|' * len(Role)}\n"
+    rows = (
+        f"| `{route}` | {' | '.join('✓' if role in allowed else '' for role in Role)} |\n"
+        for route, allowed in roles.items()
+    )
+    return head + "".join(rows)
+
+
+def with_tables(page: str) -> str:
+    """The page with the tables of today."""
+    tables = "".join(f"\n### {name}\n\n{table(roles)}" for name, roles in TABLES.items())
+    return _PLACE.sub(lambda found: f"{found[1]}{tables}\n{found[2]}", page)
+
+
+def main() -> int:
+    """Print the tables, or write the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(with_tables(page), encoding="utf-8")
+    else:
+        sys.stdout.write(with_tables(page))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
