@@ -98,6 +98,10 @@ bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 write
 bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= records
 	@exec $(PY) -m loadtest.bench_submit $(COUNT)
 
+.PHONY: bench-tokens
+bench-tokens: setup ## what the check of an access token costs a request at the edge of a gateway
+	@exec $(PY) -m loadtest.bench_tokens
+
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 
@@ -114,6 +118,10 @@ roles: setup ## write the tables of docs/security.md anew: which role may call w
 .PHONY: settings
 settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models
 	@$(PY) -m tests.support.settings --write
+
+.PHONY: scopes
+scopes: setup ## write the table of operations and scopes in docs/security.md anew, from the code
+	@$(PY) -m tests.support.scopes --write
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))

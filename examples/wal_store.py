@@ -245,7 +245,8 @@ async def serve(
 ) -> None:
     """Run one server until it is ended."""
     known = Place(place)
-    async with Client(*gateways) as client:
+    token = os.environ.get("QUORUMLOG_TOKEN")  # where the gateways require one
+    async with Client(*gateways, token=token) as client:
         log = await client.create_log(known.log_name(), roll_entries=roll_entries)
         store = Store(log, known, f"port {port}", snapshot_every)
         store.stand_by()

@@ -7,12 +7,18 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.errors import QuorumLogError, ShuttingDown
+from quorumlog.errors import (
+    Forbidden,
+    MetadataUnavailable,
+    QuorumLogError,
+    ShuttingDown,
+    Unauthenticated,
+)
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
 from quorumlog.net.openapi import describe
-from quorumlog.net.operations import Operation, Route, add_routes
+from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.roles import guarded
@@ -24,13 +30,16 @@ from quorumlog.net.service import (
     Ready,
     add_shared_routes,
 )
+from quorumlog.net.token_client import TokenClient
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
 from services.gateway.edge.body import ignore_expect
+from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.guard import Guard, needed, table_of
 from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
 from services.gateway.edge.log_records import RecordRoutes
@@ -39,6 +48,7 @@ from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.operations import checked
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.room import Room
+from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
 from services.gateway.engine.internal import InternalBodies
@@ -70,18 +80,24 @@ def build_app(
     *,
     logs: LogManager | None = None,
     transactions: Transactions | None = None,
+    tokens: TokenClient | None = None,
+    callers: Callers | None = None,
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
-    """The public application that serves an engine and logs, which the caller starts and stops."""
+    """The public application that serves an engine and logs, which the caller starts and stops. `callers`: those
+    who are let in; without it everyone.
+    """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions)
+    routes = _routes(engine, room, logs, transactions, tokens, callers)
+    operations = [*(route.operation for route in routes), *SHARED]
     description = describe(
-        [*(_described(route.operation) for route in routes), *SHARED],
+        [_described(operation) for operation in operations],
         title="quorumlog gateway",
         version=VERSION,
         description=_DESCRIPTION,
+        has_tokens=True,
     )
 
     async def drain() -> None:
@@ -97,6 +113,13 @@ def build_app(
     origins = frozenset(cors_origins)
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
+    if logs is not None:
+        add_log_metrics(logs, transactions, app[METRICS])
+    add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
+    table = table_of(app, operations)
+    guard = None
+    if callers is not None:
+        guard = Guard(table, callers, ledger=engine.row, transactions=transactions)
     app.middlewares.append(
         edge_middleware(
             room,
@@ -104,11 +127,9 @@ def build_app(
             is_draining=app[DRAINING].is_set,
             cors_origins=origins,
             hosts=app[HOSTS],
+            guard=guard,
         )
     )
-    if logs is not None:
-        add_log_metrics(logs, transactions, app[METRICS])
-    add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
     return app
 
 
@@ -178,10 +199,14 @@ def _readiness(engine: EngineInterface) -> Ready:
 
 
 def _described(operation: Operation) -> Operation:
-    """An operation with the error that every change gets while the gateway shuts down."""
-    if operation.method == "GET":
-        return operation
-    return replace(operation, errors=(*operation.errors, ShuttingDown))
+    """An operation with what the edge answers in its place: while the gateway shuts down, and to callers whom it does
+    not let in.
+    """
+    more: Errors = () if operation.method == "GET" else (ShuttingDown,)
+    if scopes := needed(operation):
+        more = (*more, Unauthenticated, Forbidden, MetadataUnavailable)
+    description = " ".join(filter(None, (operation.description, scopes)))
+    return replace(operation, errors=(*operation.errors, *more), description=description)
 
 
 def _routes(
@@ -189,6 +214,8 @@ def _routes(
     room: Room,
     logs: LogManager | None,
     transactions: Transactions | None,
+    tokens: TokenClient | None,
+    callers: Callers | None,
 ) -> list[Route]:
     """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
@@ -200,6 +227,8 @@ def _routes(
         routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
+    if tokens is not None:
+        routes += TokenRoutes(tokens, room, callers).routes()
     return [checked(route, room) for route in routes]
 
 
@@ -233,11 +262,16 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     logs, transactions = await stack.enter_async_context(
         running_logs(engine, SweepTimes(orphan_age_s=settings.orphan_age_s))
     )
+    tokens, callers = TokenClient(engine.metadata), None
+    if settings.require_tokens:
+        callers = await stack.enter_async_context(Callers.running(tokens))
     app = build_app(
         engine,
         settings,
         logs=logs,
         transactions=transactions,
+        tokens=tokens,
+        callers=callers,
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
     )

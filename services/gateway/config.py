@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
+from quorumlog.wire.secret import is_loopback
 from services.gateway.edge.limits import Limits
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 
@@ -30,6 +31,10 @@ class GatewaySettings(ServiceSettings, Limits):
         default="",
         description="How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and"
         " the port.",
+    )
+    require_tokens: bool = Field(
+        default=False,
+        description="1: each request needs an access token, whose grants say what it may do.",
     )
     public_tls_cert_file: Path | None = Field(
         default=None,
@@ -93,6 +98,16 @@ class GatewaySettings(ServiceSettings, Limits):
         ge=30,
         description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
     )
+
+    @model_validator(mode="after")
+    def _knows_users_beyond_loopback(self) -> Self:
+        if not (self.require_tokens or self.allow_anonymous or is_loopback(self.host)):
+            raise ValueError(
+                f"HOST={self.host} lets everyone on other machines read and change everything:"
+                " set REQUIRE_TOKENS=1 (docs/guides/tokens.md), or ALLOW_ANONYMOUS=1 where nobody else"
+                " can reach it"
+            )
+        return self
 
     def _internal_host(self) -> tuple[str, str]:
         return "INTERNAL_HOST", self.internal_host

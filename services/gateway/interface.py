@@ -116,6 +116,14 @@ class EngineInterface(Protocol):
         """The row as it is now. Raises: NoSuchLedger."""
         ...
 
+    async def row(self, ledger_id: int) -> LedgerMetadata:
+        """The row, possibly some moments old. Raises: NoSuchLedger."""
+        ...
+
+    def writes(self, ledger_id: int) -> bool:
+        """Whether this process has the ledger open for appends."""
+        ...
+
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""
         ...

@@ -21,6 +21,7 @@ from services.metadata import (
     log_handlers,
     rebuild_handlers,
     repair_handlers,
+    token_handlers,
     transaction_handlers,
     witness_handlers,
 )
@@ -44,6 +45,7 @@ from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.roles import ROLES
+from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
@@ -54,6 +56,7 @@ ROUTES: Final = (
     *log_handlers.ROUTES,
     *rebuild_handlers.ROUTES,
     *repair_handlers.ROUTES,
+    *token_handlers.ROUTES,
     *transaction_handlers.ROUTES,
     *witness_handlers.ROUTES,
 )
@@ -96,6 +99,7 @@ def build(config: Config) -> web.Application:
         repairs=RepairStore(database),
         repair_settings=RepairSettingsStore(database),
         leases=leases,
+        tokens=TokenStore(database),
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry, rebuilder),
         kept=KeptStore(database),

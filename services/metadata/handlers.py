@@ -71,6 +71,7 @@ from services.metadata.losses import RowUnproven
 from services.metadata.rebuild import Rebuilder
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
@@ -111,6 +112,7 @@ class MetadataParts:
     repairs: RepairStore
     repair_settings: RepairSettingsStore
     leases: LeaseStore
+    tokens: TokenStore
     transactions: TransactionStore
     witnesses: WitnessStore
     kept: KeptStore

@@ -286,6 +286,10 @@ class NoSuchTransaction(NotFound, code="no-such-transaction", title="No such tra
     """There is no transaction with this id."""
 
 
+class NoSuchToken(NotFound, code="no-such-token", title="No such access token"):
+    """There is no access token with this id: it never was, it was revoked, or it expired long ago."""
+
+
 class MethodNotAllowed(
     Invalid, code="method-not-allowed", status=405, title="The route does not have this method"
 ):

@@ -64,6 +64,8 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    if command == ("token", "create"):
+        return (*command, "1", "read:*")
     given: tuple[str, ...] = (
         ("1",) if command[:2] in _NAMED else _ARGUMENTS.get(command[-1], ("1",))
     )

@@ -95,6 +95,11 @@ class FakeEngine(EngineInterface):
             raise NoSuchLedger(ledger_id=ledger_id, deleted=ledger_id in self.deleted)
         return self.ledgers[ledger_id]
 
+    row = get
+
+    def writes(self, ledger_id: int) -> bool:
+        return ledger_id in self.ledgers
+
     async def _open(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         ledger = await self.get(ledger_id)
         if self.passwords[ledger_id] not in (None, password):

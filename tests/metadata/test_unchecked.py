@@ -1,5 +1,6 @@
 """While the database lacks an answered change, no route changes a row (rule 18a): every one is tried."""
 
+from base64 import b64encode
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,12 +11,14 @@ from loadtest.stores import Stores
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.token_client import TokenClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerDraft, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.repair_bodies import RepairAdd
+from quorumlog.wire.token_bodies import TokenFields
 from quorumlog.wire.witnesses import witness_of
 from services.metadata.app import ROUTES
 from tests.metadata.support import DRAFT, Service, is_ready, serving
@@ -82,6 +85,9 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
         "UPDATE repairs SET next_try_at = now() + interval '1 hour' WHERE worker IS NULL"
     )
     lease = await repairs.take_lease("auditor", ttl_s=3600)
+    await TokenClient(client).create(
+        TokenFields.model_validate(_token("1" * 16), strict=False), expires_in_s=None
+    )
     b1 = await cookie(service, process="p")
     await client.put_cookie("b1", b1, version=None)
     b8 = await client.put_cookie("b8", await cookie(service), version=None)
@@ -117,6 +123,8 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
         ("PUT", "/v1/leases/{name}", "/v1/leases/another", {"holder": "another"}),
         ("DELETE", "/v1/leases/{name}", "/v1/leases/auditor", {"holder": lease.holder, "token": lease.token}),
         _sent("POST", "/v1/transactions", {"id": "a-transaction", "log": "a-log", "expires_in_s": 60}),
+        _sent("POST", "/v1/tokens", {"token": _token("0" * 16), "attempt": attempt()}),
+        ("DELETE", "/v1/tokens/{id}", f"/v1/tokens/{'1' * 16}", {"attempt": attempt()}),
         ("POST", f"{of_transaction}/renew", f"/v1/transactions/{begun.id}/renew", None),
         ("POST", f"{of_transaction}/commit", f"/v1/transactions/{begun.id}/commit",
          {"ledgers": [], "row": None, "attempt": attempt()}),
@@ -129,6 +137,11 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
 
 def _sent(method: str, path: str, body: object) -> Sent:
     return method, path, path, body
+
+
+def _token(token_id: str) -> dict[str, object]:
+    digest = b64encode(token_id.encode() * 2).decode()
+    return {"id": token_id, "hash": digest, "name": "a", "grants": ["read:*"]}
 
 
 def _json(body: Any) -> object:

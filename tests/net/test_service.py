@@ -181,8 +181,30 @@ def test_a_listener_that_other_machines_reach_needs_credentials(host: str, tmp_p
         assert ServiceSettings.read(for_strangers | {"HOST": mine}).authenticator is None
 
 
-def test_a_gateway_may_listen_for_clients_and_not_for_services_of_other_machines() -> None:
+def test_a_gateway_that_other_machines_reach_needs_tokens() -> None:
     public = {"PORT": "80", "HOST": "0.0.0.0", "METADATA_URLS": "http://metadata"}
+
+    with pytest.raises(SystemExit) as refused:
+        GatewaySettings.read(public)
+
+    said = str(refused.value)
+    assert said.startswith(
+        "HOST=0.0.0.0 lets everyone on other machines read and change everything"
+    )
+    assert "set REQUIRE_TOKENS=1" in said
+    assert "ALLOW_ANONYMOUS=1" in said
+    for meant in ("REQUIRE_TOKENS", "ALLOW_ANONYMOUS"):
+        assert GatewaySettings.read({**public, meant: "1"}).host == "0.0.0.0"
+    assert not GatewaySettings.read({**public, "HOST": "localhost"}).require_tokens
+
+
+def test_a_gateway_may_listen_for_clients_and_not_for_services_of_other_machines() -> None:
+    public = {
+        "PORT": "80",
+        "HOST": "0.0.0.0",
+        "METADATA_URLS": "http://metadata",
+        "REQUIRE_TOKENS": "1",
+    }
 
     assert GatewaySettings.read(public).internal_host == "127.0.0.1"
     with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines call"):

@@ -1,5 +1,6 @@
 """Options that can't be meant are refused before anything runs, and the error says what is meant."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,3 +128,26 @@ def test_a_schema_of_ones_own_is_refused() -> None:
 def test_columns_that_make_no_records_are_refused(names: list[str], kind: Any, what: str) -> None:
     with pytest.raises(BadRows, match=what):
         check_schema(StructType([StructField(name, kind) for name in names]), has_log=False)
+
+
+def test_a_token_is_of_the_option_or_the_environment_and_is_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("QUORUMLOG_TOKEN", raising=False)
+    monkeypatch.delenv("QUORUMLOG_TOKEN_FILE", raising=False)
+    assert ClusterAccess.of({}).token is None
+
+    monkeypatch.setenv("QUORUMLOG_TOKEN", "qlt_environment")
+    assert ClusterAccess.of({}).token == "qlt_environment"
+    (tmp_path / "token").write_text("qlt_file\n")
+    monkeypatch.setenv("QUORUMLOG_TOKEN_FILE", str(tmp_path / "token"))
+    assert ClusterAccess.of({}).token == "qlt_file"
+
+    given = {"token": "qlt_option", "ledger.password": "a password", "topic": "a"}
+    options = WriteOptions.of(given, is_stream=False)
+    assert options.connection.token == "qlt_option"
+    assert "qlt_" not in repr(options)
+    assert "a password" not in repr(options)
+    with pytest.raises(BadOption, match="token is ASCII") as refused:
+        ClusterAccess.of({"token": "qlt_option\n"})
+    assert "qlt_" not in str(refused.value)

@@ -14,9 +14,9 @@ API_TABLE = {
     400: "bad-request",
     422: "invalid",
     401: "unauthenticated",
-    403: "forbidden wrong-password stale-producer",
+    403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair",
+    "no-such-bookie no-such-repair no-such-token",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",

@@ -27,6 +27,7 @@ EXPOSED: Final = (
     header.PRODUCER_EXPECTED_SEQ,
     hdrs.RETRY_AFTER,
     header.REQUEST_ID,
+    hdrs.WWW_AUTHENTICATE,
 )
 """The headers that a page may read besides those that browsers always show."""
 

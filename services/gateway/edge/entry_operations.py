@@ -19,6 +19,7 @@ from services.gateway.edge.operations import (
     MAX_BYTES,
     OF_TRANSACTION,
     PASSWORD,
+    TICKET,
     USUAL,
     WAIT_MS,
     WITH_BODY,
@@ -116,7 +117,7 @@ READ: Final = Operation(
     "Read confirmed entries",
     "Sees every entry that was acknowledged before the read began. At or beyond the end the list is "
     "empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.",
-    (LEDGER_ID, FROM, TO, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, PASSWORD, LAST_EVENT_ID),
+    (LEDGER_ID, FROM, TO, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, PASSWORD, LAST_EVENT_ID, TICKET),
     replies={
         200: Reply(
             "Entries, maybe none.",
@@ -190,7 +191,7 @@ SOCKET: Final = Operation(
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged run is "
     'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
     "(encoding `frames` for binary messages). A problem object ends the socket.",
-    (LEDGER_ID, PASSWORD),
+    (LEDGER_ID, PASSWORD, TICKET),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),
 )

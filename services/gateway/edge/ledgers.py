@@ -8,6 +8,7 @@ from quorumlog.net.parameters import Given
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge import body
 from services.gateway.edge import ledger_operations as op
+from services.gateway.edge.access import NAMESPACE, Caller, Kind, Scope, caller_of, place_of
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.models import (
     AcceptLoss,
@@ -36,29 +37,47 @@ class LedgerRoutes:
         """POST /v1/ledgers."""
         key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
+        caller = caller_of(request)
+        if caller.usage is not None:
+            caller.usage.begin_ledger(self._engine.writes)
         if "transaction" in value:
-            ledger = await self._create(body.parsed(value, TransactionLedgerCreate), key)
+            wanted = body.parsed(value, TransactionLedgerCreate)
+            ledger = await self._create(caller, wanted, key)
         else:
-            ledger = await self._engine.create(body.parsed(value, LedgerCreate).options(key))
+            options = body.parsed(value, LedgerCreate).options(key)
+            namespace = dict(options.custom).get(NAMESPACE, "")
+            caller.check(Scope.APPEND, Kind.LEDGERS, namespace)
+            ledger = await self._engine.create(options)
+            # The key may be another caller's, and so the ledger.
+            caller.check(Scope.APPEND, *place_of(ledger))
+        if caller.usage is not None:
+            caller.usage.note_ledger(ledger.ledger_id)
         return json_value(
             ledger_json(ledger),
             201,
             {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
         )
 
-    async def _create(self, wanted: TransactionLedgerCreate, key: str | None) -> LedgerMetadata:
+    async def _create(
+        self, caller: Caller, wanted: TransactionLedgerCreate, key: str | None
+    ) -> LedgerMetadata:
         if self._transactions is None:
             raise NoSuchTransaction
+        if Scope.APPEND not in caller.everywhere:
+            found = await self._transactions.get(wanted.transaction)
+            caller.check(Scope.APPEND, Kind.LOGS, found.log)
         whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
-        return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
+        ledger = await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
+        caller.check(Scope.APPEND, *place_of(ledger))
+        return ledger
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""
         ledger = await self._engine.get(given[LEDGER_ID])
         return _shown(ledger)
 
-    async def page(self, _request: web.Request, given: Given) -> web.Response:
+    async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers."""
         page = await self._engine.list(
             LedgerQuery(
@@ -70,9 +89,13 @@ class LedgerRoutes:
                 after=given[op.AFTER],
             )
         )
-        return json_value(
-            {"ledgers": [ledger_json(ledger) for ledger in page.ledgers], "next": page.next}
-        )
+        caller = caller_of(request)
+        shown = [
+            ledger_json(ledger)
+            for ledger in page.ledgers
+            if caller.may(Scope.READ, *place_of(ledger))
+        ]
+        return json_value({"ledgers": shown, "next": page.next})
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/close."""
@@ -82,6 +105,9 @@ class LedgerRoutes:
     async def recover(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/recover."""
         wanted = await body.read_model(request, self._room, Recover)
+        if wanted.declare_lost and Scope.ADMIN not in (caller := caller_of(request)).everywhere:
+            place = place_of(await self._engine.row(given[LEDGER_ID]))
+            caller.check(Scope.ADMIN, *place)
         ledger = await self._engine.recover(
             given[LEDGER_ID], password=given[PASSWORD], declare_lost=wanted.declare_lost
         )

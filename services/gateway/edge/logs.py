@@ -6,6 +6,7 @@ from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import log_operations as op
+from services.gateway.edge.access import Kind, Scope, caller_of
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.log_models import (
     LogArchived,
@@ -40,9 +41,14 @@ class LogRoutes:
         view = await self._logs.get(given[NAME])
         return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
-    async def page(self, _request: web.Request, given: Given) -> web.Response:
+    async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
-        views, following = await self._logs.page(after=given[op.AFTER], limit=given[op.LIMIT])
+        caller = caller_of(request)
+        views, following = await self._logs.page(
+            after=given[op.AFTER],
+            limit=given[op.LIMIT],
+            is_shown=lambda name: caller.may(Scope.READ, Kind.LOGS, name),
+        )
         return json_value({"logs": [log_json(view) for view in views], "next": following})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:

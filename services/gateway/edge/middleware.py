@@ -23,6 +23,7 @@ from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
+from services.gateway.edge.guard import Guard
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
@@ -81,8 +82,11 @@ def edge_middleware(
     cors_origins: frozenset[str] = frozenset(),
     hosts: Hosts,
     is_internal: bool = False,
+    guard: Guard | None = None,
 ) -> Middleware:
-    """The one middleware of a gateway's listener, the public or the internal one."""
+    """The one middleware of a gateway's listener, the public or the internal one. Without a guard everyone may do
+    everything.
+    """
 
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -95,7 +99,7 @@ def edge_middleware(
         peer = peer_of(request.remote)
         PEER.set(peer)
         place = large = 0
-        response: web.StreamResponse
+        response: web.StreamResponse | None = None
         try:
             try:
                 hosts.check(request)
@@ -108,6 +112,8 @@ def edge_middleware(
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
+                    if guard is not None:
+                        await guard.admit(request, route)
                 response = await handler(request)
                 if size := large_bytes(response):
                     room.keep(request, size)
@@ -128,6 +134,8 @@ def edge_middleware(
             finally:
                 if place:
                     room.requests.give(peer)
+                if guard is not None:
+                    guard.leave(request, response)
                 room.release(request)
             metrics.observe(request.method, route, response.status, time.perf_counter() - started)
             if not response.prepared:

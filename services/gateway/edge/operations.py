@@ -20,9 +20,11 @@ from quorumlog.net.parameters import (
     path_text,
     query_choice,
     query_integer,
+    query_text,
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge import tickets
 from services.gateway.edge.body import expect_no_body, expect_nothing
 from services.gateway.edge.limits import (
     BATCH_ENTRIES_MAX,
@@ -106,6 +108,12 @@ EXPECT: Final = query_integer(
 )
 WRITER_TOKEN: Final = header_integer(
     header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
+)
+
+TICKET: Final = query_text(
+    "ticket",
+    tickets.TICKET,
+    "In place of the header `Authorization`, which browsers can't send here: of `POST /v1/tickets`.",
 )
 
 

@@ -23,6 +23,7 @@ from services.gateway.edge.operations import (
     LIMIT,
     MAX_BYTES,
     NAME,
+    TICKET,
     USUAL,
     WAIT_MS,
     WITH_METADATA,
@@ -154,7 +155,7 @@ READ: Final = Operation(
     "Read records by offset",
     "Sees every record that was acknowledged before the read began. At the end the list is empty; "
     "`next` is where to go on.",
-    (NAME, FROM, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID),
+    (NAME, FROM, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
     replies={
         200: Reply(
             "Records, maybe none.",
@@ -215,7 +216,7 @@ SOCKET: Final = Operation(
     "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages); from "
     '`latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
     "problem object ends the socket.",
-    (NAME, WRITER_TOKEN),
+    (NAME, WRITER_TOKEN, TICKET),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),
 )

@@ -22,6 +22,7 @@ from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
+from services.gateway.edge.access import Scope, caller_of, check_scope
 from services.gateway.edge.arrivals import Arrivals
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
@@ -72,7 +73,7 @@ async def serve(
     await socket.prepare(request)
     pipe = target.pipe
     arrivals = Arrivals(request, socket, room, pipe.finish)
-    session = _Session(socket, room, target, arrivals)
+    session = _Session(request, socket, room, target, arrivals)
     with contextlib.suppress(ConnectionError), contextlib.closing(arrivals):
         async with (
             contextlib.aclosing(pipe.acknowledged()) as runs,
@@ -94,11 +95,13 @@ class _Session(Generic[T, P]):
 
     def __init__(
         self,
+        request: web.Request,
         socket: web.WebSocketResponse,
         room: Room,
         target: SocketTarget[T, P],
         arrivals: Arrivals,
     ) -> None:
+        self._request = request
         self._socket, self._room, self._target = socket, room, target
         self._arrivals = arrivals
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
@@ -112,7 +115,10 @@ class _Session(Generic[T, P]):
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
+                if (usage := caller_of(self._request).usage) is not None:
+                    usage.charge(len(message.data))
                 if not self._is_for_the_tail(message.data):
+                    check_scope(self._request, Scope.APPEND)
                     await pipe.put(self._target.items(message.data))
                 del message
                 self._arrivals.take(0)
@@ -131,6 +137,7 @@ class _Session(Generic[T, P]):
         encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
+        check_scope(self._request, Scope.READ)
         if self._tail.done():
             raise invalid("/tail", "this socket has a tail already")
         self._tail.set_result(_messages(self._target.stream(self._start(asked)), encoding))

@@ -6,6 +6,7 @@ from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import body
 from services.gateway.edge import transaction_operations as op
+from services.gateway.edge.access import Kind, Scope, caller_of
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.operations import WRITER_TOKEN
 from services.gateway.edge.room import Room
@@ -33,6 +34,7 @@ class TransactionRoutes:
             wanted = body.parsed(value, TransactionBegin)
         else:
             wanted = body.parsed(value, VersionBegin)
+        caller_of(request).check(Scope.APPEND, Kind.LOGS, wanted.log)
         found, is_new = await self._transactions.begin(
             wanted.log, app=wanted.app, version=wanted.version, expires_in_s=wanted.expires_in_s
         )
@@ -46,6 +48,9 @@ class TransactionRoutes:
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
         wanted = await body.read_model(request, self._room, TransactionCommit)
+        if wanted.overwrite and Scope.MANAGE not in (caller := caller_of(request)).everywhere:
+            found = await self._transactions.get(given[op.TRANSACTION])
+            caller.check(Scope.MANAGE, Kind.LOGS, found.log)
         done = await self._transactions.commit(
             given[op.TRANSACTION],
             wanted.sealed(),

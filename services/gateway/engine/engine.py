@@ -112,6 +112,7 @@ class Engine:
         self.append_batch = self.appends.append_batch
         self.transaction_of = self.appends.transaction_of
         self.get = self._rows.fresh
+        self.row = self._rows.row
         self.bookies = directory.refresh
         self.channels = bookies.channels
         self._is_draining = False
@@ -159,6 +160,10 @@ class Engine:
         if self._is_draining:
             raise ShuttingDown("this gateway is about to end")
         return await self._creations.create(options)
+
+    def writes(self, ledger_id: int) -> bool:
+        """Whether this process has the ledger open for appends."""
+        return ledger_id in self.handles.by_ledger
 
     async def list(self, query: LedgerQuery) -> LedgerPage:
         """One page of rows."""

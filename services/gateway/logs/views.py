@@ -6,7 +6,7 @@ asked about one by one: the owner is gone, or is changing.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,9 +49,12 @@ class LogViews:
         self._engine, self._store, self._peers = engine, store, peers
         self._ownership, self._reader = ownership, reader
 
-    async def page(self, *, after: str | None, limit: int) -> tuple[list[LogView], str | None]:
-        """One page by name, and the `after` of the next one."""
-        rows, following = await self._store.list(after=after, limit=limit)
+    async def page(
+        self, *, after: str | None, limit: int, is_shown: Callable[[str], bool] = lambda _name: True
+    ) -> tuple[list[LogView], str | None]:
+        """Those logs of one page by name that are shown, and the `after` of the next page."""
+        listed, following = await self._store.list(after=after, limit=limit)
+        rows = [row for row in listed if is_shown(row.name)]
         # The ends are read after the rows: they are above all that was acknowledged before this call.
         found = await self._of_owners(rows)
         room = asyncio.Semaphore(_AT_ONCE)

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from quorumlog.cli import bookies, certificates, clusters, ledgers, logs, metadata, repairs
+from quorumlog.cli import (
+    bookies,
+    certificates,
+    clusters,
+    ledgers,
+    logs,
+    metadata,
+    repairs,
+    tokens,
+)
 from quorumlog.cli.printing import print_line
 from quorumlog.cli.session import with_common_options
 
@@ -21,6 +30,7 @@ app.add_typer(logs.app, name="log")
 app.add_typer(clusters.app, name="cluster")
 app.add_typer(bookies.app, name="bookie")
 app.add_typer(repairs.app, name="repair")
+app.add_typer(tokens.app, name="token")
 app.add_typer(metadata.app, name="metadata")
 with_common_options(app)
 app.add_typer(certificates.app, name="certificates")

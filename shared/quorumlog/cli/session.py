@@ -53,6 +53,8 @@ class CommonOptions:
     is_quiet: bool = False
     operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What is shown to the services behind the gateways."""
+    token: str | None = field(default=None, repr=False)
+    """Of the caller, for gateways that require one."""
     operator_context: ssl.SSLContext | None = None
     """With which they are asked over TLS."""
 
@@ -87,6 +89,31 @@ _TimeoutOption = Annotated[
         min=0.1,
         envvar="QUORUMLOG_TIMEOUT",
         help="How long each request is tried, with its repeats (seconds).",
+    ),
+]
+
+
+def _unseen(context: typer.Context, token: str | None) -> str | None:
+    """A token of the environment: the arguments of a process are shown to everyone on its machine."""
+    source = context.get_parameter_source("token")
+    if source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("everyone sees arguments: use QUORUMLOG_TOKEN or --token-file")
+    return token
+
+
+_TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", envvar="QUORUMLOG_TOKEN", hidden=True, callback=_unseen),
+]
+_TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="QUORUMLOG_TOKEN_FILE",
+        dir_okay=False,
+        exists=True,
+        readable=True,
+        help="File with an access token, for gateways that require one; or set QUORUMLOG_TOKEN.",
     ),
 ]
 _QuietOption = Annotated[
@@ -125,6 +152,8 @@ _DECLARED: Final = (
     ("timeout", _TimeoutOption, TIMEOUT_S),
     ("quiet", _QuietOption, False),
     ("secret_file", _SecretOption, None),
+    ("token", _TokenOption, None),
+    ("token_file", _TokenFileOption, None),
     ("cert_file", _CertificateOption, None),
     ("key_file", _KeyOption, None),
     ("ca_file", _AuthorityOption, None),
@@ -150,7 +179,8 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
     too; a command that asks the metadata service has no --gateway.
     """
     signature = inspect.signature(command)
-    absent = {"gateway"} if "metadata" in signature.parameters else set()
+    asks_metadata = "metadata" in signature.parameters
+    absent = {"gateway", "token", "token_file"} if asks_metadata else set()
     if is_offline:
         absent = {name for name, _, _ in _DECLARED} - {"as_json", "quiet"}
     added = [
@@ -166,16 +196,17 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
             as_json=given["as_json"],
             timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
+            token=_token_of(given.get("token"), given.get("token_file")),
         )
         if not is_offline:
             options = _with_credentials(options, given)
-        token = _COMMON_OPTIONS.set(options)
+        restored = _COMMON_OPTIONS.set(options)
         try:
             return command(**{name: given[name] for name in signature.parameters})
         except KeyboardInterrupt:
             raise typer.Exit(tell_interrupted(as_json=options.as_json)) from None
         finally:
-            _COMMON_OPTIONS.reset(token)
+            _COMMON_OPTIONS.reset(restored)
 
     parameters = [*signature.parameters.values(), *added]
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -185,7 +216,8 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
 
 def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> CommonOptions:
     """The options with what an operator shows. Raises: typer.BadParameter."""
-    urls = (given.get("gateway") or given.get("metadata", "")).split(",")
+    asked = given.get("metadata_urls") or given.get("gateway") or given.get("metadata", "")
+    urls = asked.split(",")
     files = given["cert_file"], given["key_file"], given["ca_file"]
     try:
         return replace(
@@ -199,13 +231,24 @@ def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> Commo
         raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
+def _token_of(token: str | None, file: Path | None) -> str | None:
+    """The token of a file, else that of the environment. Raises: typer.BadParameter."""
+    if file is None:
+        return token
+    try:
+        return file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not ASCII"
+        raise typer.BadParameter(f"{file}: {why}") from None
+
+
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
     """Do work with a client; an error ends the process with the error's exit status."""
     options = common_options()
     urls = parse_urls(options.gateway)
 
     async def in_session() -> T:
-        client = Client(*urls, deadline_s=options.timeout_s, batching=BATCHING)
+        client = Client(*urls, token=options.token, deadline_s=options.timeout_s, batching=BATCHING)
         async with _silence_noticed(urls), client:
             return await work(client)
 

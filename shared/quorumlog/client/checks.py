@@ -21,6 +21,15 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def token(value: object) -> str:
+    """An access token. No error shows it."""
+    if not isinstance(value, str):
+        raise TypeError(f"token is a str, not {type(value).__name__}")
+    if not value.isascii() or not value.isprintable() or " " in value or not value:
+        raise ValueError("token is ASCII without spaces and line ends")
+    return value
+
+
 def octets(name: str, value: object) -> bytes:
     """A payload: bytes, which can't change while they wait to be sent."""
     if not isinstance(value, bytes):

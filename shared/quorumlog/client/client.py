@@ -22,13 +22,18 @@ class Client:
     """
 
     def __init__(
-        self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
+        self,
+        *urls: str,
+        token: str | None = None,
+        deadline_s: float = 60.0,
+        batching: Batching | None = None,
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
-        `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
+        `token`: an access token, where the gateways require one. `deadline_s`: for one call with all
+        its retries. `batching`: how appends are batched.
         """
-        self._transport = Transport(urls, deadline_s=deadline_s)
+        self._transport = Transport(urls, deadline_s=deadline_s, token=token)
         self._batching = Batching() if batching is None else batching
         if not isinstance(self._batching, Batching):
             raise TypeError(f"batching is a Batching, not {type(batching).__name__}")
@@ -185,6 +190,44 @@ class Client:
     async def cluster(self) -> Shown:
         """Every service with its state, and what is under-replicated."""
         return await self._get("/v1/cluster")
+
+    async def create_token(
+        self,
+        name: str,
+        grants: Sequence[str],
+        *,
+        expires_in_s: int | None = None,
+        quotas: Mapping[str, int] | None = None,
+    ) -> Shown:
+        """Make an access token. The answer's `token` is its secret, which nobody can show again.
+
+        `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
+        `open_ledgers`.
+        """
+        wanted = {
+            "name": checks.text("name", name),
+            "grants": checks.names("grants", grants),
+            "expires_in_s": expires_in_s,
+            "quotas": quotas,
+        }
+        answer = await self._transport.request(
+            "POST",
+            "/v1/tokens",
+            body=checks.json_of(wanted),
+            # A token whose answer is lost is in the list, and is of no use to anybody.
+            is_repeatable=True,
+        )
+        return answer.json()
+
+    async def tokens(self) -> Sequence[Shown]:
+        """All access tokens, without their secrets."""
+        tokens: list[Shown] = (await self._get("/v1/tokens"))["tokens"]
+        return tokens
+
+    async def revoke_token(self, token_id: str) -> None:
+        """End an access token. Raises: NoSuchToken."""
+        path = f"/v1/tokens/{quote(checks.text('token_id', token_id), safe='')}"
+        await self._transport.request("DELETE", path, is_repeatable=False)
 
     async def _pages(
         self, kind: str, params: Mapping[str, str | int]

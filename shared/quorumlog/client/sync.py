@@ -374,13 +374,18 @@ class Client:
     """
 
     def __init__(
-        self, *urls: str, deadline_s: float = 60.0, batching: Batching | None = None
+        self,
+        *urls: str,
+        token: str | None = None,
+        deadline_s: float = 60.0,
+        batching: Batching | None = None,
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
-        `deadline_s`: for one call with all its retries. `batching`: how appends are batched.
+        `token`: an access token, where the gateways require one. `deadline_s`: for one call with all
+        its retries. `batching`: how appends are batched.
         """
-        self._inner = _async.Client(*urls, deadline_s=deadline_s, batching=batching)
+        self._inner = _async.Client(*urls, token=token, deadline_s=deadline_s, batching=batching)
         self._portal = Portal()
 
     def __enter__(self) -> Self:
@@ -519,3 +524,28 @@ class Client:
     def cluster(self) -> dict[str, Any]:
         """Every service with its state, and what is under-replicated."""
         return self._portal.run(self._inner.cluster())
+
+    def create_token(
+        self,
+        name: str,
+        grants: Sequence[str],
+        *,
+        expires_in_s: int | None = None,
+        quotas: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """Make an access token. The answer's `token` is its secret, which nobody can show again.
+
+        `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
+        `open_ledgers`.
+        """
+        return self._portal.run(
+            self._inner.create_token(name, grants, expires_in_s=expires_in_s, quotas=quotas)
+        )
+
+    def tokens(self) -> Sequence[dict[str, Any]]:
+        """All access tokens, without their secrets."""
+        return self._portal.run(self._inner.tokens())
+
+    def revoke_token(self, token_id: str) -> None:
+        """End an access token. Raises: NoSuchToken."""
+        self._portal.run(self._inner.revoke_token(token_id))

@@ -60,13 +60,21 @@ class Transport:
     """
 
     def __init__(
-        self, urls: Sequence[str], *, deadline_s: float, context: ssl.SSLContext | None = None
+        self,
+        urls: Sequence[str],
+        *,
+        deadline_s: float,
+        token: str | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        """`deadline_s`: for one call with all its retries. `context`: of TLS, in place of the system's."""
+        """`deadline_s`: for one call with all its retries. `token`: goes with each request. `context`: of TLS, in place
+        of the system's.
+        """
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
         self._urls = [checks.gateway_url(url) for url in urls]
         self.deadline_s = checks.seconds("deadline_s", deadline_s)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {checks.token(token)}"}
         self._current = 0
         self._context = context
         self._session: aiohttp.ClientSession | None = None
@@ -76,6 +84,7 @@ class Transport:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0, ssl=self._context or True),
+            headers=self._headers,
             trace_configs=[_marks_sending()],
         )
         return self

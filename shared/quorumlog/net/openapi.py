@@ -21,11 +21,18 @@ _REQUEST_ID: Final = {
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
 }
 
+_BEARER: Final = {"type": "http", "scheme": "bearer"}
+
 
 def describe(
-    operations: Iterable[Operation], *, title: str, version: str, description: str = ""
+    operations: Iterable[Operation],
+    *,
+    title: str,
+    version: str,
+    description: str = "",
+    has_tokens: bool = False,
 ) -> dict[str, Any]:
-    """The document."""
+    """The document; `has_tokens`: bearer tokens may be required."""
     operations = list(operations)
     tags = dict.fromkeys(operation.tag for operation in operations if operation.tag)
     paths: dict[str, dict[str, Any]] = {}
@@ -42,10 +49,12 @@ def describe(
         },
         "servers": [{"url": "/"}],
         **({"tags": [{"name": tag} for tag in tags]} if tags else {}),
+        **({"security": [{}, {"token": []}]} if has_tokens else {}),
         "paths": paths,
         "components": {
             "schemas": _schemas(operations),
             "headers": {header.REQUEST_ID: _REQUEST_ID},
+            **({"securitySchemes": {"token": _BEARER}} if has_tokens else {}),
         },
     }
 

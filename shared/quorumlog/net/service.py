@@ -149,7 +149,7 @@ class ServiceSettings(BaseModel):
     )
     allow_anonymous: bool = Field(
         default=False,
-        description="1: an internal listener may be reached from other machines without any credentials",
+        description="1: listeners may be reached from other machines without any credentials",
     )
 
     @field_validator("cluster_secret_file")

@@ -23,6 +23,8 @@ JAVA_MIN: Final = 17
 _GATEWAY: Final = "QUORUMLOG_GATEWAY"
 _SECRET_FILE: Final = "CLUSTER_SECRET_FILE"  # noqa: S105
 _DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
+_TOKEN: Final = "QUORUMLOG_TOKEN"  # noqa: S105
+_TOKEN_FILE: Final = "QUORUMLOG_TOKEN_FILE"  # noqa: S105
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 _SHIM: Final = """\
@@ -55,6 +57,12 @@ def secret_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The file with the cluster's secret, for jobs that ask the services behind the gateways."""
     named = environ.get(_SECRET_FILE)
     return Path(named) if named else None
+
+
+def token(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The access token of the environment, or of the file that it names; None where there is none."""
+    file = environ.get(_TOKEN_FILE)
+    return Path(file).read_text("ascii").strip() if file else environ.get(_TOKEN) or None
 
 
 def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:

@@ -57,14 +57,19 @@ class Gateways:
         *,
         deadline_s: float = DEADLINE_S,
         headers: Mapping[str, str] | None = None,
+        token: str | None = None,
     ) -> None:
-        """`urls`: the gateways' URLs, separated by commas. `headers`: sent with each request."""
+        """`urls`: the gateways' URLs, separated by commas. `headers` and the access token go with each
+        request.
+        """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise ValueError(f"{url!r} is no URL of a gateway: write http://host:port")
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
         # Tasks begin at different gateways, so that they share the work.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self._connection: http.client.HTTPConnection | None = None

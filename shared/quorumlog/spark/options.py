@@ -7,12 +7,13 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self
 
 from quorumlog import header
 from quorumlog.spark.config import gateways
+from quorumlog.spark.config import token as environment_token
 from quorumlog.spark.http import Gateways
 
 EARLIEST, LATEST = -2, -1
@@ -35,7 +36,7 @@ COLUMNS: Final = {
 }
 """The columns of a read with their types: Kafka's columns, then the ledger and entry of a record."""
 
-_CONNECTION: Final = ("gateway.url", "ledger.password")
+_CONNECTION: Final = ("gateway.url", "token", "ledger.password")
 READ_OPTIONS: Final = (
     *_CONNECTION,
     *("subscribe", "subscribePattern", "assign", "ledgers"),
@@ -70,22 +71,25 @@ class ClusterAccess:
     """How to reach the cluster."""
 
     urls: str
-    password: str | None
+    password: str | None = field(repr=False)
+    token: str | None = field(repr=False)
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """From the options `gateway.url` (default: the environment) and `ledger.password`."""
+        """From the options `gateway.url` and `token` (default: the environment), and `ledger.password`."""
         urls = options.get("gateway.url", gateways())
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
             raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
-        return cls(urls, options.get("ledger.password"))
+        token = options.get("token", environment_token())
+        if token is not None and (not token.isascii() or not token.isprintable()):
+            raise BadOption("token is ASCII without line ends")
+        return cls(urls, options.get("ledger.password"), token)
 
     def connect(self) -> Gateways:
         """A connection to the gateways, to be closed."""
         password = self.password
-        return Gateways(
-            self.urls, headers=None if password is None else {header.LEDGER_PASSWORD: password}
-        )
+        headers = None if password is None else {header.LEDGER_PASSWORD: password}
+        return Gateways(self.urls, headers=headers, token=self.token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def write_task(options: WriteOptions, whose: Whose, batches: Iterable[Any]) -> T
     context = TaskContext.get()
     assert context is not None, "runs in a task"
     writers: dict[str, LogRowsWriter] = {}
-    with Gateways(options.connection.urls) as gateways:
+    with options.connection.connect() as gateways:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -378,7 +378,7 @@ def publish(
     `even_if_empty`: commit without rows too, so that the version counts as done.
     Raises: TooManyLedgers, WriteOver; another error says whether the commit may have been done.
     """
-    with Gateways(options.connection.urls) as gateways:
+    with options.connection.connect() as gateways:
         grouped: dict[str, list[WrittenPart]] = {}
         for part in parts:
             grouped.setdefault(part.log, []).append(part)
@@ -480,7 +480,7 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
     """Abort transactions. A committed transaction stays committed: Spark also asks for an abort after a
     commit whose answer was lost.
     """
-    with Gateways(options.connection.urls) as gateways:
+    with options.connection.connect() as gateways:
         for transaction in transactions:
             try:
                 gateways.request(
@@ -515,7 +515,7 @@ def batch_of(options: WriteOptions) -> Whose:
         return Whose(options.app, options.version)
     if options.log is None:
         return Whose(f"spark-{uuid.uuid4().hex}", 0)
-    with Gateways(options.connection.urls) as gateways:
+    with options.connection.connect() as gateways:
         transaction, _ = begin(gateways, options, options.log, Whose())
     return Whose(transaction=transaction)
 

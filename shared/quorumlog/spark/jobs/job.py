@@ -3,7 +3,7 @@
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -66,12 +66,21 @@ class JobResult:
     """Of `retention_stats`: what may be deleted."""
 
 
-def gateways(urls: str | Sequence[str], headers: Mapping[str, str] | None = None) -> Gateways:
-    """A connection to services, by an option or a list of URLs. Raises: JobFailed."""
+def gateways(urls: str | Sequence[str]) -> Gateways:
+    """A connection to gateways, with the environment's token. Raises: JobFailed."""
+    return Gateways(_checked(urls), token=config.token())
+
+
+def services(urls: str) -> Gateways:
+    """A connection to services behind the gateways, which get no token. Raises: JobFailed."""
+    return Gateways(_checked(urls), headers=operator_headers(urls.split(",")))
+
+
+def _checked(urls: str | Sequence[str]) -> str:
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
         raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
-    return Gateways(text, headers=headers)
+    return text
 
 
 def operator_headers(urls: Iterable[str]) -> dict[str, str]:

@@ -113,8 +113,7 @@ def run(
         }
         if apply and not dry_run and metadata:
             try:
-                headers = job.operator_headers(metadata.split(","))
-                with job.gateways(metadata, headers) as queue:
+                with job.services(metadata) as queue:
                     report["queued"] = _queue(queue, steps)
             except QuorumLogError as error:
                 raise job.JobFailed(f"the repair queue took nothing more: {error}") from None

@@ -1,0 +1,239 @@
+"""Who may do what: the scope that each public operation needs, and what a caller's grants allow.
+
+`ACCESS` is the table of all operations (docs/security.md shows it); an application with a route that is not in it
+does not start. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
+put into its metadata under `namespace` (docs/adr/0021-access-tokens.md).
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from aiohttp import web
+
+from quorumlog.errors import Forbidden
+from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.edge.quotas import Usage
+
+NAMESPACE: Final = "namespace"
+"""The key of a ledger's custom metadata by which grants on ledgers are judged."""
+
+
+class Scope(StrEnum):
+    """What a grant allows on what it names."""
+
+    READ = "read"
+    APPEND = "append"
+    MANAGE = "manage"
+    ADMIN = "admin"
+    """All of the above, and to give up entries and bookies."""
+
+
+class Kind(StrEnum):
+    """What grants name."""
+
+    LOGS = "logs"
+    LEDGERS = "ledgers"
+    CLUSTER = "cluster"
+
+
+class Named(StrEnum):
+    """What an operation needs its scope on."""
+
+    NOTHING = "nothing"
+    """Answered without a token."""
+    LOG = "the log"
+    LEDGER = "the ledger"
+    TRANSACTION = "the transaction's log"
+    SOME = "what is named or listed"
+    """The handler judges what the body names, or leaves out of a list what the caller may not read."""
+    CLUSTER = "the cluster"
+    EVERYTHING = "everything"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an operation needs: one of the scopes, on what it names."""
+
+    named: Named
+    scopes: frozenset[Scope] = frozenset()
+
+    def __str__(self) -> str:
+        """For people."""
+        if self.named is Named.NOTHING:
+            return "no token"
+        scopes = [scope for scope in Scope if scope in self.scopes]
+        return f"{' or '.join(f'`{scope}`' for scope in scopes)} on {self.named}"
+
+
+def _on(named: Named, *scopes: Scope) -> Access:
+    return Access(named, frozenset(scopes))
+
+
+_OPEN: Final = Access(Named.NOTHING)
+_LOOK: Final = (Scope.READ, Scope.APPEND, Scope.MANAGE)
+
+ACCESS: Final[Mapping[str, Access]] = {
+    "appendEntries": _on(Named.LEDGER, Scope.APPEND),
+    "readEntries": _on(Named.LEDGER, Scope.READ),
+    "readEntry": _on(Named.LEDGER, Scope.READ),
+    "lastAddConfirmed": _on(Named.LEDGER, Scope.READ, Scope.APPEND),
+    # Each message of a socket needs its own scope.
+    "ledgerSocket": _on(Named.LEDGER, Scope.READ, Scope.APPEND),
+    "createLedger": _on(Named.SOME, Scope.APPEND),
+    "listLedgers": _on(Named.SOME, Scope.READ),
+    "getLedger": _on(Named.LEDGER, *_LOOK),
+    "closeLedger": _on(Named.LEDGER, Scope.APPEND),
+    # With `declare_lost`: admin.
+    "recoverLedger": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
+    "acceptLoss": _on(Named.LEDGER, Scope.ADMIN),
+    "deleteLedger": _on(Named.LEDGER, Scope.MANAGE),
+    "appendRecords": _on(Named.LOG, Scope.APPEND),
+    "readRecords": _on(Named.LOG, Scope.READ),
+    "logSocket": _on(Named.LOG, Scope.READ, Scope.APPEND),
+    "listLogs": _on(Named.SOME, Scope.READ),
+    "putLog": _on(Named.LOG, Scope.MANAGE),
+    "getLog": _on(Named.LOG, *_LOOK),
+    "deleteLog": _on(Named.LOG, Scope.MANAGE),
+    "openLog": _on(Named.LOG, Scope.APPEND),
+    "rollLog": _on(Named.LOG, Scope.MANAGE),
+    "truncateLog": _on(Named.LOG, Scope.MANAGE),
+    "markLogArchived": _on(Named.LOG, Scope.MANAGE),
+    "closeLog": _on(Named.LOG, Scope.MANAGE),
+    "beginTransaction": _on(Named.SOME, Scope.APPEND),
+    "getTransaction": _on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
+    # With `overwrite`: manage too.
+    "commitTransaction": _on(Named.TRANSACTION, Scope.APPEND),
+    "abortTransaction": _on(Named.TRANSACTION, Scope.APPEND),
+    "listBookies": _on(Named.CLUSTER, Scope.READ),
+    "getCluster": _on(Named.CLUSTER, Scope.READ),
+    "getMetrics": _on(Named.CLUSTER, Scope.READ),
+    "createTicket": _on(Named.SOME, Scope.READ, Scope.APPEND),
+    "createToken": _on(Named.EVERYTHING, Scope.ADMIN),
+    "listTokens": _on(Named.EVERYTHING, Scope.ADMIN),
+    "revokeToken": _on(Named.EVERYTHING, Scope.ADMIN),
+    "getProblem": _OPEN,
+    "isLive": _OPEN,
+    "isReady": _OPEN,
+    "getOpenApi": _OPEN,
+    "getDocs": _OPEN,
+}
+"""By the operation's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Scopes on everything (no kind), on the cluster, or on the logs and namespaces of a name or a prefix."""
+
+    scopes: frozenset[Scope]
+    kind: Kind | None
+    name: str = ""
+    is_prefix: bool = False
+
+    @classmethod
+    def parsed(cls, text: str) -> "Grant":
+        """A grant as it is written (`wire/token_bodies.py`, GRANT)."""
+        scope, _, where = text.partition(":")
+        scopes = frozenset(Scope) if scope == Scope.ADMIN else frozenset((Scope(scope),))
+        if where == "*":
+            return cls(scopes, None)
+        kind, _, name = where.partition("/")
+        return cls(scopes, Kind(kind), name.removesuffix("*"), name.endswith("*"))
+
+    def covers(self, kind: Kind, name: str) -> bool:
+        """Whether the grant is for something."""
+        if self.kind is None:
+            return True
+        if self.kind is not kind:
+            return False
+        return name.startswith(self.name) if self.is_prefix else name == self.name
+
+
+def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
+    return frozenset(scope for grant in grants for scope in grant.scopes)
+
+
+class Caller:
+    """Who sends a request, and what they may do."""
+
+    __slots__ = ("connections", "everywhere", "grants", "id", "somewhere", "usage", "who")
+
+    def __init__(self, who: str, grants: Iterable[str], token_id: str = "") -> None:
+        """`who`: for messages; it is no secret."""
+        self.who, self.id = who, token_id
+        self.grants = tuple(map(Grant.parsed, grants))
+        self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
+        """The scopes on everything."""
+        self.somewhere = _union(self.grants)
+        self.usage: Usage | None = None
+        """Where the token has quotas."""
+        self.connections: set[asyncio.Transport] = set()
+        """Those of the requests that are under way."""
+
+    def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
+        """The scopes on a log, a namespace, or the cluster."""
+        return _union(grant for grant in self.grants if grant.covers(kind, name))
+
+    def may(self, scope: Scope, kind: Kind, name: str) -> bool:
+        """Whether the caller has a scope on something."""
+        return scope in self.everywhere or scope in self.scopes(kind, name)
+
+    def check(self, scope: Scope, kind: Kind, name: str) -> None:
+        """Raises: Forbidden unless the caller has a scope on something."""
+        if not self.may(scope, kind, name):
+            raise self.lacks((scope,), told(kind, name))
+
+    def lacks(self, scopes: Iterable[Scope], where: str) -> Forbidden:
+        """The refusal of a caller without any of some scopes."""
+        return Forbidden(f"{self.who} has no grant of {' or '.join(sorted(scopes))} on {where}")
+
+    def end(self) -> None:
+        """Cut the requests that are under way: the caller is not known any more."""
+        for connection in self.connections:
+            connection.abort()
+
+
+EVERYONE: Final = Caller("everyone", ("admin:*",))
+"""Any caller of a gateway that needs no tokens."""
+
+CALLER: Final = web.RequestKey("caller", Caller)
+SCOPES: Final = web.RequestKey("scopes", frozenset[Scope])
+"""The caller's scopes on what the request names."""
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Who sends a request."""
+    caller: Caller = request.get(CALLER, EVERYONE)
+    return caller
+
+
+def check_scope(request: web.Request, scope: Scope) -> None:
+    """Raises: Forbidden unless the caller has a scope on what the request's path names."""
+    if scope not in request.get(SCOPES, caller_of(request).everywhere):
+        raise caller_of(request).lacks((scope,), "what the request names")
+
+
+def check_named(request: web.Request, access: Access, kind: Kind, name: str) -> None:
+    """Raises: Forbidden unless the caller has what an operation needs on what the request names."""
+    scopes = request[CALLER].scopes(kind, name)
+    if access.scopes.isdisjoint(scopes):
+        raise request[CALLER].lacks(access.scopes, told(kind, name))
+    request[SCOPES] = scopes
+
+
+def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
+    """What grants name a ledger by: its log, else its namespace."""
+    if row.log is not None:
+        return Kind.LOGS, row.log
+    return Kind.LEDGERS, dict(row.custom).get(NAMESPACE, "")
+
+
+def told(kind: Kind, name: str) -> str:
+    """A place, for people."""
+    if kind is Kind.CLUSTER:
+        return "the cluster"
+    if kind is Kind.LOGS:
+        return f"the log {name}"
+    return f"ledgers of the namespace {name}" if name else "ledgers without a namespace"

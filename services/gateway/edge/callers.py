@@ -1,0 +1,183 @@
+"""The callers that this gateway knows by their tokens, as the metadata service last listed them.
+
+The list is read every second, and once more before an unknown token is refused: a token that any gateway made is
+known at once, and one that was revoked is refused within seconds, without a request to the metadata service for
+each request. While the metadata service is away, known tokens go on until they expire, and an unknown one may be
+new: 503, not 401.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
+from quorumlog.net.timers import Tasks, restarted
+from quorumlog.net.token_client import TokenClient
+from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
+from services.gateway.edge.access import Caller
+from services.gateway.edge.quotas import Usage
+from services.gateway.edge.tickets import TICKET_S, Ticket
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 1.0
+"""A revoked token is refused after this and one request to the metadata service."""
+_LIST_S: Final = 3.0
+"""For one list: longer than an answer takes, short for who waits with an unknown token (taste)."""
+_PAUSE_S: Final = 0.05
+"""Between lists that unknown tokens ask for: strangers must not occupy the metadata service (taste)."""
+_TOKEN_CHARS_MAX: Final = 4096
+"""A longer one is none of ours, and is not worth hashing."""
+_NO_QUOTAS: Final = TokenQuotas()
+_MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
+
+
+class _Known:
+    """A token, and who calls with it."""
+
+    __slots__ = ("caller", "ends_at", "row")
+
+    def __init__(self, row: TokenRow) -> None:
+        self.row = row
+        self.caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id)
+        if row.quotas != _NO_QUOTAS:
+            self.caller.usage = Usage(self.caller.who, row.quotas)
+        ends = row.expires_at
+        self.ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
+
+
+class Callers:
+    """The known tokens by the hash of their secrets.
+
+    Invariant: a token is refused as unknown only by a list that was asked for after its request had come.
+    """
+
+    def __init__(self, client: TokenClient, *, now: Callable[[], float] | None = None) -> None:
+        """`now`: this machine's clock, in seconds since 1970; the end of a token is an instant of it."""
+        self._client = client
+        self._now = now or _wall
+        self._known: dict[bytes, _Known] = {}
+        self._by_id: dict[str, _Known] = {}
+        self._ticket_key = b""
+        self._version: str | None = None
+        self._lists = asyncio.Lock()
+        self._begun = self._done = 0
+        """How many lists were asked for, and which of them was the last with an answer."""
+        self._listed_at = -math.inf
+        self._is_away = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, client: TokenClient) -> AsyncIterator["Callers"]:
+        """The callers, while their list is followed."""
+        callers, tasks = cls(client), Tasks()
+        tasks.start(restarted(callers.follow))
+        try:
+            yield callers
+        finally:
+            await tasks.close()
+
+    async def follow(self) -> None:
+        """Keep the list fresh, for ever."""
+        while True:
+            try:
+                async with self._lists:
+                    await self._list()
+            except QuorumLogError as error:
+                log.info("tokens-unknown", extra={"why": error.detail})
+            self._end_expired()
+            await asyncio.sleep(REFRESH_S)
+
+    async def identify(self, secret: str) -> Caller:
+        """Who calls with a token. Raises: Unauthenticated, MetadataUnavailable."""
+        if len(secret) > _TOKEN_CHARS_MAX:
+            raise Unauthenticated("the token is too long to be one")
+        # By the hash of the secret: the time of an answer says nothing of the secret.
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+        known = self._known.get(digest)
+        if known is None:
+            await self._learn()
+            known = self._known.get(digest)
+        return self._valid(known)
+
+    def ticket(self, caller: Caller, path: str) -> str:
+        """A ticket for a path that stands for the caller's token."""
+        return Ticket(caller.id, path, int(self._now()) + TICKET_S).signed(self._ticket_key)
+
+    async def identify_by_ticket(self, text: str, path: str) -> Caller:
+        """Who calls a path with a ticket. Raises: Unauthenticated, MetadataUnavailable."""
+        if not self._ticket_key:
+            await self._learn()
+        ticket = Ticket.checked(text, path, self._ticket_key, self._now())
+        known = self._by_id.get(ticket.token_id)
+        if known is None:
+            await self._learn()
+            known = self._by_id.get(ticket.token_id)
+        return self._valid(known)
+
+    def _valid(self, known: _Known | None) -> Caller:
+        if known is None:
+            raise Unauthenticated("the token is unknown: it was revoked, or never made")
+        if known.ends_at is not None and known.ends_at <= self._now():
+            raise Unauthenticated(f"{known.caller.who} has expired: {known.row.expires_at}")
+        return known.caller
+
+    async def _learn(self) -> None:
+        """Return after a list that was asked for after this call. Raises: MetadataUnavailable."""
+        seen = self._begun
+        async with self._lists:
+            if self._done > seen:
+                return
+            if self._is_away:
+                raise MetadataUnavailable(_MAY_BE_NEW)
+            await asyncio.sleep(self._listed_at + _PAUSE_S - asyncio.get_running_loop().time())
+            try:
+                await self._list()
+            except QuorumLogError as error:
+                raise MetadataUnavailable(f"{_MAY_BE_NEW}: {error.detail}") from error
+
+    async def _list(self) -> None:
+        """Read the list. The caller holds the lock. Raises: QuorumLogError."""
+        self._begun += 1
+        try:
+            async with asyncio.timeout(_LIST_S):
+                listed = await self._client.list(self._version)
+        except (TimeoutError, QuorumLogError) as error:
+            self._is_away = True
+            if isinstance(error, QuorumLogError):
+                raise
+            raise MetadataUnavailable("no service listed the tokens in time") from error
+        self._is_away = False
+        self._ticket_key = listed.ticket_key
+        if listed.tokens is not None:
+            self._take(listed.tokens)
+            self._version = listed.version
+        self._done, self._listed_at = self._begun, asyncio.get_running_loop().time()
+
+    def _take(self, rows: tuple[TokenRow, ...]) -> None:
+        old, self._known = self._known, {}
+        for row in rows:
+            same = old.get(row.hash)
+            if same is not None and same.row == row:
+                self._known[row.hash] = old.pop(row.hash)
+            else:
+                self._known[row.hash] = _Known(row)
+        self._by_id = {known.row.id: known for known in self._known.values()}
+        for known in old.values():
+            known.caller.end()
+
+    def _end_expired(self) -> None:
+        now = self._now()
+        for known in self._known.values():
+            if known.caller.connections and known.ends_at is not None and known.ends_at <= now:
+                known.caller.end()
+
+
+def _wall() -> float:
+    """The clock of this machine."""
+    return datetime.now(UTC).timestamp()

@@ -1,0 +1,148 @@
+"""Checks each public request before a byte of its body is read: who sends it, and whether they may."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from quorumlog.errors import Unauthenticated
+from quorumlog.net.operations import Operation
+from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.edge.access import (
+    ACCESS,
+    CALLER,
+    SCOPES,
+    Access,
+    Caller,
+    Kind,
+    Named,
+    check_named,
+    place_of,
+)
+from services.gateway.edge.callers import Callers
+from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET
+from services.gateway.edge.transaction_operations import TRANSACTION
+from services.gateway.logs.transactions import Transactions
+
+_BEARER: Final = "bearer"
+_CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
+"""Where a request came from, which does not know any more once the client is gone."""
+
+
+class Unguarded(Exception):
+    """A route is without a row in the table of accesses."""
+
+
+def table_of(
+    app: web.Application, operations: Iterable[Operation]
+) -> Mapping[tuple[str, str], Access]:
+    """What each route needs, by its method and path. Raises: Unguarded for a route without a row."""
+    names = {(operation.method, operation.path): operation.name for operation in operations}
+    table = {}
+    for route in app.router.routes():
+        assert route.resource is not None
+        path = route.resource.canonical
+        method = hdrs.METH_GET if route.method == hdrs.METH_HEAD else route.method
+        access = ACCESS.get(names.get((method, path), ""))
+        if access is None:
+            raise Unguarded(f"{method} {path} has no row in ACCESS (edge/access.py)")
+        table[route.method, path] = access
+    return table
+
+
+class Guard:
+    """Asks for a token, and for the scope that the route needs."""
+
+    def __init__(
+        self,
+        table: Mapping[tuple[str, str], Access],
+        callers: Callers,
+        *,
+        ledger: Callable[[int], Awaitable[LedgerMetadata]],
+        transactions: Transactions | None,
+    ) -> None:
+        """`ledger`: a ledger's row, of which only what never changes is used."""
+        self._table, self._callers = table, callers
+        self._ledger, self._transactions = ledger, transactions
+
+    async def admit(self, request: web.Request, path: str) -> None:
+        """Note the caller of a request to a route (its path as declared).
+
+        Raises: Unauthenticated, Forbidden; NoSuchLedger, NoSuchTransaction; MetadataUnavailable.
+        """
+        access = self._table.get((request.method, path))
+        if access is None or access.named is Named.NOTHING:
+            return  # no such route, or one for all
+        caller = await self._identify(request)
+        request[CALLER] = caller
+        if caller.usage is not None:
+            # A tail whose client is gone notices that when it has something to send.
+            count = sum(not connection.is_closing() for connection in caller.connections)
+            caller.usage.begin(count, request.content_length or 0)
+        if request.transport is not None:
+            request[_CONNECTION] = request.transport
+            caller.connections.add(request.transport)
+        if access.scopes <= caller.everywhere:
+            request[SCOPES] = caller.everywhere
+        elif access.scopes.isdisjoint(caller.somewhere):
+            raise caller.lacks(access.scopes, "anything")
+        else:
+            await self._check(request, access)
+
+    async def _identify(self, request: web.Request) -> Caller:
+        """Raises: Unauthenticated, MetadataUnavailable."""
+        given = request.headers.get(hdrs.AUTHORIZATION)
+        ticket = request.query.get(TICKET.name) if request.method == hdrs.METH_GET else None
+        if given is None and ticket is not None:
+            return await self._callers.identify_by_ticket(ticket, request.path)
+        scheme, _, secret = (given or "").partition(" ")
+        if scheme.lower() != _BEARER or not secret:
+            raise Unauthenticated("this gateway needs a token: Authorization: Bearer …")
+        return await self._callers.identify(secret.strip())
+
+    def leave(self, request: web.Request, response: web.StreamResponse | None) -> None:
+        """The request is over, with an answer that was sent or is about to be."""
+        if (connection := request.get(_CONNECTION)) is None:
+            return
+        caller = request[CALLER]
+        caller.connections.discard(connection)
+        if caller.usage is not None:
+            streamed = 0 if request.content_length else request.content.total_bytes
+            caller.usage.charge(streamed + _answered_bytes(request, response))
+
+    async def _check(self, request: web.Request, access: Access) -> None:
+        given = request.match_info
+        match access.named:
+            case Named.LOG:
+                check_named(request, access, Kind.LOGS, given[NAME.name])
+            case Named.LEDGER:
+                ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
+                check_named(request, access, *place_of(await self._ledger(ledger_id)))
+            case Named.TRANSACTION:
+                assert self._transactions is not None, "there is such a route"
+                asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
+                found = await self._transactions.get(asked)
+                check_named(request, access, Kind.LOGS, found.log)
+            case Named.CLUSTER:
+                check_named(request, access, Kind.CLUSTER, "")
+            case Named.EVERYTHING:
+                raise request[CALLER].lacks(access.scopes, "everything")
+            case Named.SOME | Named.NOTHING:
+                pass
+
+
+def _answered_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
+    """The bytes of an answer; of a stream and a socket those that were sent."""
+    sent = request.writer.output_size
+    if not sent and isinstance(response, web.Response) and isinstance(response.body, bytes):
+        return len(response.body)
+    return sent
+
+
+def needed(operation: Operation) -> str:
+    """What a token needs for an operation, for its description."""
+    access = ACCESS[operation.name]
+    if access.named is Named.NOTHING:
+        return ""
+    return f"Where tokens are required: {access}."

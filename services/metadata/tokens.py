@@ -1,0 +1,99 @@
+"""Access tokens of users: create, revoke, and the list that gateways follow."""
+
+from typing import Final
+
+import asyncpg
+import orjson
+
+from quorumlog.errors import InvalidRequest, NoSuchToken
+from quorumlog.wire.token_bodies import TokenCreate, TokenList, TokenRevoke, TokenRow
+from services.metadata.attempts import is_applied, record_attempt
+from services.metadata.database import Connection, RowStore, proven, transactional
+from services.metadata.sql import utc
+
+TOKENS_MAX: Final = 2000
+"""Each gateway reads the whole list after a change: 2,000 rows take some 700 KB and 20 ms (taste)."""
+
+_ROW: Final = f"id, hash, body::text AS body, {utc('created_at')}, {utc('expires_at')}"
+_FORGET: Final = "DELETE FROM access_tokens WHERE expires_at < now() - interval '7 days'"
+"""An expired token stays in lists for a week, so that its owner finds out why it is refused (taste)."""
+
+
+class TokenStore(RowStore):
+    """The rows of tokens. Invariant: the list's version is another one after each change of them."""
+
+    @transactional
+    async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
+        """Store a token; a repeat of the attempt gets the first answer.
+
+        Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
+        """
+        token, target = request.token, f"create token {request.token.id}"
+        # Changes take turns: the limit is of all tokens together.
+        await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
+        if await is_applied(connection, request.attempt, target):
+            return _row_of(
+                await connection.fetchrow(
+                    f"SELECT {_ROW} FROM access_tokens WHERE id = $1", token.id
+                ),
+                token.id,
+            )
+        await connection.execute(_FORGET)
+        if await connection.fetchval("SELECT count(*) FROM access_tokens") >= TOKENS_MAX:
+            raise InvalidRequest(f"there are {TOKENS_MAX} access tokens already: revoke some")
+        record = await connection.fetchrow(
+            "INSERT INTO access_tokens (id, hash, body, expires_at)"
+            " VALUES ($1, $2, $3::text::jsonb, now() + make_interval(secs => $4))"
+            f" ON CONFLICT DO NOTHING RETURNING {_ROW}",
+            token.id,
+            token.hash,
+            token.model_dump_json(exclude={"id", "hash"}),
+            request.expires_in_s,
+        )
+        if record is None:
+            raise InvalidRequest("another access token has this id or this secret")
+        await record_attempt(connection, request.attempt, target)
+        return _row_of(record, token.id)
+
+    @transactional
+    async def revoke(self, connection: Connection, token_id: str, request: TokenRevoke) -> None:
+        """Delete a token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
+        target = f"revoke token {token_id}"
+        await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
+        if await is_applied(connection, request.attempt, target):
+            return
+        if not await connection.fetchval(
+            "DELETE FROM access_tokens WHERE id = $1 RETURNING true", token_id
+        ):
+            raise no_such_token(token_id)
+        await record_attempt(connection, request.attempt, target)
+
+    @proven  # an older database may have tokens that were revoked since (rule 18a)
+    async def list(self, connection: Connection, *, known: str | None) -> TokenList:
+        """All tokens by creation, unless `known` is the present version."""
+        records = await connection.fetch(
+            f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
+            " ON version IS DISTINCT FROM $1::uuid ORDER BY access_tokens.created_at, id",
+            known,
+        )
+        version = records[0]["version"]
+        rows = tuple(_row_of(record, "") for record in records if record["id"] is not None)
+        return TokenList(
+            version=version,
+            tokens=None if version == known else rows,
+            ticket_key=records[0]["ticket_key"],
+        )
+
+
+def no_such_token(token_id: str) -> NoSuchToken:
+    """The refusal of an unknown id."""
+    return NoSuchToken(f"there is no access token {token_id}")
+
+
+def _row_of(record: asyncpg.Record | None, token_id: str) -> TokenRow:
+    if record is None:
+        raise no_such_token(token_id)
+    told = {name: record[name] for name in ("id", "created_at", "expires_at")}
+    return TokenRow.model_validate(
+        {**told, "hash": record["hash"], **orjson.loads(record["body"])}, strict=False
+    )

@@ -1,0 +1,79 @@
+"""Bodies of the metadata service's API about access tokens (docs/adr/0021-access-tokens.md).
+
+Whoever makes a token draws its secret and sends SHA-256 of it: no service stores the secret, and only the
+gateways see it in use.
+"""
+
+from typing import Annotated, Final
+
+from pydantic import Field, StringConstraints
+
+from quorumlog.wire.bodies import ATTEMPT, Attempt, Body, Key
+
+GRANTS_MAX: Final = 32
+"""Grants of one token, all of which a request may be compared with (taste)."""
+EXPIRES_IN_S_MAX: Final = 10 * 365 * 24 * 3600
+
+TOKEN_ID: Final = "[0-9a-f]{16}"  # noqa: S105
+_NAME: Final = "[A-Za-z0-9._-]{1,200}"
+GRANT: Final = rf"(read|append|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NAME}\*?))"
+"""A scope, and what it is for: logs by name, ledgers by namespace, the cluster as a whole, or everything. `*` at the
+end stands for any rest."""
+
+Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
+TokenName = Annotated[
+    str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+
+
+_Quota = Annotated[int | None, Field(default=None, ge=1, le=1 << 53)]
+
+
+class TokenQuotas(Body):
+    """What a token may use of each gateway; None: as much as anybody."""
+
+    requests_per_s: _Quota = None
+    bytes_per_s: _Quota = None
+    """Of bodies and answers."""
+    connections: _Quota = None
+    """With requests under way."""
+    open_ledgers: _Quota = None
+
+
+class TokenFields(Body):
+    """What the maker of a token says of it."""
+
+    id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
+    hash: Key = Field(min_length=32, max_length=32)
+    name: TokenName
+    grants: tuple[Grant, ...] = Field(min_length=1, max_length=GRANTS_MAX)
+    quotas: TokenQuotas = TokenQuotas()
+
+
+class TokenRow(TokenFields):
+    """An access token as it is stored."""
+
+    created_at: str
+    expires_at: str | None
+
+
+class TokenCreate(Body):
+    """A token to store. Without `expires_in_s` it is valid until it is revoked."""
+
+    token: TokenFields
+    expires_in_s: int | None = Field(default=None, ge=1, le=EXPIRES_IN_S_MAX)
+    attempt: Attempt
+
+
+class TokenRevoke(Body):
+    """The deletion of a token."""
+
+    attempt: Attempt
+
+
+class TokenList(Body):
+    """All tokens, or None where the asker knows the list of this version already."""
+
+    version: Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
+    tokens: tuple[TokenRow, ...] | None
+    ticket_key: Key = Field(min_length=32, max_length=32)

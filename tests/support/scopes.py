@@ -1,0 +1,49 @@
+"""`python -m tests.support.scopes --write`: the table of operations and scopes in docs/security.md, from the code."""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from quorumlog.net.operations import Operation
+from services.gateway.edge import (
+    cluster_operations,
+    entry_operations,
+    ledger_operations,
+    log_operations,
+    record_operations,
+    token_operations,
+    transaction_operations,
+)
+from services.gateway.edge.access import ACCESS
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+_MODULES: Final = (
+    ledger_operations, entry_operations, log_operations, record_operations, transaction_operations,
+    token_operations, cluster_operations,
+)  # fmt: skip
+_TABLE: Final = re.compile(
+    r"(<!-- scopes; `make scopes` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
+)
+
+
+def operations() -> Iterable[Operation]:
+    """All public operations, by resource."""
+    for module in _MODULES:
+        yield from (value for value in vars(module).values() if isinstance(value, Operation))
+    yield from cluster_operations.SHARED
+
+
+def with_table(page: str) -> str:
+    """The page with the table as the code has it."""
+    rows = [f"| `{one.method} {one.path}` | {ACCESS[one.name]} |" for one in operations()]
+    table = "\n".join(("| operation | needs |", "|---|---|", *rows))
+    written, count = _TABLE.subn(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page)
+    assert count == 1, "docs/security.md has no place for the table"
+    return written
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--write"]
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
