@@ -333,6 +333,8 @@ REBUILT = {
     "kept_ledgers": "",
     "unproven_ledgers": "",
     "leases": "",
+    "access_tokens": "access tokens",
+    "access_token_list": "access tokens",
 }
 """Each table, and what of it no bookie holds; leases, kept and unproven ledgers are told anew by those who hold them."""
 

@@ -31,6 +31,7 @@ NOT_REBUILT: Final = (
     "deletions that no answering bookie heard of",
     "the repair queue and its settings",
     "idempotency keys",
+    "access tokens",
     "tokens of other changes",
 )
 """What no bookie holds, so that no rebuild makes it again. docs/guides/rebuild.md says what follows of each."""
