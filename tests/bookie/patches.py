@@ -144,7 +144,7 @@ def never_heard(_original: Any) -> Any:
 def nobody_there(_original: Any) -> Any:
     """Whoever is registered counts as gone, unasked."""
 
-    async def probe(_url: str, _name: str, _process: str) -> Presence:
+    async def probe(*_: object) -> Presence:
         return Presence.GONE
 
     return probe

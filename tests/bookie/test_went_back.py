@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -266,12 +266,13 @@ async def is_told(service: Service) -> bool:
     return not await is_ready(service)
 
 
-async def accept_missing(service: Service) -> bool:
-    """Whether an operator has nothing to accept."""
+async def accept_missing(service: Service, lost: Sequence[str] = ()) -> bool:
+    """Whether an operator has nothing to accept. `lost`: bookies of which the operator thinks that they never return."""
     _, state = await service.send("GET", "/v1/witnesses")
     missing = [missing["witness"] for missing in state["missing"]]
     if missing:
-        await service.send("POST", "/v1/witnesses/accept", {"witnesses": missing})
+        accept = {"witnesses": missing, "lost": lost}
+        await service.send("POST", "/v1/witnesses/accept", accept)
     return not missing
 
 
@@ -461,18 +462,25 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
 ) -> None:
     """D1: moved by drains from b3 and b4 to b1 and b2 since the dump, and everything was started anew."""
     async with aiohttp.ClientSession() as session:
-        pair, row, _, new = await drained(stores, root, session)
+        pair, row, copies, new = await drained(stores, root, session)
         try:
             async with serving(stores) as service:
                 pair.start(service.url, **EAGER)
                 await until(lambda: is_told(service), "a copy tells it")
                 if is_accepted:
 
-                    async def both_keep() -> bool:
-                        await accept_missing(service)
-                        return pair.told("ledger-kept") == 2
+                    async def are_missing() -> bool:
+                        _, state = await service.send("GET", "/v1/witnesses")
+                        return all(attempt in str(state["missing"]) for attempt in copies.values())
 
-                    await until(both_keep, "both say what they keep")
+                    await until(are_missing, "both tell of their copies")
+                    # While they answer, a rebuild comes first (rule 18d): they are away, and come back against all hope.
+                    await pair.kill()
+                    await until(
+                        lambda: accept_missing(service, ["b1", "b2"]), "an operator gives them up"
+                    )
+                    pair.start(service.url, **EAGER)
+                    await until(lambda: pair.told("ledger-kept") == 2, "both say what they keep")
                     seen = await refusals(service)
 
                     async def are_asking() -> bool:

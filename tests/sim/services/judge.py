@@ -4,6 +4,7 @@ The judge keeps books of its own: what clients were told, what became durable, w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quorumlog.protocol.ids import member_incarnation, member_name
@@ -103,7 +104,7 @@ class Judge:
         that did it, that the database lacks changes.
         """
         if after is not None:
-            self.restores.rows[after.attempt] = after
+            self.restores.made(after)
         row = after or before
         assert row is not None
         if self.restores.lost:
@@ -172,7 +173,9 @@ class Judge:
         self._replaced(ledger_id, row)
 
     def settle(self, rows: Mapping[int, LedgerMetadata | None]) -> None:
-        """All is told and decided: these rows are what there is. What was acknowledged is of them."""
+        """All bookies have told, and an operator has decided: these rows are what there is. What was acknowledged is
+        of them.
+        """
         for ledger_id, known in sorted(self.rows.items()):
             if ledger_id in rows:
                 self._replaced(ledger_id, rows[ledger_id])
@@ -226,6 +229,10 @@ class Judge:
         row = self.rows.get(ledger_id)
         if row is None:  # it is garbage, by whichever row: its deletion was committed
             return
+        if row.attempt in self.restores.lost:
+            # A target that got no place yet is no holder by the older row: whoever was to leave holds all. And if the
+            # right row comes back, all is read back from the target before it gets the place (rule 20a).
+            row = replace(row, repairs=row.placed_repairs)
         judged(invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub))
 
     def auditor_recovers(self, ledger_id: int, *, is_writer_there: bool) -> None:

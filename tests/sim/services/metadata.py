@@ -173,7 +173,7 @@ class Metadata(Process):
         work, how = self._routed(request)
         if how is CHANGES or (how is READS and witnesses):
             self._check(presented)
-        seen, before = self.memory.wanted, len(self.tables.attempts)
+        seen, before = self.memory.wanted, next(reversed(self.tables.attempts), None)
         try:
             told = self._answered(work())
         except QuorumLogError as error:
@@ -181,8 +181,8 @@ class Metadata(Process):
                 headers = {**error.extra_headers, header.WITNESSES: to_header(presented.answer)}
                 raise error.replace(extra_headers=headers) from error
             raise
-        if len(self.tables.attempts) > before:
-            token = next(reversed(self.tables.attempts))
+        token = next(reversed(self.tables.attempts), None)
+        if token is not None and token != before:
             self.heard.add(token)
             self.memory.note_committed(token, seen)
             self.database.committed()
@@ -226,7 +226,7 @@ class Metadata(Process):
     def _confirm(self, _request: Request) -> WitnessState:
         if not 1 <= len(self.memory.wanted) <= _HELD_MAX:
             token = str(uuid.UUID(int=self.net.rng.getrandbits(128)))
-            self.tables.attempts[token] = "mark"
+            self.tables.record(token, "mark")
         return self._witnesses()
 
     def _routed(self, request: Request) -> tuple[Callable[[], Body | Answer], str]:
@@ -299,7 +299,7 @@ class Metadata(Process):
         self._legal(check_new_ledger, body.row.core(ledger_id=0, version=1, created_at=""))
         tables, ledger_id = self.tables, body.row.ledger_id
         done = tables.attempts.get(body.attempt)
-        if done is not None:
+        if done not in (None, ACCEPTED):
             if not done.startswith(_CREATE):
                 raise InvalidRequest(f"this attempt was used for another change ({done})")
             return self._row(int(done.removeprefix(_CREATE)))
@@ -313,7 +313,7 @@ class Metadata(Process):
         at = _EPOCH + timedelta(microseconds=self.net.now)
         created_at = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
         core = body.row.core(ledger_id=ledger_id, version=1, created_at=created_at)
-        tables.attempts[body.attempt] = f"{_CREATE}{ledger_id}"
+        tables.record(body.attempt, f"{_CREATE}{ledger_id}")
         if body.idempotency_key is not None:
             tables.keys[body.idempotency_key] = ledger_id
         core = replace(core, attempt=body.attempt)
@@ -339,7 +339,7 @@ class Metadata(Process):
             "created_at": old.created_at,
         }
         new = body.row.model_copy(update=changed)
-        self.tables.attempts[body.attempt] = target
+        self.tables.record(body.attempt, target)
         self.net.note("row", id, f"v{new.version}", new.state)
         self._judge(old.to_core(), new.to_core())
         for missed in body.missed:
@@ -356,7 +356,7 @@ class Metadata(Process):
             raise VersionConflict(ledger_id=ledger_id, current=old.model_dump(mode="json"))
         if old.state is not State.CLOSED:
             raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
-        self.tables.attempts[body.attempt] = target
+        self.tables.record(body.attempt, target)
         self.tables.rows[ledger_id] = None
         self.tables.versions[ledger_id] = old.version + 1
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
@@ -372,11 +372,11 @@ class Metadata(Process):
         self._changed(before, after, now=self.net.now, is_known=is_known)
 
     def _is_settled(self, attempt: str, target: str) -> bool:
-        """Whether this attempt was applied already (rule 6)."""
+        """Whether this attempt was applied already (rule 6); one whose loss was accepted was not."""
         found = self.tables.attempts.get(attempt)
-        if found not in (None, target):
+        if found not in (None, ACCEPTED, target):
             raise InvalidRequest(f"this attempt was used for another change ({found})")
-        return found is not None
+        return found == target
 
     def _legal(self, check: Callable[..., None], *rows: LedgerMetadata) -> None:
         """What the service refuses. No client of ours asks for it: that is a defect as well."""

@@ -189,7 +189,7 @@ class Node(Process):
         ledger = self.ledgers.get(ledger_id) or self.deleted.get(ledger_id)
         if ledger is None:
             return None
-        rows = [self.judge.restores.rows[name.token] for name in ledger.row_names]
+        rows = [self.judge.restores.row_of(ledger_id, name) for name in ledger.row_names]
         copies = [row_copies.row_of(row_copies.decode(row_copies.encode(row))) for row in rows]
         replica = ledger.replica
         return Held(self.me, replica.ledger_key or b"", replica.is_deleted, tuple(copies))
@@ -402,6 +402,7 @@ class Bookies:
             done(event.status if isinstance(event, FenceAnswered) else Status.UNKNOWN)
 
         def judge(node: Node, answer: Callable[[Event], None]) -> None:
+            node.judge.restores.made(row)
             node.ledger(row.ledger_id).keep(told, answer)
 
         self._ask(member, row.ledger_id, judge, hear)

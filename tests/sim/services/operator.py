@@ -129,8 +129,9 @@ class Operator:
                 del tables.repairs[key]
         for copy in (copy for one in held for copy in one.rows):
             made = f"create ledger {ledger_id}" if copy.version == 1 else f"ledger {ledger_id}"
-            if tables.attempts.get(copy.attempt, ACCEPTED) == ACCEPTED:
-                tables.attempts[copy.attempt] = made
+            made = f"delete ledger {ledger_id}" if copy.deletion else made
+            if copy.attempt and tables.attempts.get(copy.attempt, ACCEPTED) == ACCEPTED:
+                tables.record(copy.attempt, made)
         self._judge.rebuilt(ledger_id, row)
 
     def _record(self, done: Mapping[int, Decision]) -> None:
@@ -138,7 +139,7 @@ class Operator:
         database = self._cluster.database
         self._net.note("operator", "rebuilds", *sorted(done))
         token = str(uuid.UUID(int=self._net.rng.getrandbits(128)))
-        database.tables.attempts[token] = "rebuild"
+        database.tables.record(token, "rebuild")
         process = database.processes[0]
         process.heard.add(token)
         process.memory.note_committed(token, ())
@@ -167,6 +168,7 @@ class Operator:
         self._start_anew()
         for process in database.processes:
             process.heard.clear()  # a witness stands for all that came before it
+        self._judge.settle(database.tables.cores())
         self._judge.restores.settled(database.tables.attempts)
 
     def _start_anew(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.row_copy import RowName, name_of
 from tests.sim.plan import SECOND
 from tests.sim.world import Violation
 
@@ -26,14 +27,21 @@ class Restores:
         """The tables that went, while they may still be put back."""
         self.lost: frozenset[str] = frozenset()
         """Tokens of answered changes that the database lacks, and whose loss nobody accepted."""
-        self.rows: dict[str, LedgerMetadata] = {}
-        """The rows of all lines, by the change that made them."""
+        self._rows: dict[tuple[int, RowName], LedgerMetadata] = {}
         self.count = 0
         """How often the database went back."""
         self.since = 0
         """When it went back last."""
         self.knowers: Callable[[int, frozenset[str]], list[str]] = lambda _since, _lost: []
         """Who lives since then, holds one of these tokens, and has had nothing in its way."""
+
+    def made(self, row: LedgerMetadata) -> None:
+        """A row of some line, of which bookies may keep a copy."""
+        self._rows[row.ledger_id, name_of(row)] = row
+
+    def row_of(self, ledger_id: int, name: RowName) -> LedgerMetadata:
+        """The row that a copy is of."""
+        return self._rows[ledger_id, name]
 
     def went_back(self, right: "Tables", older: "Tables", now: int) -> None:
         """Older tables stand in the place of the right ones."""

@@ -390,8 +390,7 @@ class Run:
             return
         if operator.missing:
             raise Violation("rule 18a: changes are missing, and no rebuild ends that")
-        tables = self.cluster.database.tables
-        self.judge.settle({i: None if r is None else r.to_core() for i, r in tables.rows.items()})
+        self.judge.settle(self.cluster.database.tables.cores())
         self.ledgers = [i for i in self.ledgers if i in self.judge.rows]
 
     async def _calm(self) -> None:
@@ -587,7 +586,7 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
         with (
             _checked(),
             patch.object(metadata_requests, "_jitter", jitter),
-            patch.object(inquiry, "service_session", lambda _: Session(ASKING.get())),
+            patch.object(inquiry, "service_session", lambda *_how: Session(ASKING.get())),
         ):
 
             async def main() -> None:

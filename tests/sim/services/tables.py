@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.repair_bodies import RepairSettings
 from services.metadata.attempts import ACCEPTED
@@ -52,9 +53,18 @@ class Tables:
     last_id: int = 0
     """The last one of the sequence of ledger ids."""
 
+    def record(self, attempt: str, target: str) -> None:
+        """A change is made by this attempt (rule 6): it is the last one."""
+        self.attempts.pop(attempt, None)
+        self.attempts[attempt] = target
+
     def contains(self, tokens: Iterable[str]) -> bool:
         """Whether these changes were made here, and none of them is only accepted as lost."""
         return all(self.attempts.get(token, ACCEPTED) != ACCEPTED for token in tokens)
+
+    def cores(self) -> dict[int, LedgerMetadata | None]:
+        """The rows as the protocol has them."""
+        return {i: None if row is None else row.to_core() for i, row in self.rows.items()}
 
     def accept(self, tokens: Iterable[str]) -> None:
         """Go on without these changes, as an operator decided."""
