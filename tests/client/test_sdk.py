@@ -21,6 +21,7 @@ from quorumlog.errors import (
     LossNotProven,
     NoSuchLedger,
     NoSuchLog,
+    NoSuchToken,
     OffsetTruncated,
     StaleProducer,
     UnexpectedEntryId,
@@ -279,6 +280,32 @@ async def test_a_producer_appends_at_an_expected_offset_or_not_at_all(cluster: C
         again = log.producer("p", epoch=1)
         repeat = await again.append(b"a", b"b", expect=0)
         assert (repeat.first_offset, repeat.is_duplicate) == (0, True)
+
+
+async def test_a_token_from_its_creation_to_its_revocation(cluster: Cluster) -> None:
+    name = new_name()
+    async with Client(*cluster.gateways) as client:
+        made = await client.create_token(name, ["read:logs/*"], expires_in_s=3600)
+        shown = [token for token in await client.tokens() if token["name"] == name]
+        await client.revoke_token(made["id"])
+        left = [token["name"] for token in await client.tokens()]
+
+    assert [token["id"] for token in shown] == [made["id"]]
+    assert "token" not in shown[0], "nobody can show it again"
+    assert name not in left
+
+
+def use_a_token(urls: list[str]) -> None:
+    with sync.Client(*urls) as client:
+        made = client.create_token(new_name(), ["append:ledgers/*"])
+        assert made["id"] in [token["id"] for token in client.tokens()]
+        client.revoke_token(made["id"])
+        with pytest.raises(NoSuchToken):
+            client.revoke_token(made["id"])
+
+
+async def test_a_token_without_an_event_loop(cluster: Cluster) -> None:
+    await asyncio.to_thread(use_a_token, cluster.gateways)
 
 
 async def test_a_ledger_without_an_event_loop(cluster: Cluster) -> None:
