@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import SecretStr
@@ -45,7 +46,8 @@ _RESTART_S: Final = 1.0
 _NEW_BYTES: Final = 80 << 20
 """What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
 _LOG_BYTES_MAX: Final = 16 << 20
-_STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", "postgres")
+_SERVICES: Final = ("gateway", "autorecovery", "bookie", "metadata")
+_STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
 class ClusterError(Exception):
@@ -153,6 +155,22 @@ class LocalCluster:
         self._tell_of_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
+        self._write_targets()
+
+    def _write_targets(self) -> None:
+        """Write where Prometheus finds the metrics of each service (docs/operations/prometheus.yml)."""
+        services = [s for s in self.services.values() if s.kind in _SERVICES]
+        targets = [
+            {
+                "targets": [urlsplit(service.internal_url or service.url).netloc],
+                "labels": {"process": service.program.name, "kind": service.kind},
+            }
+            for service in services
+        ]
+        # Under another name first: Prometheus may read at any time.
+        new = self._run / "prometheus.json.new"
+        new.write_text(json.dumps(targets, indent=1) + "\n")
+        new.replace(self._run / "prometheus.json")
 
     @property
     def headers(self) -> dict[str, str]:
