@@ -157,7 +157,7 @@ async def _migrate_with_retries(database: Database) -> None:
             finally:
                 connection.terminate()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            log.warning("database-away", extra={"error": repr(error)})
+            database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)
         except ValueError as error:
             # An operator must act: the tables are of a newer version than this code.
