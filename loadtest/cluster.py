@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
+from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
@@ -210,8 +211,8 @@ async def running(
                 port=free_ports(gateways)[0],
                 bookies=bookies,
                 gateways=gateways,
-                postgres_dsn=stores.postgres_dsn if stores else "",
-                redis_url=stores.redis_url if stores else "",
+                postgres_dsn=SecretStr(stores.postgres_dsn) if stores else None,
+                redis_url=SecretStr(stores.redis_url) if stores else None,
                 **settings,
             ),
             around=around or Surroundings(environment),

@@ -36,7 +36,7 @@ def main() -> None:
 async def _run(name: str, arguments: list[str]) -> int:
     environment = dict(os.environ)
     _say("Java: " + prepare(environment))
-    settings = LocalSettings.read()
+    settings = LocalSettings.read(os.environ)
     async with _cluster(settings) as gateways:
         environment["QUORUMLOG_GATEWAY"] = ",".join(gateways)
         if settings.secret_file.exists():

@@ -7,4 +7,4 @@ from services.autorecovery.app import build
 from services.autorecovery.config import Config
 
 if __name__ == "__main__":
-    run_service("autorecovery", build, Config.read(os.environ))
+    run_service("autorecovery", build, Config.of_process("services.autorecovery", os.environ))

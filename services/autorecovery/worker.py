@@ -359,7 +359,8 @@ class Worker:
                 allow_redirects=False,
             ) as response:
                 log.info("writer-told", extra={"ledger": row.ledger_id, "status": response.status})
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.info("writer-silent", extra={"ledger": row.ledger_id, "why": repr(error)})
             return row  # the auditor recovers ledgers whose writers are gone
         end = asyncio.get_running_loop().time() + _CHANGE_S
         while member in row.last_fragment.bookies and asyncio.get_running_loop().time() < end:

@@ -17,6 +17,8 @@ from rich.progress import Progress, track
 from rich.table import Table
 from rich.text import Text
 
+from quorumlog.net.settings_page import app_of
+from services.bookie.config import Config
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, lock_directory
 from services.bookie.inspection import dump_records, verify_directory
@@ -214,3 +216,8 @@ def salvage(
     typer.echo(f"kept {report.records:,} records of {report.ledgers:,} ledgers")
     for place in report.unreadable:
         typer.echo(f"given up: {place}")
+
+
+def run() -> None:
+    """Run the command that the arguments name, or print the settings."""
+    app_of("services.bookie", Config, app)(prog_name="python -m services.bookie")

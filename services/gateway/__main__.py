@@ -7,4 +7,4 @@ from services.gateway.app import create_apps
 from services.gateway.config import GatewaySettings
 
 if __name__ == "__main__":
-    run_service("gateway", create_apps, GatewaySettings.read(os.environ))
+    run_service("gateway", create_apps, GatewaySettings.of_process("services.gateway", os.environ))

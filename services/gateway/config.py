@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings, url_of
@@ -42,6 +42,9 @@ class GatewaySettings(ServiceSettings, Limits):
     )
     public_tls_key_file: Path | None = Field(
         default=None, description="The key of the public certificate."
+    )
+    public_tls_key_password: SecretStr | None = Field(
+        default=None, description="The password of that key, where it has one."
     )
     hsts_s: int = Field(
         default=0,
@@ -135,7 +138,7 @@ class GatewaySettings(ServiceSettings, Limits):
             return None
         if certificate is None or key is None:
             raise TlsUnusable("PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go together")
-        return Tls(TlsFiles(certificate, key))
+        return Tls(TlsFiles(certificate, key, password=self.public_tls_key_password))
 
     def certificates(self) -> dict[str, Tls]:
         """The certificates of both listeners."""

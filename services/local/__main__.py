@@ -1,6 +1,7 @@
 """`make run`: a whole cluster on this machine, until Ctrl-C."""
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -12,7 +13,9 @@ from services.local.config import LocalSettings
 
 def main() -> None:
     """Run the cluster that the environment configures."""
-    settings = LocalSettings.read()
+    settings = LocalSettings.of_process("services.local", os.environ)
+    for doubt in settings.doubts:
+        _say(doubt)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run(settings))
     raise SystemExit(status)

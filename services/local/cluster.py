@@ -23,8 +23,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
+from pydantic import SecretStr
 
 from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
@@ -44,7 +46,8 @@ _RESTART_S: Final = 1.0
 _NEW_BYTES: Final = 80 << 20
 """What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
 _LOG_BYTES_MAX: Final = 16 << 20
-_STOP_ORDER: Final = ("gateway", "autorecovery", "bookie", "metadata", "redis", "postgres")
+_SERVICES: Final = ("gateway", "autorecovery", "bookie", "metadata")
+_STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
 class ClusterError(Exception):
@@ -152,6 +155,22 @@ class LocalCluster:
         self._tell_of_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
+        self._write_targets()
+
+    def _write_targets(self) -> None:
+        """Write where Prometheus finds the metrics of each service (docs/operations/prometheus.yml)."""
+        services = [s for s in self.services.values() if s.kind in _SERVICES]
+        targets = [
+            {
+                "targets": [urlsplit(service.internal_url or service.url).netloc],
+                "labels": {"process": service.program.name, "kind": service.kind},
+            }
+            for service in services
+        ]
+        # Under another name first: Prometheus may read at any time.
+        new = self._run / "prometheus.json.new"
+        new.write_text(json.dumps(targets, indent=1) + "\n")
+        new.replace(self._run / "prometheus.json")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -199,7 +218,7 @@ class LocalCluster:
             )
 
     async def _start_stores(self) -> tuple[str, str]:
-        dsn, redis_url = self.settings.postgres_dsn, self.settings.redis_url
+        dsn, redis_url = _text(self.settings.postgres_dsn), _text(self.settings.redis_url)
         ports = free_ports(2, avoid=self._gateway_ports)
         try:
             if not dsn:
@@ -236,7 +255,7 @@ class LocalCluster:
         ]
         shared = {"METADATA_URLS": ",".join(urls)}
         for name, port in metadata.items():
-            own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url}
+            own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url} | self._embedded_passwords()
             self._launch_service(name, "metadata", port, own)
         for name in metadata:
             await self.until_up(name)
@@ -368,8 +387,23 @@ class LocalCluster:
         """The settings with which a service shows who it is; those of this process's own environment do not count."""
         if self.certificates is None:
             none = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"), "")
-            return {**none, "CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
-        return {"CLUSTER_SECRET_FILE": "", **self.certificates.settings(role, name, host)}
+            secret = {"CLUSTER_SECRET": "", "CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
+            return none | secret
+        none = dict.fromkeys(
+            ("CLUSTER_SECRET", "CLUSTER_SECRET_FILE", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
+            "",
+        )
+        return {**none, **self.certificates.settings(role, name, host)}
+
+    def _embedded_passwords(self) -> dict[str, str]:
+        """Settings for those of embedded servers, which are part of their URLs or absent."""
+        given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
+        return {
+            f"{store}_PASSWORD{end}": ""
+            for store, url in given.items()
+            if url is None
+            for end in ("", "_FILE")
+        }
 
     def _place(self, name: str) -> ServicePlace:
         return self._around.places.get(name, ServicePlace())
@@ -456,6 +490,10 @@ class LocalCluster:
                 service.process.wait()
             await asyncio.sleep(_POLL_S / 5)
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
+
+
+def _text(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
 
 
 async def _fetch_info(open_session: OpenSession, url: str) -> dict[str, Any]:

@@ -1,20 +1,19 @@
 """The settings of the one-machine cluster (README, "Settings")."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, model_validator
+
+from quorumlog.net.settings import Settings, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that contains `services` and `shared`."""
 
 
-class LocalSettings(BaseModel):
+class LocalSettings(Settings):
     """Each field is a make variable or an environment variable of the same name in capitals."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: Path = Field(
         default=Path(".quorumlog"),
@@ -59,10 +58,12 @@ class LocalSettings(BaseModel):
         description="delay before the entries of a lost bookie are copied to other bookies",
     )
     restart: bool = Field(default=False, description="1: a process that dies is started again")
-    postgres_dsn: str = Field(
-        default="", description="an existing Postgres instead of an embedded one"
+    postgres_dsn: SecretStr | None = Field(
+        default=None, description="an existing Postgres instead of an embedded one"
     )
-    redis_url: str = Field(default="", description="an existing Redis instead of an embedded one")
+    redis_url: SecretStr | None = Field(
+        default=None, description="an existing Redis instead of an embedded one"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="the least that the services log"
     )
@@ -71,13 +72,6 @@ class LocalSettings(BaseModel):
         gt=0,
         description="time for requests in flight of each service that is stopped",
     )
-
-    @field_validator("zones", mode="before")
-    @classmethod
-    def _list(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
@@ -95,24 +89,15 @@ class LocalSettings(BaseModel):
         """The folder of the certificates with TLS."""
         return self.data.resolve() / "certificates"
 
-    @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The settings in an environment. Ends the process with a line for each invalid one."""
-        values = {
-            name: environ[name.upper()] for name in cls.model_fields if environ.get(name.upper())
-        }
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            faults = (
-                f"{'.'.join(map(str, e['loc'])).upper()} = {e['input']!r}: {e['msg']}"
-                if e["loc"]
-                else e["msg"]
-                for e in error.errors()
-            )
-            raise SystemExit("\n".join(faults)) from None
-
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment, for the services: they read further settings from it."""
-    return dict(os.environ)
+    """This process's environment, for the services: they read further settings from it, but not the secrets of
+    this one, which each gets as far as it needs them.
+    """
+    own = {
+        name.upper()
+        for name, field in LocalSettings.model_fields.items()
+        if kind_of(field) == "secret"
+    }
+    own |= {f"{name}_FILE" for name in own}
+    return {name: value for name, value in os.environ.items() if name not in own}

@@ -61,10 +61,12 @@ class Postgres:
             "ON_ERROR_STOP=1",
             "-c",
             sql,
-            self.dsn(),
+            # Without the password: everyone on this machine sees arguments.
+            f"postgresql://{USER}@127.0.0.1:{self.port}/postgres",
         ]
+        env = {**_environment(), "PGPASSWORD": self.password}
         done = subprocess.run(
-            argv, env=_environment(), check=False, timeout=60, capture_output=True, text=True
+            argv, env=env, check=False, timeout=60, capture_output=True, text=True
         )
         if done.returncode:
             raise EmbeddedError(f"{sql}: {done.stderr.strip()}")

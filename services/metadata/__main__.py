@@ -7,4 +7,4 @@ from services.metadata.app import build
 from services.metadata.config import Config
 
 if __name__ == "__main__":
-    run_service("metadata", build, Config.read(os.environ))
+    run_service("metadata", build, Config.of_process("services.metadata", os.environ))

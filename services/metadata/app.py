@@ -15,6 +15,7 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
 from quorumlog.net.service import add_shared_routes, answers_problems
+from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
 from services.metadata import (
     handlers,
@@ -72,12 +73,14 @@ shorter limit the tables of a large cluster would never reach this version."""
 def build(config: Config) -> web.Application:
     """Build the application. It starts without its databases, and serves once they answer."""
     database = Database(
-        config.postgres_dsn,
+        with_password(config.postgres_dsn, config.postgres_password),
         connections_max=config.connections_max,
         deadline_s=config.database_deadline_s,
     )
     liveness = Liveness(
-        config.redis_url, prefix=config.redis_prefix, deadline_s=config.redis_deadline_s
+        with_password(config.redis_url, config.redis_password),
+        prefix=config.redis_prefix,
+        deadline_s=config.redis_deadline_s,
     )
     changes = ChangeHub(database)
     leases, transactions = LeaseStore(database), TransactionStore(database)
@@ -154,7 +157,7 @@ async def _migrate_with_retries(database: Database) -> None:
             finally:
                 connection.terminate()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            log.warning("database-away", extra={"error": repr(error)})
+            database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)
         except ValueError as error:
             # An operator must act: the tables are of a newer version than this code.

@@ -1,18 +1,24 @@
 """The metadata service's settings; nothing else reads the environment."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 
 from quorumlog.net.service import ServiceSettings
+from quorumlog.net.settings import checked_url
 
 
 class Config(ServiceSettings):
     """The settings of the metadata service."""
 
-    postgres_dsn: str = Field(
-        min_length=1,
+    postgres_dsn: SecretStr = Field(
         description="the database of all rows; a standby behind a comma: `db-1:5432,db-2:5432`",
     )
-    redis_url: str = Field(min_length=1, description="Redis for liveness; its data may vanish")
+    postgres_password: SecretStr | None = Field(
+        None, description="the password, where `POSTGRES_DSN` has none"
+    )
+    redis_url: SecretStr = Field(description="Redis for liveness; its data may vanish")
+    redis_password: SecretStr | None = Field(
+        None, description="the password, where `REDIS_URL` has none"
+    )
     redis_prefix: str = Field(
         "quorumlog",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
@@ -47,3 +53,13 @@ class Config(ServiceSettings):
     body_bytes_max: int = Field(
         16 << 20, ge=1 << 16, le=1 << 30, description="size limit of a request body"
     )
+
+    @field_validator("postgres_dsn")
+    @classmethod
+    def _is_of_postgres(cls, dsn: SecretStr) -> SecretStr:
+        return checked_url(dsn, ("postgresql", "postgres"))
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_of_redis(cls, url: SecretStr) -> SecretStr:
+        return checked_url(url, ("redis", "rediss", "unix"))

@@ -22,6 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.memory import PRESENTED, Memory, Presented
+from services.metadata.reach import Reach
 from services.metadata.servers import connect_to_primary, dsn_of_each
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class Database:
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
         """Connections for what reads many rows. More would list no faster, since this process makes one page at a time,
         and everything else would wait for more of them (measured)."""
-        self.is_up = False
-        """Whether the last piece of work reached the database."""
+        self.reach = Reach(away="database-away", there="database-there", deadline_s=deadline_s)
         self.memory = Memory()
         self.is_open = False
         """Whether the tables are of this version; until then no statement runs."""
@@ -325,7 +325,7 @@ class Database:
         try:
             connection = await self.connect(max(left_s, 0.01))
         except _UNAVAILABLE as error:
-            self.is_up = False
+            self.reach.lost(error)
             raise MetadataUnavailable("the database can't be reached") from error
         return connection
 
@@ -339,13 +339,14 @@ class Database:
                 self.server = await connection.fetchval(SERVER)
                 connection.is_new = False
             result = await work(connection)
-            self.is_up = is_sound = True
+            is_sound = True
+            self.reach.found()
             return result
         except Exception as error:
             if not _is_connection_lost(connection, error):
                 is_sound = True
                 raise
-            self.is_up = False
+            self.reach.lost(error)
             # Probably all connections are broken: reconnect, rather than wait one deadline for
             # each.
             await self.close()

@@ -27,6 +27,7 @@ from quorumlog.wire.bodies import (
     ServiceInfo,
     ServiceList,
 )
+from services.metadata.reach import Reach
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,8 +59,7 @@ class Liveness:
         self._prefix = prefix
         self._deadline_s = deadline_s
         self._remembered: dict[str, bytes] = {}
-        self.is_up = False
-        """Whether the last query reached Redis."""
+        self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Store a heartbeat; returns whether Redis has it."""
@@ -189,13 +189,9 @@ class Liveness:
             async with asyncio.timeout(self._deadline_s):
                 answer = await ask()
         except (RedisError, OSError, TimeoutError) as error:
-            if self.is_up:
-                log.warning("redis-away", extra={"error": repr(error)})
-            self.is_up = False
+            self.reach.lost(error)
             return away
-        if not self.is_up:
-            log.info("redis-there")
-        self.is_up = True
+        self.reach.found()
         return answer
 
 

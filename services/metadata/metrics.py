@@ -84,7 +84,7 @@ class MetadataMetrics(Collector):
         """The metrics as they are now."""
         parts, queue, memory = self._parts, self._queue, self._database.memory
         gauges: tuple[tuple[str, str, float], ...] = (
-            ("metadata_postgres_up", "Postgres answered", self._database.is_up),
+            ("metadata_postgres_up", "Postgres answered", self._database.reach.is_up),
             (
                 "metadata_missing_witnesses",
                 "Answered changes that Postgres lacks (rule 18a): it went back in time",
@@ -100,7 +100,7 @@ class MetadataMetrics(Collector):
                 "Changes that were given up and wait in Postgres for its synchronous standby",
                 self._database.waiting_commits,
             ),
-            ("metadata_redis_up", "Redis answered", parts.liveness.is_up),
+            ("metadata_redis_up", "Redis answered", parts.liveness.reach.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),
             ("metadata_transactions_open", "Transactions that are OPEN", self._expiry.open),
             ("metadata_orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),

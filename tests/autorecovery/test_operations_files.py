@@ -14,6 +14,7 @@ from quorumlog.client import Client
 from quorumlog.net import trace
 from services.local.config import ROOT
 from tests.support.answering import answering
+from tests.support.scrape import scraped
 from tests.support.waiting import until
 
 FOLDER = ROOT / "docs" / "operations"
@@ -87,6 +88,8 @@ async def test_every_metric_they_name_is_exported(stores: Stores) -> None:
         except DeadlineMissed as late:
             late.add_note(f"missing: {await missing()}")
             raise
+        found = await scraped("prometheus-tls.yml", cluster.data)
+        assert {*found} == {name for name in cluster.names if name not in ("postgres", "redis")}
 
 
 async def test_a_trace_continues_in_the_next_service() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import aiohttp
 import orjson
+from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
@@ -61,8 +62,8 @@ async def serving(
     port = port or free_ports(1)[0]
     config = Config(
         port=port,
-        postgres_dsn=stores.postgres_dsn,
-        redis_url=stores.redis_url,
+        postgres_dsn=SecretStr(stores.postgres_dsn),
+        redis_url=SecretStr(stores.redis_url),
         **{"database_deadline_s": PATIENT_S, "redis_deadline_s": PATIENT_S} | settings,
     )
     url = f"http://127.0.0.1:{port}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
@@ -141,7 +142,9 @@ async def test_a_dump_is_restored_and_what_it_lacks_is_told(
 
     secret = machine.folder / "cluster-secret"
     secret.write_text(f"{'0123456789abcdef' * 4}\n")
-    async with serving(machine.stores(stores), cluster_secret_file=secret) as service:
+    async with serving(
+        machine.stores(stores), cluster_secret=SecretStr(secret.read_text())
+    ) as service:
         assert await service.client.get(row.ledger_id) == row
         # As each bookie and gateway does once a second.
         await service.send(

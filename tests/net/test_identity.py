@@ -7,7 +7,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from quorumlog.errors import Unauthenticated
 from quorumlog.net.identity import ClusterSecret
-from quorumlog.wire.secret import SecretUnusable
+from quorumlog.wire.secret import SecretUnusable, read_secret
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def secret(file: Path) -> ClusterSecret:
     file.write_text(TOKEN + "\n")
-    return ClusterSecret(file)
+    return ClusterSecret(read_secret(file))
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
@@ -55,7 +55,7 @@ def test_an_unusable_secret_is_refused_without_being_shown(file: Path, text: str
     file.write_text(text)
 
     with pytest.raises(SecretUnusable) as refused:
-        ClusterSecret(file)
+        read_secret(file)
 
     assert str(file) in str(refused.value)
     assert not text or text not in str(refused.value)
@@ -63,4 +63,4 @@ def test_an_unusable_secret_is_refused_without_being_shown(file: Path, text: str
 
 def test_a_missing_file_is_named(file: Path) -> None:
     with pytest.raises(SecretUnusable, match="secret: No such file"):
-        ClusterSecret(file)
+        read_secret(file)

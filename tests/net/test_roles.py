@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from quorumlog.certificates import create_authority, issue, key_file
@@ -85,8 +86,8 @@ async def parts_of(kind: str, authority: Authority, folder: Path) -> Listening:
             app = build_bookie(settings)
         case "metadata":
             settings = MetadataConfig(
-                postgres_dsn=f"postgresql://{NOWHERE}/none",
-                redis_url=f"redis://{NOWHERE}",
+                postgres_dsn=SecretStr(f"postgresql://{NOWHERE}/none"),
+                redis_url=SecretStr(f"redis://{NOWHERE}"),
                 database_deadline_s=0.1,
                 allowed_bookies=("bookie-*",),
                 **given,

@@ -152,7 +152,7 @@ def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:
     class Settings(ServiceSettings):
         metadata_urls: tuple[str, ...] = ()
 
-    with pytest.raises(SystemExit, match="PORT = '0': Input should be greater"):
+    with pytest.raises(SystemExit, match="PORT = '0': must be a whole number from 1 to 65535"):
         Settings.read({"PORT": "0"})
     with pytest.raises(SystemExit, match="PORT is not set"):
         Settings.read({"PORT": ""})

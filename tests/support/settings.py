@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Final
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from quorumlog.net.service import ServiceSettings
+from quorumlog.net.settings import Described, describe
 from services.autorecovery.config import Config as AutorecoverySettings
 from services.bookie.config import Config as BookieSettings
 from services.gateway.config import GatewaySettings
@@ -39,15 +39,6 @@ _TABLE: Final = re.compile(
     r"(<!-- settings: ([a-z ]+); `make settings` writes them -->\n).*?(<!-- end of the settings -->)",
     re.DOTALL,
 )
-_UNITS: Final = {
-    r"_bytes_(per_s|s_min|s_max)$": "bytes/s",
-    r"_bytes(_min|_max)?$": "bytes",
-    r"_ms(_min|_max)?$": "ms",
-    r"_s(_min|_max)?$": "s",
-    r"_share(_min|_max)?$": "1 is all",
-}
-"""What the end of a name says (style: numbers carry their unit in the name)."""
-_SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -61,58 +52,26 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     }
 
 
-def unit(name: str) -> str:
-    """The unit of a setting, or "" for a count, a name or a switch."""
-    return next((unit for end, unit in _UNITS.items() if re.search(end, name)), "")
-
-
-def default(name: str, field: FieldInfo) -> str:
-    """What holds where the setting is absent, as one would write it."""
-    value: Any = field.default
-    if field.is_required():
-        return "required"
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, int | float):
-        return f"{value:.15g}{_size(value) if 'bytes' in name else ''}"
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return f"`{value}`" if str(value) else ""
-
-
-def _size(value: float) -> str:
-    for size, name in _SIZES:
-        if value >= size and value % size == 0:
-            return f" ({value // size:g} {name})"
-    return ""
-
-
-def allowed(field: FieldInfo) -> str:
-    """The values that a setting takes, as far as the model bounds them."""
-    if get_origin(field.annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
-    if field.annotation is bool:
-        return "0, 1"
-    words = {Ge: "from", Gt: "above", Le: "to", Lt: "below"}
-    bounds = [
-        f"{word} {getattr(bound, kind.__name__.lower()):.15g}"
-        for kind, word in words.items()
-        for bound in field.metadata
-        if isinstance(bound, kind)
-    ]
-    if str(field.annotation).startswith("tuple"):
-        return "a list with commas"
-    return " ".join(bounds)
-
-
 def table(model: type[BaseModel]) -> str:
     """A row for each setting."""
-    rows = [
-        (f"`{name.upper()}`", default(name, field), unit(name), allowed(field), field.description)
-        for name, field in own_fields(model).items()
-    ]
-    head = "| setting | default | unit | allowed | what |\n|---|---|---|---|---|\n"
-    return head + "".join(f"| {' | '.join(str(cell or '') for cell in row)} |\n" for row in rows)
+    own = {name.upper() for name in own_fields(model)}
+    head = "| setting | type | default | unit | allowed | what |\n|---|---|---|---|---|---|\n"
+    return head + "".join(_row(setting) for setting in describe(model) if setting.name in own)
+
+
+def _row(setting: Described) -> str:
+    default = setting.default
+    if setting.kind not in ("number", "whole number", "switch") and default not in ("", "required"):
+        default = f"`{default}`"
+    cells = (
+        f"`{setting.name}`",
+        setting.kind,
+        default,
+        setting.unit,
+        setting.allowed,
+        setting.what,
+    )
+    return f"| {' | '.join(cells)} |\n"
 
 
 def with_tables(page: str) -> str:

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.support.settings import MODELS, PAGES, ROOT, own_fields, tables_in, unit, with_tables
+from quorumlog.net.settings import unit_of
+from tests.support.settings import MODELS, PAGES, ROOT, own_fields, tables_in, with_tables
 
 _NAMED = re.compile(r"`([A-Z]+(?:_[A-Z]+)+)(?:=[^`]*)?`")
 _OTHER_NAMES = {
@@ -39,13 +40,14 @@ def test_each_setting_says_what_it_is_and_in_which_unit(service: str) -> None:
     fields = own_fields(MODELS[service])
 
     assert [name for name, field in fields.items() if not field.description] == []
-    bare = [n for n, field in fields.items() if field.annotation is float and not unit(n)]
+    bare = [n for n, field in fields.items() if field.annotation is float and not unit_of(n)]
     assert bare == [], "a name ends with its unit"
 
 
 def test_each_setting_that_a_page_names_is_one_or_a_constant() -> None:
     settings = {name.upper() for model in MODELS.values() for name in model.model_fields}
-    known = settings | names_in_code() | _OTHER_NAMES
+    files = {f"{name}_FILE" for name in settings}  # of secrets
+    known = settings | files | names_in_code() | _OTHER_NAMES
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     strays = {
         (str(page.relative_to(ROOT)), name)

@@ -10,13 +10,12 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
 from quorumlog.errors import Unauthenticated
-from quorumlog.wire.secret import headers_of, read_secret
+from quorumlog.wire.secret import headers_of
 
 
 class Role(StrEnum):
@@ -75,9 +74,7 @@ class ClusterSecret:
     Invariant: no text of an object or of an error has the secret.
     """
 
-    def __init__(self, file: Path) -> None:
-        """Raises: SecretUnusable."""
-        token = read_secret(file)
+    def __init__(self, token: str) -> None:
         self.credentials = Credentials(headers_of(token))
         self._token = token.encode()
 

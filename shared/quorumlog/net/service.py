@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
@@ -51,9 +51,10 @@ from quorumlog.net.listen import (
     request_id,
 )
 from quorumlog.net.memory import trim_forever
+from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
-from quorumlog.wire.secret import is_loopback, read_secret
+from quorumlog.wire.secret import checked_secret, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -110,12 +111,10 @@ they begin to listen. They end in the reverse order.
 """
 
 
-class ServiceSettings(BaseModel):
+class ServiceSettings(Settings):
     """The settings of every service; each field is the environment variable of the same name in
     capitals. Only a service's `config.py` reads the environment.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="where to listen; 0.0.0.0 in containers")
     port: int = Field(ge=1, le=65535, description="where to listen; fixed, since others know it")
@@ -134,9 +133,9 @@ class ServiceSettings(BaseModel):
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
-    cluster_secret_file: Path | None = Field(
+    cluster_secret: SecretStr | None = Field(
         default=None,
-        description="file with the secret that the services of a cluster share: who has it is one of them",
+        description="what the services of a cluster share: who has it is one of them",
     )
     tls_cert_file: Path | None = Field(
         default=None,
@@ -144,6 +143,9 @@ class ServiceSettings(BaseModel):
         " (docs/guides/certificates.md); read again when it changes",
     )
     tls_key_file: Path | None = Field(default=None, description="the key of the certificate")
+    tls_key_password: SecretStr | None = Field(
+        default=None, description="the password of the key, where it has one"
+    )
     tls_ca_file: Path | None = Field(
         default=None, description="the authorities of the certificates that others must show"
     )
@@ -152,12 +154,10 @@ class ServiceSettings(BaseModel):
         description="1: listeners may be reached from other machines without any credentials",
     )
 
-    @field_validator("cluster_secret_file")
+    @field_validator("cluster_secret")
     @classmethod
-    def _holds_a_secret(cls, file: Path | None) -> Path | None:
-        if file is not None:
-            read_secret(file)
-        return file
+    def _is_a_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        return secret and SecretStr(checked_secret(secret.get_secret_value()))
 
     @model_validator(mode="after")
     def _asks_callers_beyond_loopback(self) -> Self:
@@ -189,23 +189,6 @@ class ServiceSettings(BaseModel):
         """The advertised URL of the internal listener, behind the name of its setting."""
         return "ADVERTISED_URL", self.advertised_url
 
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Self:
-        """The settings of an environment; an empty variable counts as absent, and a list is written
-        with commas. Ends the process with one line for each wrong setting.
-        """
-        values: dict[str, Any] = {}
-        for name, field in cls.model_fields.items():
-            text = environ.get(name.upper(), "")
-            if not text:
-                continue
-            is_list = str(field.annotation).startswith("tuple")
-            values[name] = [part.strip() for part in text.split(",")] if is_list else text
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise SystemExit("\n".join(_sentence(fault) for fault in error.errors())) from None
-
     @property
     def url(self) -> str:
         """The URL at which others reach this process, without a trailing slash."""
@@ -234,7 +217,7 @@ class ServiceSettings(BaseModel):
             raise TlsUnusable(
                 "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE go together: set all or none"
             )
-        return Tls(TlsFiles(certificate, key, authority))
+        return Tls(TlsFiles(certificate, key, authority, self.tls_key_password))
 
     def certificates(self) -> dict[str, Tls]:
         """The certificates of the process by the name of the listener."""
@@ -242,8 +225,8 @@ class ServiceSettings(BaseModel):
 
     @cached_property
     def _secret(self) -> ClusterSecret | None:
-        file = self.cluster_secret_file
-        return None if file is None else ClusterSecret(file)
+        secret = self.cluster_secret
+        return None if secret is None else ClusterSecret(secret.get_secret_value())
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket."""
@@ -262,16 +245,6 @@ def url_of(advertised: str, host: str, port: int, *, is_tls: bool) -> str:
     everywhere = host in ("0.0.0.0", "::")  # noqa: S104
     scheme = "https" if is_tls else "http"
     return f"{scheme}://{socket.gethostname() if everywhere else host}:{port}"
-
-
-def _sentence(fault: Any) -> str:
-    why = str(fault.get("ctx", {}).get("error", fault["msg"]))
-    if not fault["loc"]:
-        return why  # of several settings; all of them are no part of it, since some are secret
-    place = ".".join(str(part) for part in fault["loc"]).upper()
-    if fault["type"] == "missing":
-        return f"{place} is not set"
-    return f"{place} = {fault.get('input')!r}: {why}"
 
 
 def add_shared_routes(
@@ -381,6 +354,8 @@ def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:
     Raises: SystemExit with a status other than 0 where it could not start.
     """
     log_as_json(name, settings.log_level)
+    for doubt in settings.doubts:
+        log.warning("setting-doubtful", extra={"why": doubt})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_serve(name, factory, settings))
     if status:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net.identity import Credentials, Identity, Role
@@ -51,6 +52,8 @@ class TlsFiles:
     authority: Path | None = None
     """The certificates of the authorities that clients' certificates must be of, and those of servers; None for a
     public listener, which asks clients for no certificate."""
+    password: SecretStr | None = None
+    """Of the key, where it has one."""
 
     def __iter__(self) -> Iterator[Path]:
         yield from filter(None, (self.certificate, self.key, self.authority))
@@ -79,7 +82,9 @@ class Tls:
         files = self._files
         try:
             newest = _server_context(files)
-            client = client_context(files.certificate, files.key, files.authority)
+            client = client_context(
+                files.certificate, files.key, files.authority, _password_of(files)
+            )
             described = describe(files.certificate)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise TlsUnusable(f"{_names(files)}: {error}") from None
@@ -183,7 +188,7 @@ def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_own(context, files.certificate, files.key)
+    load_own(context, files.certificate, files.key, _password_of(files))
     if files.authority is None:
         # Browsers and older clients.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -194,6 +199,10 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     # A resumed session would not show its certificate to an authority that has changed.
     context.num_tickets = 0
     return context
+
+
+def _password_of(files: TlsFiles) -> str | None:
+    return None if files.password is None else files.password.get_secret_value()
 
 
 def _signature(files: TlsFiles) -> _Signature:

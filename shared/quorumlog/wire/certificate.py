@@ -42,21 +42,27 @@ def operator_context(
         raise CertificateUnusable(f"{certificate}, {key}, {authority}: {error}") from None
 
 
-def client_context(certificate: Path, key: Path, authority: Path | None) -> ssl.SSLContext:
+def client_context(
+    certificate: Path, key: Path, authority: Path | None, password: str | None = None
+) -> ssl.SSLContext:
     """A context that verifies the server's certificate and host, and shows a certificate. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if authority is not None:
         context.load_verify_locations(authority)
-    load_own(context, certificate, key)
+    load_own(context, certificate, key, password)
     return context
 
 
-def load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Have a context show a certificate. Raises: OSError."""
-    # By default a password would be asked for at the terminal.
-    context.load_cert_chain(certificate, key, password=_no_password)
+def load_own(
+    context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
+) -> None:
+    """Have a context show a certificate, whose key may have a password. Raises: OSError."""
+    # Without one a password would be asked for at the terminal.
+    context.load_cert_chain(certificate, key, password=password or _no_password)
 
 
 def _no_password() -> str:
-    raise ssl.SSLError("the key has a password: write it without one, readable by its owner alone")
+    raise ssl.SSLError(
+        "the key has a password: set it, or write the key without one, readable by its owner alone"
+    )

@@ -25,13 +25,22 @@ class SecretUnusable(ValueError):
 def read_secret(file: Path) -> str:
     """The secret in a file. Raises: SecretUnusable."""
     try:
-        token = file.read_text("ascii").strip()
+        token = file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII"
         raise SecretUnusable(f"{file}: {why}") from None
+    try:
+        return checked_secret(token)
+    except SecretUnusable as error:
+        raise SecretUnusable(f"{file}: {error}") from None
+
+
+def checked_secret(text: str) -> str:
+    """The secret in a text, without the space around it. Raises: SecretUnusable."""
+    token = text.strip()
     if not _TOKEN.fullmatch(token):
         raise SecretUnusable(
-            f"{file}: a secret is one line of 32 to 1024 letters, digits or ._~+/=-,"
+            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-,"
             " as of `openssl rand -hex 32`"
         )
     return token

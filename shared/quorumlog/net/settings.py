@@ -1,0 +1,269 @@
+"""Settings of a process: read from environment variables, secrets also from files, and described for people.
+
+A model made from `Settings` is the only place that knows its settings: names, defaults, bounds, and why.
+`describe` says what a table has of each, in the guide (`make settings`) and on the screen (`--help`).
+"""
+
+import difflib
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, Literal, Self, get_args, get_origin
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+_NEAR: Final = 0.9
+"""From which similarity on an unknown name is taken for a misspelt setting: one letter of ten (taste)."""
+_OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
+_UNITS: Final = {
+    r"_bytes_(per_s|s_min|s_max)$": "bytes/s",
+    r"_bytes(_min|_max)?$": "bytes",
+    r"_ms(_min|_max)?$": "ms",
+    r"_s(_min|_max)?$": "s",
+    r"_share(_min|_max)?$": "1 is all",
+}
+"""What the end of a name says (style: numbers carry their unit in the name)."""
+_SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_KINDS: Final[Mapping[Any, str]] = {
+    bool: "switch",
+    int: "whole number",
+    float: "number",
+    Path: "path",
+    SecretStr: "secret",
+    str: "text",
+}
+_MUST_BE: Final = {
+    "switch": "0 or 1",
+    "whole number": "a whole number",
+    "number": "a number",
+    "choice": "one of",
+}
+
+
+class SettingsUnusable(SystemExit):
+    """Ends the process with status 2, with a sentence for each setting that is wrong."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.code = 2
+
+
+class Settings(BaseModel):
+    """The base of all settings; each field is the environment variable of the same name in capitals.
+
+    A field of type SecretStr may also be read from the file that `<NAME>_FILE` names.
+    Invariant: no text of an object or of an error has a secret.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    _doubts: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What a person should look at, though the process can start."""
+        return self._doubts
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Self:
+        """The settings of an environment; an empty variable counts as absent, and a list is written
+        with commas. Raises: SettingsUnusable.
+        """
+        faults: list[str] = []
+        values: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            try:
+                text = _text_of(name, field, environ)
+            except ValueError as error:
+                faults.append(str(error))
+                continue
+            if text:
+                is_list = kind_of(field) == "list"
+                values[name] = [part.strip() for part in text.split(",")] if is_list else text
+        known = {fault.partition(" ")[0] for fault in faults}
+        read = None
+        try:
+            read = cls(**values)
+        except ValidationError as error:
+            found = (_sentence(cls, fault, environ) for fault in error.errors())
+            faults += (fault for fault in found if fault.partition(" ")[0] not in known)
+        if read is None or faults:
+            sys.stderr.write("".join(f"{fault}\n" for fault in faults))
+            raise SettingsUnusable(faults)
+        read._doubts = tuple(_doubts_about(cls, environ))
+        return read
+
+    @classmethod
+    def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
+        """The settings of this process. With arguments it ends: `--help` prints the settings."""
+        if len(sys.argv) > 1:
+            # Late: most processes print nothing, and the packages behind it take a tenth of a second.
+            from quorumlog.net.settings_page import app_of  # noqa: PLC0415
+
+            app_of(program, cls)(prog_name=f"python -m {program}")
+        return cls.read(environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A setting in words."""
+
+    name: str
+    kind: str
+    """Its type, for people."""
+    default: str
+    """What holds where the setting is absent, as one would write it; "required" where it must be set."""
+    unit: str
+    """"" for a count, a name or a switch."""
+    allowed: str
+    """The values that the setting takes, as far as the model bounds them."""
+    what: str
+
+
+def describe(model: type[BaseModel]) -> Iterator[Described]:
+    """All settings of a model, in their order."""
+    for name, field in model.model_fields.items():
+        yield Described(
+            name.upper(),
+            kind_of(field),
+            _default(name, field),
+            unit_of(name),
+            ", ".join(_bounds(field)) if kind_of(field) == "choice" else " ".join(_bounds(field)),
+            field.description or "",
+        )
+
+
+def kind_of(field: FieldInfo) -> str:
+    """The type of a setting, for people."""
+    annotation = _annotation(field)
+    if get_origin(annotation) is Literal:
+        return "choice"
+    return "list" if get_origin(annotation) is tuple else _KINDS[annotation]
+
+
+def unit_of(name: str) -> str:
+    """The unit of a setting, or "" for a count, a name or a switch."""
+    return next((unit for end, unit in _UNITS.items() if re.search(end, name)), "")
+
+
+def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
+    """A URL of a database that others can take apart: their errors would show a password that they take for a
+    host, a port or a scheme. Raises: ValueError, without any part of the URL.
+    """
+    try:
+        parts = urlsplit(url.get_secret_value())
+        login, _, servers = parts.netloc.rpartition("@")
+        for server in servers.split(","):
+            _ = urlsplit(f"//{server}").port
+        is_usable = parts.scheme in schemes and "@" not in login + parts.path + parts.query
+        is_usable = is_usable and not parts.fragment
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError(
+            f"is not of the form {schemes[0]}://USER:PASSWORD@HOST:PORT/DATABASE; in a user and a password,"
+            " characters such as @ : / # ? are written as %40 %3A %2F %23 %3F"
+        )
+    return url
+
+
+def with_password(url: SecretStr, password: SecretStr | None) -> str:
+    """The URL of a database, with the password where the URL has none."""
+    text = url.get_secret_value()
+    parts = urlsplit(text)
+    login, _, servers = parts.netloc.rpartition("@")
+    if password is None or ":" in login:
+        return text
+    login += f":{quote(password.get_secret_value(), safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{login}@{servers}"))
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """The type of a setting; that of an optional one too."""
+    types = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    is_optional = NoneType in get_args(field.annotation)
+    return types[0] if is_optional and len(types) == 1 else field.annotation
+
+
+def _text_of(name: str, field: FieldInfo, environ: Mapping[str, str]) -> str:
+    """What the environment says of a setting, a secret's file included. Raises: ValueError, with a sentence."""
+    text, file = environ.get(name.upper(), ""), environ.get(f"{name.upper()}_FILE", "")
+    if kind_of(field) != "secret" or not file:
+        return text
+    if text:
+        raise ValueError(f"{name.upper()} and {name.upper()}_FILE are both set: set one of them")
+    try:
+        return Path(file).read_text("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ValueError(f"{name.upper()}_FILE = {file!r}: {why}") from None
+
+
+def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterator[str]:
+    """Names that are nearly those of settings, and files with secrets that others may read."""
+    fields = {name.upper(): field for name, field in model.model_fields.items()}
+    secrets = {f"{name}_FILE" for name, field in fields.items() if kind_of(field) == "secret"}
+    known = {*fields, *secrets}
+    for name in environ:
+        if name not in known and (near := difflib.get_close_matches(name, known, 1, _NEAR)):
+            yield f"{name} is no setting; {near[0]} is one"
+    for name in sorted(secrets | {name for name in fields if name.endswith("KEY_FILE")}):
+        if (file := environ.get(name)) and Path(file).stat().st_mode & _OPEN_TO_OTHERS:
+            yield f"{name} = {file!r}: every user of this machine may read or change the file: chmod 600"
+
+
+def _sentence(model: type[BaseModel], fault: Any, environ: Mapping[str, str]) -> str:
+    why = str(fault.get("ctx", {}).get("error", fault["msg"]))
+    if not fault["loc"]:
+        return why  # of several settings; all of them are no part of it, since some are secret
+    name, field = fault["loc"][0].upper(), model.model_fields[fault["loc"][0]]
+    if fault["type"] == "missing":
+        is_secret = kind_of(field) == "secret"
+        return f"{name} is not set{f', nor {name}_FILE' if is_secret else ''}: {field.description}"
+    shown = f"{name} = {fault.get('input')!r}"
+    if kind_of(field) == "secret":
+        file = environ.get(f"{name}_FILE")
+        shown = f"{name}_FILE = {file!r}" if file else name
+    if fault["type"] != "value_error" and (words := _MUST_BE.get(kind_of(field))):
+        return " ".join((f"{shown}: must be {words}", *_bounds(field)))
+    return f"{shown}: {why}"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    value: Any = field.default
+    if field.is_required():
+        return "required"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int | float):
+        return f"{value:.15g}{_size(value) if 'bytes' in name else ''}"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    # A secret has no default that could be shown.
+    return "" if value is None or isinstance(value, SecretStr) else str(value)
+
+
+def _size(value: float) -> str:
+    for size, name in _SIZES:
+        if value >= size and value % size == 0:
+            return f" ({value // size:g} {name})"
+    return ""
+
+
+def _bounds(field: FieldInfo) -> list[str]:
+    if kind_of(field) == "choice":
+        return [str(value) for value in get_args(_annotation(field))]
+    words = {Ge: "from", Gt: "above", Le: "to", Lt: "below"}
+    return [
+        f"{word} {getattr(bound, kind.__name__.lower()):.15g}"
+        for kind, word in words.items()
+        for bound in field.metadata
+        if isinstance(bound, kind)
+    ]
