@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
-from services.bookie.directory import DirectoryInUse, lock_directory
+from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
 from services.bookie.inspection import dump_records, verify_directory
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
@@ -58,6 +58,9 @@ def _lock_or_exit(directory: Path) -> int:
         return lock_directory(directory)
     except DirectoryInUse as error:
         typer.echo(f"{error}: stop the bookie first", err=True)
+        raise typer.Exit(2) from None
+    except DirectoryTooNew as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
 
 

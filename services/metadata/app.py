@@ -39,7 +39,7 @@ from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
-from services.metadata.migrate import TablesTooNew, migrate
+from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
@@ -135,6 +135,7 @@ def build(config: Config) -> web.Application:
         drain=changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,
+        formats={"tables": str(number_of(migration_files()[-1]))},
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, guarded(ROUTES, ROLES))
