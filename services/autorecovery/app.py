@@ -8,6 +8,7 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.autorecovery.config import Config
 from services.autorecovery.handlers import ROUTES
 from services.autorecovery.measures import Measures
@@ -28,7 +29,7 @@ def build(config: Config) -> web.Application:
         return
 
     description = describe(
-        [route.operation for route in ROUTES], title="quorumlog autorecovery", version="0.1.0"
+        [route.operation for route in ROUTES], title="quorumlog autorecovery", version=RELEASE
     )
     add_shared_routes(
         app,
@@ -36,6 +37,7 @@ def build(config: Config) -> web.Application:
         openapi=lambda: description,
         hosts=config.hosts,
         authenticator=config.authenticator,
+        formats={"channel": shown(CHANNEL)},
     )
     add_routes(app, guarded(ROUTES, ROLES))
     app.cleanup_ctx.append(work)

@@ -19,6 +19,7 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains, ids_of_residue, union
+from quorumlog.wire.bodies import received
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
 
 SPAN_ENTRIES: Final = 10_000
@@ -195,7 +196,7 @@ class ReplicaCheck:
                     body = await response.read()
                     if response.status != 200:
                         return found
-                reply = DigestsBody.model_validate_json(body)
+                reply = received(DigestsBody, body)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 return found
             if not _is_reply_about(member, ledger_id, reply):

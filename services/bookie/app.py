@@ -12,6 +12,8 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
+from quorumlog.wire.versions import CHANNEL, shown
+from services.bookie import directory, index
 from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
@@ -59,6 +61,11 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
         openapi=lambda: description,
         hosts=config.hosts,
         authenticator=config.authenticator,
+        formats={
+            "channel": shown(CHANNEL),
+            "directory": str(directory.FORMAT),
+            "index": index.FORMAT.decode(),
+        },
     )
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, guarded(ROUTES, ROLES))
@@ -86,6 +93,11 @@ class _StoreMetrics(Collector):
             "bookie_missing_rows",
             "rows that the metadata service lacks without a tombstone: nothing was deleted",
             value=self._app[BOOKIE].missing_rows,
+        )
+        yield CounterMetricFamily(
+            "bookie_channel_refusals",
+            "handshakes of processes that speak no version of the channel in common with this one",
+            value=self._app[BOOKIE].channel_refusals,
         )
         yield GaugeMetricFamily(
             "bookie_kept_ledgers",

@@ -87,7 +87,14 @@ def read_cookie(directory: Path) -> LocalCookie | None:
     try:
         return LocalCookie.model_validate_json(data)
     except ValidationError as error:
-        why = "; ".join(fault["msg"] for fault in error.errors())
+        faults = error.errors()
+        if all(fault["type"] == "extra_forbidden" for fault in faults):
+            names = ", ".join(str(fault["loc"][0]) for fault in faults)
+            raise CookieRefused(
+                f"{directory / 'cookie.json'} has fields that this release does not know: {names}. Nothing was changed."
+                " Start the release that wrote it, or a later one."
+            ) from None
+        why = "; ".join(fault["msg"] for fault in faults)
         raise CookieRefused(
             f"{directory / 'cookie.json'} is damaged ({why}). Put a copy of it back; or move it away,"
             " and the next start says how the bookie can come back as a new incarnation."

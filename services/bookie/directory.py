@@ -1,4 +1,4 @@
-"""A data directory: its lock, and its index as found at startup."""
+"""A data directory: its format, its lock, and its index as found at startup."""
 
 import contextlib
 import fcntl
@@ -16,12 +16,37 @@ SUSPECT: Final = "index.suspect"
 """If this file exists, the next start rebuilds the index."""
 
 
+FORMAT: Final = 1
+"""The format of a directory's log and cookie. A release that writes what the one before it can't read first stores a
+higher number, durably, in the file `format` (docs/guides/upgrades.md). Without the file it is 1.
+"""
+
+
+class DirectoryTooNew(Exception):
+    """A later release wrote the data directory in a format that this one does not read."""
+
+
 class DirectoryInUse(Exception):
     """Another process owns the data directory."""
 
 
+def check_format(directory: Path) -> None:
+    """Refuse a directory of another format; changes nothing. Raises: DirectoryTooNew."""
+    file = directory / "format"
+    try:
+        found = file.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return
+    if found != str(FORMAT):
+        raise DirectoryTooNew(
+            f"{directory} is of format {found[:20]!r}, by {file}, and this release reads format {FORMAT}. Nothing was"
+            " changed. Start the release that wrote it, or a later one."
+        )
+
+
 def lock_directory(directory: Path) -> int:
-    """Take the directory's lock. Raises DirectoryInUse."""
+    """Take the directory's lock. Raises: DirectoryTooNew, DirectoryInUse."""
+    check_format(directory)
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

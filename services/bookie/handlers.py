@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Final, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from quorumlog.errors import (
     BadRequest,
@@ -21,7 +21,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net import bodies
 from quorumlog.net.json_bodies import answer, parsed
-from quorumlog.net.listen import wants_socket
+from quorumlog.net.listen import problem_response, wants_socket
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -31,11 +31,13 @@ from quorumlog.net.parameters import (
     query_choice,
     query_integer,
 )
+from quorumlog.net.service import REQUEST_ID
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import union
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
+from quorumlog.wire import versions
 from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from quorumlog.wire.rebuild_bodies import RowsPage
@@ -122,12 +124,33 @@ _READ_BYTES: Final = 1024 * 1024
 T = TypeVar("T")
 
 
+def _subprotocols_of(request: web.Request) -> list[str]:
+    told = ",".join(request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
+    return [name.strip() for name in told.split(",") if name.strip()]
+
+
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
     """WebSocket with binary frames: all operations, pipelined."""
     store = _store(request)
-    socket = web.WebSocketResponse(max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False)
+    spoken = versions.subprotocols(versions.CHANNEL)
+    socket = web.WebSocketResponse(
+        max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False, protocols=spoken
+    )
     if not wants_socket(socket, request):
         raise BadRequest("this route is a WebSocket: the request asks for no upgrade")
+    offered = _subprotocols_of(request)
+    if not versions.has_common(offered, versions.CHANNEL):
+        request.app[BOOKIE].channel_refusals += 1
+        refusal = problem_response(
+            BadRequest(
+                f"this bookie speaks version {versions.shown(versions.CHANNEL)} of the channel, and the caller"
+                f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md"
+            ),
+            request[REQUEST_ID],
+        )
+        # The caller's WebSocket client shows it the headers of a refusal only.
+        refusal.headers[hdrs.SEC_WEBSOCKET_PROTOCOL] = ", ".join(spoken)
+        return refusal
     await socket.prepare(request)
     bookie = request.app[BOOKIE]
     bookie.sockets.add(socket)

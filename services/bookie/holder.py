@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
+from quorumlog.wire.bodies import received
 from services.bookie.bodies import ProcessBody
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -42,7 +43,7 @@ async def probe(
             service_session(credentials) as session,
             session.get(f"{url}/v1/process", timeout=timeout) as answer,
         ):
-            reply = ProcessBody.model_validate_json(await answer.read())
+            reply = received(ProcessBody, await answer.read())
     except aiohttp.ClientConnectorError as error:
         return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):

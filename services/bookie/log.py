@@ -315,7 +315,11 @@ def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
         return Stop(base + at, is_blank=True, looks_torn=True, reason="blank")
     parsed = _parse_heads(head, data, at, base)
     if parsed is not None:
-        size = parsed[3]
+        size, table = parsed[3], parsed[4]
+        if unknown := {row[0] for row in table} - _KINDS:
+            # The heads are as they were written, so a later release wrote them: never cut.
+            reason = f"a record of kind {min(unknown)}, which this release does not know"
+            return Stop(base + at, is_blank=False, looks_torn=False, reason=reason)
         if size > rest:
             return Stop(base + at, is_blank=False, looks_torn=True, reason="cut short by the file")
         torn = _has_blank_sector(data, at, at + size, base)

@@ -17,7 +17,7 @@ import orjson
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
-from quorumlog.wire.bodies import CookieRow, LogEnd, ServiceHeartbeat
+from quorumlog.wire.bodies import CookieRow, LogEnd, ServiceHeartbeat, received
 from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
@@ -233,7 +233,7 @@ class Registration:
         try:
             await self._metadata.log_ends(cookie.name, end)
         except VersionConflict as error:
-            now = CookieRow.model_validate_json(orjson.dumps(error.members.get("current")))
+            now = received(CookieRow, orjson.dumps(error.members.get("current")))
             if is_displaced(cookie.cookie, now.cookie):
                 raise Displaced(
                     f"{cookie.name}@{now.cookie.incarnation} is registered at {now.cookie.url} now:"

@@ -30,7 +30,7 @@ from services.bookie.cookie import (
     read_cookie,
     write_cookie,
 )
-from services.bookie.directory import SUSPECT, DirectoryInUse
+from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
 from services.bookie.fresh import witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
@@ -78,6 +78,8 @@ class BookieRuntime:
         self.cluster_id = ""
         self.sockets: set[web.WebSocketResponse] = set()
         self.is_registered = False
+        self.channel_refusals = 0
+        """Handshakes of processes that speak no version of the channel in common with this one."""
         self.process = uuid4().hex
         """Identifies this process among all that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls, credentials=config.credentials)
@@ -221,7 +223,7 @@ class BookieRuntime:
                 group.create_task(self.scrubber.run())
                 assert self.limbo is not None
                 group.create_task(self.limbo.run())
-        except (CookieRefused, DirectoryInUse, LogDamaged) as error:
+        except (CookieRefused, DirectoryInUse, DirectoryTooNew, LogDamaged) as error:
             log.critical("refused-to-start", extra={"reason": str(error)})
             self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
         except Exception as error:

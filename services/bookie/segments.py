@@ -140,7 +140,9 @@ class Segments:
             raise LogDamaged(f"{self.path(segment)} is missing") from None
         head = parse_segment_head(data)
         if head is None or head.segment != segment:
-            raise LogDamaged(f"{path}: the head of the segment is damaged")
+            raise LogDamaged(
+                f"{path}: the head of the segment is damaged, or of another release's format"
+            )
         return head
 
     def read_from(self, segment: int, offset: int) -> bytes:

@@ -89,7 +89,7 @@ class Store:
         `lock_held`: a lock that the caller has taken with `lock_directory`; `on_segment` is called
         after each segment read.
 
-        Raises: DirectoryInUse, LogDamaged.
+        Raises: DirectoryTooNew, DirectoryInUse, LogDamaged.
         """
         self.directory = directory
         self.me = me

@@ -20,7 +20,7 @@ from rich.text import Text
 from quorumlog.net.settings_page import app_of
 from services.bookie.config import Config
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
-from services.bookie.directory import DirectoryInUse, lock_directory
+from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
 from services.bookie.inspection import dump_records, verify_directory
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
@@ -60,6 +60,9 @@ def _lock_or_exit(directory: Path) -> int:
         return lock_directory(directory)
     except DirectoryInUse as error:
         typer.echo(f"{error}: stop the bookie first", err=True)
+        raise typer.Exit(2) from None
+    except DirectoryTooNew as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
 
 

@@ -31,6 +31,7 @@ from quorumlog.net.service import (
     add_shared_routes,
 )
 from quorumlog.net.token_client import TokenClient
+from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
 from services.gateway.edge.body import ignore_expect
@@ -62,13 +63,13 @@ from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
 from services.gateway.roles import ROLES
 
-VERSION = "0.1.0"
 _DESCRIPTION = (
     "Replicated, append-only ledgers over HTTP: the BookKeeper protocol. Errors are problem "
     "documents (RFC 9457) with a `code`, and say whether the request may be sent again "
     "(`retryable`) and what became of it (`outcome`). Each GET has a HEAD, each path OPTIONS."
 )
 
+_FORMATS: Final = {"channel": shown(CHANNEL)}
 
 _ROOM: Final = web.AppKey("room", Room)
 _METRICS: Final = web.AppKey("request_metrics", Metrics)
@@ -95,7 +96,7 @@ def build_app(
     description = describe(
         [_described(operation) for operation in operations],
         title="quorumlog gateway",
-        version=VERSION,
+        version=RELEASE,
         description=_DESCRIPTION,
         has_tokens=True,
     )
@@ -107,7 +108,12 @@ def build_app(
         await engine.drain()
 
     add_shared_routes(
-        app, ready=_readiness(engine), openapi=lambda: description, drain=drain, hosts=hosts
+        app,
+        ready=_readiness(engine),
+        openapi=lambda: description,
+        drain=drain,
+        hosts=hosts,
+        formats=_FORMATS,
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -156,7 +162,7 @@ def build_internal_app(
     description = describe(
         [route.operation for route in routes],
         title="quorumlog gateway, internal listener",
-        version=VERSION,
+        version=RELEASE,
     )
     app = web.Application()
     add_shared_routes(
@@ -166,6 +172,7 @@ def build_internal_app(
         hosts=hosts,
         authenticator=authenticator,
         registry=public[METRICS],
+        formats=_FORMATS,
     )
     app.middlewares.append(
         edge_middleware(

@@ -40,7 +40,7 @@ from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
-from services.metadata.migrate import migrate
+from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
@@ -114,7 +114,7 @@ def build(config: Config) -> web.Application:
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
-            await _migrate_with_retries(database)
+            await _migrate_with_retries(database, config.contract_through)
             watch = partial(_watch_database, database, cookies)
             parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(*(restarted(part) for part in parts))
@@ -138,6 +138,7 @@ def build(config: Config) -> web.Application:
         drain=changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,
+        formats={"tables": str(number_of(migration_files()[-1]))},
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, guarded(ROUTES, ROLES))
@@ -146,21 +147,21 @@ def build(config: Config) -> web.Application:
     return app
 
 
-async def _migrate_with_retries(database: Database) -> None:
+async def _migrate_with_retries(database: Database, contract_through: int) -> None:
     """Migrate the tables to this version as soon as the database answers."""
     while True:
         try:
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
             try:
-                applied = await migrate(connection)
+                migrated = await migrate(connection, contract_through=contract_through)
                 cluster_id = await connection.fetchval("SELECT cluster_id::text FROM cluster")
             finally:
                 connection.terminate()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)
-        except ValueError as error:
-            # An operator must act: the tables are of a newer version than this code.
+        except TablesTooNew as error:
+            # An operator must act.
             log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
         except Exception:
@@ -169,7 +170,9 @@ async def _migrate_with_retries(database: Database) -> None:
             log.exception("database-away")
             await asyncio.sleep(_RETRY_S)
         else:
-            log.info("database-open", extra={"applied": applied})
+            log.info(
+                "database-open", extra={"applied": migrated.applied, "waiting": migrated.waiting}
+            )
             database.memory.cluster_id = cluster_id
             database.is_open = True
             return

@@ -50,6 +50,13 @@ class Config(ServiceSettings):
         description="the bookies that may register, as names or patterns (`store-*`); empty: all, or with"
         " certificates, each that a certificate names",
     )
+    contract_through: int = Field(
+        0,
+        ge=0,
+        le=9999,
+        description="contracting migrations up to this number run, since no older metadata process is left"
+        " (docs/guides/upgrades.md)",
+    )
     body_bytes_max: int = Field(
         16 << 20, ge=1 << 16, le=1 << 30, description="size limit of a request body"
     )

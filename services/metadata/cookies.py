@@ -5,7 +5,15 @@ from typing import Final
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
-from quorumlog.wire.bodies import BookieUses, Cookie, CookiePut, CookieRow, LedgerUse, LogEnd
+from quorumlog.wire.bodies import (
+    BookieUses,
+    Cookie,
+    CookiePut,
+    CookieRow,
+    LedgerUse,
+    LogEnd,
+    received,
+)
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.kept import forget_holder
@@ -229,6 +237,6 @@ def _row_of(record: asyncpg.Record) -> CookieRow:
     return CookieRow(
         name=record["name"],
         version=record["version"],
-        cookie=Cookie.model_validate_json(record["cookie"]),
+        cookie=received(Cookie, record["cookie"]),
         log_end=record["log_end"],
     )

@@ -20,7 +20,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.wire import row_copies
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import LedgerRow, received
 from quorumlog.wire.rebuild_bodies import RowsPage
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.inquiry import Inquiry
@@ -88,7 +88,7 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
         async with awake_timeout(_ASK_S):
             status = await _fence(session, url, row)
             async with session.get(rows, allow_redirects=False) as answer:
-                page = RowsPage.model_validate_json(await answer.read())
+                page = received(RowsPage, await answer.read())
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
         copies = () if held is None else held.copies
         attempts = tuple(row_copies.decode(copy).row.attempt for copy in copies)

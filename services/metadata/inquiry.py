@@ -16,7 +16,7 @@ from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.ids import NO_LEDGER
-from quorumlog.wire.bodies import BookieWitnesses
+from quorumlog.wire.bodies import BookieWitnesses, received
 from services.metadata.cookies import CookieStore
 from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
@@ -162,7 +162,7 @@ async def _ask(
                 f"{url}/v1/witnesses", timeout=_NO_TIMEOUT, allow_redirects=False
             ) as response,
         ):
-            answer = BookieWitnesses.model_validate_json(await response.read())
+            answer = received(BookieWitnesses, await response.read())
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         log.info("bookie-silent", extra={"bookie": name, "url": url, "why": repr(error)})
         return None

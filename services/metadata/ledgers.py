@@ -35,6 +35,7 @@ from quorumlog.wire.bodies import (
     LedgerHeadBody,
     LedgerRow,
     MissedBody,
+    received,
 )
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
@@ -286,7 +287,7 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
             f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
         )
         raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
-    return LedgerRow.model_validate_json(_json_of(record))
+    return received(LedgerRow, _json_of(record))
 
 
 def body_of(row: LedgerDraft) -> str:

@@ -26,6 +26,7 @@ from quorumlog.wire.bodies import (
     ServiceHeartbeat,
     ServiceInfo,
     ServiceList,
+    received,
 )
 from services.metadata.reach import Reach
 
@@ -214,7 +215,7 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
 def _parsed(model: type[B], body: bytes | None) -> B | None:
     """The body under a key, or None if it is unreadable: Redis may be shared (I31)."""
     try:
-        return None if body is None else model.model_validate_json(body)
+        return None if body is None else received(model, body)
     except ValidationError:
         log.warning("unreadable-liveness", extra={"of": model.__name__})
         return None

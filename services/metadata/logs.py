@@ -11,7 +11,7 @@ import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log, is_made_from
-from quorumlog.wire.bodies import LineageBody
+from quorumlog.wire.bodies import LineageBody, received
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
@@ -203,7 +203,7 @@ def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
     """A database row as a body. Raises: NoSuchLog."""
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
-    return LogRow.model_validate_json(_json_of(record))
+    return received(LogRow, _json_of(record))
 
 
 def _json_of(record: asyncpg.Record) -> bytes:

@@ -1,21 +1,51 @@
-"""Migrations of the database's tables: numbered SQL files, each applied once."""
+"""Migrations of the database's tables: numbered SQL files, each applied once.
+
+A migration expands (adds what an older process does not look at) or contracts (takes away what one may need), so that
+processes of two releases work on the same tables while a cluster is upgraded (docs/guides/upgrades.md).
+"""
 
 import re
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from services.metadata.database import Connection
 
 _FOLDER: Final = Path(__file__).parent / "migrations"
+_FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
 _LOCK: Final = 0x71756F72  # any number that no other application of this database uses
 
 
-async def migrate(connection: Connection) -> list[str]:
-    """Apply missing migrations in one transaction, and return their names.
+class Kind(StrEnum):
+    """What a migration means to a process that does not know it."""
+
+    EXPAND = "expand"
+    """Nothing: such a process reads and writes as before."""
+    CONTRACT = "contract"
+    """It may need what is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a start made of the tables, by the names of the files."""
+
+    applied: tuple[str, ...]
+    waiting: tuple[str, ...]
+    """Contracting migrations that no operator has allowed yet."""
+
+
+class TablesTooNew(ValueError):
+    """The tables were changed by a later release in a way that this one does not work with."""
+
+
+async def migrate(connection: Connection, *, contract_through: int = 0) -> Migrated:
+    """Apply missing migrations in one transaction. Those that contract wait until `contract_through` reaches their
+    number, since an older process may still run.
 
     Several services may start at once: an advisory lock lets one work while the others wait. Witnesses are
     not checked (rule 18a): these tables are those in place, and what the rows say stays.
-    Raises: ValueError if the database is newer than this code.
+    Raises: TablesTooNew.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
@@ -23,24 +53,53 @@ async def migrate(connection: Connection) -> list[str]:
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
             " applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        rows = await connection.fetch("SELECT number FROM migrations")
-        applied = {row["number"] for row in rows}
-        known = {int(path.name[:4]): path for path in migration_files()}
-        if unknown := applied - known.keys():
-            raise ValueError(f"the database has migrations that this version lacks: {unknown}")
-        missing = [known[number] for number in sorted(known.keys() - applied)]
-        for path in missing:
+        # Null: applied by a release from before there were kinds.
+        await connection.execute("ALTER TABLE migrations ADD COLUMN IF NOT EXISTS kind text")
+        rows = await connection.fetch("SELECT number, name, kind FROM migrations ORDER BY number")
+        known = {number_of(path): path for path in migration_files()}
+        _check_unknown(
+            {row["name"]: row["kind"] for row in rows if row["number"] not in known},
+        )
+        missing = [
+            known[number] for number in sorted(known.keys() - {row["number"] for row in rows})
+        ]
+        waiting = [path for path in missing if _waits(path, contract_through)]
+        applied = [path for path in missing if path not in waiting]
+        for path in applied:
             await connection.execute(path.read_text(encoding="utf-8"))
             await connection.execute(
-                "INSERT INTO migrations (number, name) VALUES ($1, $2)",
-                int(path.name[:4]),
+                "INSERT INTO migrations (number, name, kind) VALUES ($1, $2, $3)",
+                number_of(path),
                 path.name,
+                kind_of(path),
             )
-        return [path.name for path in missing]
+        return Migrated(tuple(path.name for path in applied), tuple(path.name for path in waiting))
 
 
 def migration_files() -> list[Path]:
     """The numbered files, in order."""
-    return sorted(
-        path for path in _FOLDER.glob("*.sql") if re.fullmatch(r"\d{4}_[a-z_]+", path.stem)
-    )
+    return sorted(path for path in _FOLDER.glob("*.sql") if _FILE.fullmatch(path.name))
+
+
+def number_of(path: Path) -> int:
+    """The number of a migration."""
+    return int(path.name[:4])
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind of a migration, which its name says."""
+    return Kind.CONTRACT if path.name.endswith(".contract.sql") else Kind.EXPAND
+
+
+def _check_unknown(kinds: dict[str, str | None]) -> None:
+    """Raises: TablesTooNew if a migration that this release lacks is not known to leave its tables usable."""
+    refused = [name for name, kind in kinds.items() if kind != Kind.EXPAND]
+    if refused:
+        raise TablesTooNew(
+            f"a later release changed the tables: {', '.join(refused)}. This release does not work with them; start"
+            " the release that made the change, or a later one (docs/guides/upgrades.md)"
+        )
+
+
+def _waits(path: Path, contract_through: int) -> bool:
+    return kind_of(path) is Kind.CONTRACT and number_of(path) > contract_through

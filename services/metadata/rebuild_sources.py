@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from quorumlog.errors import InvalidRequest, Unavailable
 from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.wire.bodies import received
 from quorumlog.wire.rebuild_bodies import HeldRows, RowsPage
 
 _ASK_S: Final = 10.0
@@ -104,7 +105,7 @@ async def _page(session: aiohttp.ClientSession, url: str, *, after: int, limit: 
                 session.get(f"{url}/v1/rows?after={after}&limit={limit}") as answer,
             ):
                 answer.raise_for_status()
-                return RowsPage.model_validate_json(await answer.read())
+                return received(RowsPage, await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError) as error:
             why = error
     raise SourceAway(f"{url} does not tell its rows: {why!r}")

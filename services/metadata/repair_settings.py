@@ -5,6 +5,7 @@ from typing import Final
 import asyncpg
 import orjson
 
+from quorumlog.wire.bodies import received
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
 from services.metadata.database import Connection, RowStore, plain, transactional
 
@@ -43,4 +44,4 @@ class RepairSettingsStore(RowStore):
 def _settings_of(record: asyncpg.Record | None) -> RepairSettings:
     assert record is not None, "the migration made the row"
     fields = orjson.loads(record["body"]) | {"triggers": record["triggers"]}
-    return RepairSettings.model_validate_json(orjson.dumps(fields))
+    return received(RepairSettings, orjson.dumps(fields))

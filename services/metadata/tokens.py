@@ -95,5 +95,7 @@ def _row_of(record: asyncpg.Record | None, token_id: str) -> TokenRow:
         raise no_such_token(token_id)
     told = {name: record[name] for name in ("id", "created_at", "expires_at")}
     return TokenRow.model_validate(
-        {**told, "hash": record["hash"], **orjson.loads(record["body"])}, strict=False
+        {**told, "hash": record["hash"], **orjson.loads(record["body"])},
+        strict=False,
+        extra="ignore",
     )

@@ -337,3 +337,30 @@ async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:
     assert message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
     async with served.session.get(f"{served.url}/v1/info") as answer:
         assert answer.status == 503
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [((), None), (("quorumlog.2", "quorumlog.1"), "quorumlog.1"), (("another",), None)],
+)
+async def test_the_highest_common_version_is_used_and_who_says_none_speaks_the_first(
+    served: Served, offered: tuple[str, ...], taken: str | None
+) -> None:
+    async with served.session.ws_connect(f"{served.url}/v1/channel", protocols=offered) as socket:
+        await socket.send_bytes(frames.read_lac_request(1, ME, 7))
+        answer = await socket.receive_bytes()
+
+    assert socket.protocol == taken
+    assert frames.parse_answers(answer)[0] == ME
+
+
+async def test_a_caller_without_a_common_version_is_told_so_and_counted(served: Served) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await served.session.ws_connect(
+            f"{served.url}/v1/channel", protocols=("quorumlog.3", "quorumlog.2")
+        )
+
+    assert refused.value.status == 400
+    assert refused.value.headers is not None
+    assert refused.value.headers["Sec-WebSocket-Protocol"] == "quorumlog.1"
+    assert served.bookie.channel_refusals == 1

@@ -21,8 +21,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
-from services.metadata.database import Connection, Database
-from services.metadata.migrate import migrate
+from services.metadata.database import Database
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
@@ -322,18 +321,6 @@ async def test_rows_and_the_service_survive_a_restart_of_postgres(stores: Stores
                 await change_once(service.client, row)
         finally:
             stop(process, server.program.stop_signal, 30)
-
-
-async def test_an_older_service_does_not_touch_a_newer_database(stores: Stores) -> None:
-    async with serving(stores):
-        pass
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    try:
-        await connection.execute("INSERT INTO migrations (number, name) VALUES (9999, 'newer')")
-        with pytest.raises(ValueError, match="9999"):
-            await migrate(connection)
-    finally:
-        await connection.close()
 
 
 async def test_services_started_concurrently_create_the_tables_once(stores: Stores) -> None:

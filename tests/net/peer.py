@@ -57,6 +57,8 @@ class Peer:
         self.behave: Behave = well
         self.seen: list[Request] = []
         self.connections = 0
+        self.refusal: dict[str, str] | None = None
+        """Headers with which each handshake is refused."""
         self.sockets: set[web.WebSocketResponse] = set()
         self.port = free_ports(1)[0]
         self._runner: web.AppRunner | None = None
@@ -85,7 +87,9 @@ class Peer:
             if transport is not None:
                 transport.abort()
 
-    async def _channel(self, request: web.Request) -> web.WebSocketResponse:
+    async def _channel(self, request: web.Request) -> web.StreamResponse:
+        if self.refusal is not None:
+            return web.Response(status=400, headers=self.refusal)
         socket = web.WebSocketResponse(max_msg_size=1 << 30)
         await socket.prepare(request)
         self.connections += 1

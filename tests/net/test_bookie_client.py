@@ -426,3 +426,34 @@ async def test_a_receiver_that_breaks_on_its_answer_ends_no_other_request(
         assert heard == [Status.OK, Status.UNKNOWN]
         assert bookie.connections == 1
     assert "answer-broke" in caplog.text
+
+
+async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quorumlog.wire.versions.CHANNEL", range(2, 4))
+    caplog.set_level("INFO")
+
+    # A bookie of a release from before versions were said.
+    async with peer() as bookie, client(bookie.url) as bookies:
+        assert await add(bookies) is Status.UNKNOWN
+
+    assert bookie.seen == []
+    assert "speaks version 1 of the channel, and this process 2, 3" in told(caplog)
+
+
+async def test_a_handshake_that_is_refused_for_its_version_is_told_apart_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.refusal = {"Sec-WebSocket-Protocol": "quorumlog.3, quorumlog.2"}
+        assert await add(bookies) is Status.UNKNOWN
+
+    assert "speaks version 2, 3 of the channel, and this process 1" in told(caplog)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """Why channels broke."""
+    return "\n".join(record.why for record in caplog.records if hasattr(record, "why"))

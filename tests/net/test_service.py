@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from loadtest.ports import free_ports
 from quorumlog.net.service import ServiceSettings
+from quorumlog.wire.versions import RELEASE
 from services.gateway.config import GatewaySettings
 from services.local.config import ROOT
 from tests.support.waiting import until_sync
@@ -108,6 +110,14 @@ def test_it_tells_of_itself() -> None:
     assert b"breaks &lt;always&gt;" in answers["/docs"][2]
     assert metrics[1]["Content-Type"].startswith("text/plain")
     assert b"process_resident_memory_bytes" in metrics[2]
+    assert orjson.loads(answers["/health/ready"][2]) == {"status": "ready", "version": RELEASE}
+    assert f'quorumlog_build_info{{version="{RELEASE}"}} 1.0'.encode() in metrics[2]
+
+
+def test_the_release_that_processes_tell_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert project["version"] == RELEASE
 
 
 def test_not_ready_is_a_problem_that_says_why() -> None:

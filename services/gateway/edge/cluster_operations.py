@@ -5,6 +5,7 @@ from typing import Any, Final
 from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
+from quorumlog.wire.versions import RELEASE
 from services.gateway.edge.media import HTML
 from services.gateway.edge.models import BookieListModel
 from services.gateway.edge.operations import ALWAYS, ANSWERING, WITH_METADATA, gives
@@ -23,8 +24,11 @@ CODE: Final[Parameter[str]] = Parameter(
 _ERRORS: Final = (*ALWAYS, *ANSWERING)
 _STATUS: Final[dict[str, Any]] = {
     "type": "object",
-    "properties": {"status": {"type": "string"}},
-    "required": ["status"],
+    "properties": {
+        "status": {"type": "string"},
+        "version": {"type": "string", "description": "The release of this process."},
+    },
+    "required": ["status", "version"],
 }
 
 _BOOKIE: Final = {
@@ -95,7 +99,7 @@ SHARED: Final = (
         "isReady",
         "About",
         "A default ledger could be created now",
-        replies=gives("Ready.", _STATUS, {"yes": {"status": "ready"}}),
+        replies=gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": RELEASE}}),
         errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
     _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),

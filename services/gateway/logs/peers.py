@@ -13,7 +13,7 @@ from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.log.messages import Append, OwnerLost, Publish, RecordsAppended
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
-from quorumlog.wire.bodies import Body, LedgerId, LogName
+from quorumlog.wire.bodies import Body, LedgerId, LogName, received
 from quorumlog.wire.log_bodies import Number
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
 from services.gateway.engine.peers import Peers
@@ -82,7 +82,7 @@ class LogPeers:
         told = await self._ask_owner(owner, name, "publish", body.model_dump_json().encode())
         if isinstance(told, OwnerLost):
             return told
-        return TransactionRow.model_validate_json(orjson.dumps(told)).to_core()
+        return received(TransactionRow, orjson.dumps(told)).to_core()
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         """The ends of those of these logs that a gateway owns; none if it does not answer."""

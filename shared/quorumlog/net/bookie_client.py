@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+from aiohttp import hdrs
 
 from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
@@ -25,7 +26,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import RowName, name_of
-from quorumlog.wire import frames, row_copies
+from quorumlog.wire import frames, row_copies, versions
 from quorumlog.wire.frames import ChannelAnswer, Op
 
 log = logging.getLogger(__name__)
@@ -229,12 +230,24 @@ class Channel:
         url = self._address(self._name)
         if url is None:
             raise aiohttp.ClientError(f"no address of {self._name}")
-        async with awake_timeout(self._limits.connect_s):
-            socket = await self._session.ws_connect(
-                f"{url}/v1/channel",
-                max_msg_size=MESSAGE_BYTES_MAX,
-                timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+        try:
+            async with awake_timeout(self._limits.connect_s):
+                socket = await self._session.ws_connect(
+                    f"{url}/v1/channel",
+                    protocols=versions.subprotocols(versions.CHANNEL),
+                    max_msg_size=MESSAGE_BYTES_MAX,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            told = (
+                "" if error.headers is None else error.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "")
             )
+            if not told:
+                raise
+            raise _no_common_version(told.split(", ")) from None
+        if not versions.has_common([socket.protocol or ""], versions.CHANNEL):
+            await socket.close()
+            raise _no_common_version([socket.protocol or ""])
         # What restarted since may have lost what it had not synced.
         self._copies.clear()
         self._open, self._failures, self._heard_at = True, 0, self._time()
@@ -330,6 +343,13 @@ class Channel:
             self._failed(self._name)
         for request in silent:
             request.unknown()
+
+
+def _no_common_version(told: list[str]) -> aiohttp.ClientError:
+    return aiohttp.ClientError(
+        f"the bookie speaks version {versions.shown(versions.versions_in(told))} of the channel, and this process"
+        f" {versions.shown(versions.CHANNEL)}: see docs/guides/upgrades.md"
+    )
 
 
 class BookieClient:

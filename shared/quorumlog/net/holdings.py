@@ -17,6 +17,7 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.loss import Answers, Holding, Word
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
+from quorumlog.wire.bodies import received
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
@@ -83,7 +84,7 @@ class HoldingsClient:
             ) as response:
                 if response.status != 200:
                     return None
-                answer = DigestsBody.model_validate_json(await response.read())
+                answer = received(DigestsBody, await response.read())
             (part,) = answer.digests
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None

@@ -43,6 +43,7 @@ from quorumlog.wire.bodies import (
     CopyWitnesses,
     ServiceInfo,
     WitnessState,
+    received,
 )
 from quorumlog.wire.problems import from_answer
 from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
@@ -258,7 +259,7 @@ class MetadataRequests:
         be old then.
         """
         while True:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValidationError, OSError):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):
                 async with contextlib.aclosing(self._stream(self._urls[self._current])) as stream:
                     async for change in stream:
                         yield change
@@ -290,11 +291,23 @@ class MetadataRequests:
             if response.status != 200:
                 return
             async for line in response.content:
-                change = Change.model_validate_json(line)
+                change = _change_of(line)
                 if change.kind == "hello":
                     change = Change(kind="gap")
                 if change.kind != "heartbeat":
                     yield change
+
+
+def _change_of(line: bytes) -> Change:
+    """A line of the stream of changes. One that a later release has more kinds or states for says that something
+    changed. Raises: ValueError where the line is no JSON object.
+    """
+    try:
+        return received(Change, line)
+    except ValidationError:
+        if not isinstance(orjson.loads(line), dict):
+            raise
+        return Change(kind="gap")
 
 
 def query_of(**parameters: str | int | None) -> dict[str, str]:
@@ -304,7 +317,7 @@ def query_of(**parameters: str | int | None) -> dict[str, str]:
 
 def current_of(error: QuorumLogError, model: type[B]) -> B:
     """The current row, which the answer to a lost compare-and-swap carries."""
-    return model.model_validate_json(orjson.dumps(error.members["current"]))
+    return received(model, orjson.dumps(error.members["current"]))
 
 
 def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
@@ -314,7 +327,7 @@ def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
     if gives is Body:
         return gives() if status == NO_CONTENT and not answered else None
     try:
-        return gives.model_validate_json(answered)
+        return received(gives, answered)
     except ValidationError:
         return None
 

@@ -16,13 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
 import orjson
 import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Info, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -55,6 +56,7 @@ from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
 from quorumlog.wire.secret import checked_secret, is_loopback
+from quorumlog.wire.versions import RELEASE
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,9 @@ DRAINING: Final = web.AppKey("draining", asyncio.Event)
 
 HOSTS: Final = web.AppKey("hosts", Hosts)
 """The hosts that the process answers to."""
+
+VERSIONS: Final[web.AppKey[dict[str, str]]] = web.AppKey("versions", dict)
+"""The release of the process, and the formats that it reads and writes, by name."""
 
 AUTHENTICATOR: Final = web.AppKey("authenticator", Authenticator)
 """Who knows the callers of an internal listener; absent where anybody may call."""
@@ -256,14 +261,16 @@ def add_shared_routes(
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
     registry: CollectorRegistry | None = None,
+    formats: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Add the routes of all services to an application: health, metrics, the API's description.
 
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
     answers. `authenticator` knows the callers of an internal listener. `registry`: that of the process's
-    other application.
+    other application. `formats`: versions of what the process exchanges and stores.
     """
-    registry = app[METRICS] = registry or _new_registry()
+    versions = app[VERSIONS] = {"version": RELEASE, **formats}
+    registry = app[METRICS] = registry or _new_registry(versions)
     if authenticator is not None:
         app[AUTHENTICATOR] = authenticator
     app[DRAINING] = asyncio.Event()
@@ -273,13 +280,13 @@ def add_shared_routes(
         app[_DRAIN] = _Drain(drain)
 
     async def health_live(_request: web.Request) -> web.Response:
-        return _json({"status": "live"})
+        return _json({"status": "live", **versions})
 
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
             raise ShuttingDown("this process is about to end")
         await ready()
-        return _json({"status": "ready"})
+        return _json({"status": "ready", **versions})
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(
@@ -299,8 +306,9 @@ def add_shared_routes(
     app.router.add_get("/docs", documentation)
 
 
-def _new_registry() -> CollectorRegistry:
+def _new_registry(versions: dict[str, str]) -> CollectorRegistry:
     registry = CollectorRegistry()
+    Info("quorumlog_build", "the release and its formats", registry=registry).info(versions)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
@@ -383,7 +391,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
                     )
                 )
             _tune_collector()
-            log.info("started", extra={"url": settings.url})
+            log.info("started", extra={"url": settings.url, **parts[0].app[VERSIONS]})
             tasks = Tasks()
             tasks.start(trim_forever())
             _follow_certificates(settings.certificates(), parts[0].app, tasks)

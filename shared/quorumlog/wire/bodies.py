@@ -102,7 +102,7 @@ Attempt = Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
 
 
 class Body(BaseModel):
-    """A value on the wire: frozen, strict, and without unknown fields."""
+    """A value on the wire: frozen, strict, and without unknown fields unless `received` reads it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -113,6 +113,13 @@ B = TypeVar("B", bound=Body)
 def body_of(cls: type[B], core: object) -> B:
     """The body with the fields of a protocol value, or of a mapping with protocol values in it."""
     return cls.model_validate(core, from_attributes=True)
+
+
+def received(cls: type[B], data: bytes | str) -> B:
+    """The body that another process wrote, or this one before it was replaced: fields that a later release has added are
+    left out. Bodies of requests are read strictly instead: what they ask for must not be left out.
+    """
+    return cls.model_validate_json(data, extra="ignore")
 
 
 def fields_of(value: object, names: Iterable[str]) -> dict[str, Any]:

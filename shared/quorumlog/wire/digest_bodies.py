@@ -4,7 +4,7 @@ sending their entries. Autorecovery's checks use it, and the gateway before it a
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.quorum import QUORUM_MAX
@@ -24,12 +24,6 @@ Range = Annotated[
 ]
 
 
-class _LenientBody(Body):
-    """A bookie's answer. Unknown fields of a newer bookie are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
 class DigestsAsked(Body):
     """Ranges to digest, so that replicas are compared without sending their entries."""
 
@@ -42,7 +36,7 @@ class DigestsAsked(Body):
     """Wait for pending writes, and read every copy from the disk."""
 
 
-class RangeDigest(_LenientBody):
+class RangeDigest(Body):
     """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
     LACs and authentication codes are left out: a recovery writes an entry again with its own.
@@ -59,7 +53,7 @@ class RangeDigest(_LenientBody):
     """Entries of the requested residue that are in the index and unreadable."""
 
 
-class DigestsBody(_LenientBody):
+class DigestsBody(Body):
     """Digests of ranges. In limbo, an entry that is not present is unknown."""
 
     bookie: str

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
-from quorumlog.wire.bodies import Body, Key, LedgerRow
+from quorumlog.wire.bodies import Body, Key, LedgerRow, received
 
 
 class RowCopyBody(Body):
@@ -35,7 +35,7 @@ def encode(row: LedgerMetadata) -> bytes:
 
 def decode(copy: bytes | str) -> RowCopyBody:
     """What a copy says. Raises: ValueError."""
-    return RowCopyBody.model_validate_json(copy)
+    return received(RowCopyBody, copy)
 
 
 def row_of(copy: RowCopyBody) -> LedgerMetadata:

@@ -1,0 +1,42 @@
+"""The number of this release, and the versions of the channel that it speaks.
+
+How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
+handshake, as a subprotocol of WebSocket: the caller offers all that it speaks, the bookie takes the highest that it speaks
+too. A process from before there were versions says nothing, and speaks version 1.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+RELEASE: Final = "0.1.0"
+
+CHANNEL: Final = range(1, 2)
+"""The versions of the channel's frames (`wire/frames.py`) that this release speaks."""
+
+_UNSAID: Final = 1
+_SUBPROTOCOL: Final = "quorumlog."
+
+
+def subprotocols(spoken: range) -> tuple[str, ...]:
+    """The names of versions in a handshake, the highest first: it is preferred."""
+    return tuple(f"{_SUBPROTOCOL}{version}" for version in reversed(spoken))
+
+
+def versions_in(names: Iterable[str]) -> list[int]:
+    """The versions that a peer says it speaks, as far as their names are known here."""
+    numbers = [
+        int(name.removeprefix(_SUBPROTOCOL))
+        for name in names
+        if name.startswith(_SUBPROTOCOL) and name.removeprefix(_SUBPROTOCOL).isdecimal()
+    ]
+    return sorted(numbers) or [_UNSAID]
+
+
+def has_common(told: Iterable[str], spoken: range) -> bool:
+    """Whether a peer that tells these names speaks a version of `spoken`."""
+    return not set(spoken).isdisjoint(versions_in(told))
+
+
+def shown(versions: Iterable[int]) -> str:
+    """Versions for people: `1`, `2, 3`."""
+    return ", ".join(map(str, versions))
