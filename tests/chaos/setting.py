@@ -95,7 +95,7 @@ class Machine:
                     tls=is_tls,
                     around=Surroundings(
                         # Hosts of their own, which nobody else reaches.
-                        environment={**_SMALL, "ALLOW_ANONYMOUS": "1"},
+                        environment={**_SMALL, "ALLOW_ANONYMOUS": "1", "ALLOW_PLAIN": "1"},
                         places=network.places() if network else {},
                         reach=stores.reach,
                     ),

@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from loadtest.ports import free_ports
+from quorumlog.certificates import create_authority, issue, key_file
 from quorumlog.net.service import ServiceSettings
 from quorumlog.wire.versions import RELEASE
 from services.gateway.config import GatewaySettings
@@ -172,9 +173,7 @@ def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "bookie-1"])
-def test_a_listener_that_other_machines_reach_needs_credentials(host: str, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("0123456789abcdef" * 2)
+def test_a_listener_that_other_machines_reach_needs_credentials(host: str) -> None:
     for_strangers = {"PORT": "80", "HOST": host, "POSTGRES_DSN": "postgresql://user:password@host"}
 
     with pytest.raises(SystemExit) as refused:
@@ -182,13 +181,66 @@ def test_a_listener_that_other_machines_reach_needs_credentials(host: str, tmp_p
 
     said = str(refused.value)
     assert said.startswith(f"HOST={host} lets other machines call")
-    assert "set CLUSTER_SECRET_FILE" in said
+    assert "set TLS_CERT_FILE" in said
     assert "ALLOW_ANONYMOUS=1" in said
     assert "password" not in said
-    for meant in ({"ALLOW_ANONYMOUS": "1"}, {"CLUSTER_SECRET_FILE": str(secret)}):
-        assert ServiceSettings.read(for_strangers | meant).host == host
+    assert ServiceSettings.read(for_strangers | {"ALLOW_ANONYMOUS": "1"}).host == host
     for mine in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         assert ServiceSettings.read(for_strangers | {"HOST": mine}).authenticator is None
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef" * 2)
+    return file
+
+
+@pytest.mark.parametrize("beside", [{}, {"ALLOW_ANONYMOUS": "1"}])
+def test_the_secret_crosses_no_network_unless_somebody_says_so(
+    secret: Path, beside: dict[str, str]
+) -> None:
+    shared = {"PORT": "80", "CLUSTER_SECRET_FILE": str(secret), **beside}
+    asking = shared | {"METADATA_URLS": "http://metadata"}
+    public = asking | {"HOST": "0.0.0.0", "REQUIRE_TOKENS": "1"}
+
+    for read, settings, begin in (
+        (
+            ServiceSettings.read,
+            shared | {"HOST": "10.1.2.3"},
+            "HOST=10.1.2.3: the cluster's secret",
+        ),
+        (GatewaySettings.read, asking, "METADATA_URLS=http://metadata: the cluster's secret"),
+        (
+            GatewaySettings.read,
+            public | {"INTERNAL_HOST": "0.0.0.0"},
+            "INTERNAL_HOST=0.0.0.0: the cluster's secret",
+        ),
+    ):
+        with pytest.raises(SystemExit) as refused:
+            read(settings)
+        assert str(refused.value).startswith(begin)
+        assert "set TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE" in str(refused.value)
+        assert "ALLOW_PLAIN=1" in str(refused.value)
+        assert read(settings | {"ALLOW_PLAIN": "1"}).allow_plain
+    local = asking | {"METADATA_URLS": "http://127.0.0.1:8082, https://metadata"}
+    assert not GatewaySettings.read(local).allow_plain
+
+
+def test_a_service_with_a_certificate_asks_others_over_tls_only(tmp_path: Path) -> None:
+    authority = create_authority(tmp_path, "tests")
+    file = issue(tmp_path, "gateway", "gateway-1", ["store.example"])
+    settings = {
+        "PORT": "80",
+        "INTERNAL_HOST": "0.0.0.0",
+        "TLS_CERT_FILE": str(file),
+        "TLS_KEY_FILE": str(key_file(file)),
+        "TLS_CA_FILE": str(authority),
+    }
+
+    with pytest.raises(SystemExit, match=r"^METADATA_URLS=http://m: .* begins with https://"):
+        GatewaySettings.read(settings | {"METADATA_URLS": "https://m,http://m"})
+    assert GatewaySettings.read(settings | {"METADATA_URLS": "https://m"}).tls is not None
 
 
 def test_a_gateway_that_other_machines_reach_needs_tokens() -> None:

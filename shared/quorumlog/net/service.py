@@ -55,7 +55,7 @@ from quorumlog.net.memory import trim_forever
 from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
-from quorumlog.wire.secret import checked_secret, is_loopback
+from quorumlog.wire.secret import checked_secret, is_loopback, is_on_this_machine
 from quorumlog.wire.versions import RELEASE
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,13 @@ class _Drain:
 
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
+_CERTIFICATES: Final = (
+    "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE to certificates (docs/guides/certificates.md)"
+)
+_IN_THE_CLEAR: Final = (
+    "the cluster's secret would cross the network, and who reads it is every service:"
+    f" set {_CERTIFICATES}, or ALLOW_PLAIN=1 where nobody else is on the network"
+)
 _GC_ALLOCATIONS: Final = 10_000
 """Instead of 700: one batch of 100 entries makes some hundred objects."""
 
@@ -158,6 +165,11 @@ class ServiceSettings(Settings):
         default=False,
         description="1: listeners may be reached from other machines without any credentials",
     )
+    allow_plain: bool = Field(
+        default=False,
+        description="1: the cluster's secret may cross a network in the clear, where nobody else listens:"
+        " one of containers on one machine, say",
+    )
 
     @field_validator("cluster_secret")
     @classmethod
@@ -167,13 +179,30 @@ class ServiceSettings(Settings):
     @model_validator(mode="after")
     def _asks_callers_beyond_loopback(self) -> Self:
         name, host = self._internal_host()
-        if self.authenticator is None and not self.allow_anonymous and not is_loopback(host):
+        if self.tls is not None or is_loopback(host):
+            return self
+        if self.cluster_secret_file is not None:
+            # Not by `allow_anonymous`, which those set who mean the public listener of a gateway.
+            if not self.allow_plain:
+                raise ValueError(f"{name}={host}: {_IN_THE_CLEAR}")
+        elif not self.allow_anonymous:
             raise ValueError(
                 f"{name}={host} lets other machines call what only this cluster's services may:"
-                " set CLUSTER_SECRET_FILE to a file with a secret that all of them have,"
-                " TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE to certificates (docs/guides/certificates.md),"
-                " or ALLOW_ANONYMOUS=1 where nobody else can reach them"
+                f" set {_CERTIFICATES}, CLUSTER_SECRET_FILE and ALLOW_PLAIN=1 on a network that nobody else"
+                " is on, or ALLOW_ANONYMOUS=1 where nobody else can reach them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shows_credentials_over_tls(self) -> Self:
+        urls: tuple[str, ...] = getattr(self, "metadata_urls", ())  # the metadata service has none
+        for url in urls:
+            if url.startswith("https://") or is_on_this_machine(url):
+                continue
+            if self.tls is not None:
+                raise ValueError(f"METADATA_URLS={url}: with TLS_CERT_FILE it begins with https://")
+            if self.cluster_secret_file is not None and not self.allow_plain:
+                raise ValueError(f"METADATA_URLS={url}: {_IN_THE_CLEAR}")
         return self
 
     @model_validator(mode="after")
