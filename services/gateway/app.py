@@ -271,7 +271,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     )
     tokens, callers = TokenClient(engine.metadata), None
     if settings.require_tokens:
-        callers = await stack.enter_async_context(Callers.running(tokens))
+        callers = await stack.enter_async_context(Callers.running(tokens, settings.jwts))
     app = build_app(
         engine,
         settings,

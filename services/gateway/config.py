@@ -10,6 +10,7 @@ from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
 from quorumlog.wire.secret import is_loopback
+from services.gateway.edge.jwts import JwtRules, Jwts, KeysUnusable
 from services.gateway.edge.limits import Limits
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 
@@ -35,6 +36,22 @@ class GatewaySettings(ServiceSettings, Limits):
     require_tokens: bool = Field(
         default=False,
         description="1: each request needs an access token, whose grants say what it may do.",
+    )
+    jwt_keys_file: Path | None = Field(
+        default=None,
+        description="File with the public keys of an issuer (a JWKS), whose JWTs count as tokens"
+        " (docs/guides/tokens.md); read again when it changes.",
+    )
+    jwt_issuer: str = Field(default="", description="The issuer of JWTs, as their `iss` names it.")
+    jwt_audience: str = Field(default="", description="What the `aud` of JWTs must name.")
+    jwt_grants_claim: str = Field(
+        default="scope", min_length=1, description="The claim of JWTs that has the grants."
+    )
+    jwt_leeway_s: int = Field(
+        default=10,
+        ge=0,
+        le=300,
+        description="How far the issuer's clock may be from this machine's.",
     )
     public_tls_cert_file: Path | None = Field(
         default=None,
@@ -111,6 +128,24 @@ class GatewaySettings(ServiceSettings, Limits):
                 " can reach it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _jwts_are_usable(self) -> Self:
+        if self.jwts is not None and not self.require_tokens:
+            raise ValueError("JWT_KEYS_FILE has no effect without REQUIRE_TOKENS=1: set it too")
+        return self
+
+    @cached_property
+    def jwts(self) -> Jwts | None:
+        """The JWTs that count as tokens. Raises: KeysUnusable."""
+        file, issuer, audience = self.jwt_keys_file, self.jwt_issuer, self.jwt_audience
+        if file is None and not issuer and not audience:
+            return None
+        if file is None or not issuer or not audience:
+            raise KeysUnusable(
+                "JWT_KEYS_FILE, JWT_ISSUER and JWT_AUDIENCE go together: set all or none"
+            )
+        return Jwts(JwtRules(file, issuer, audience, self.jwt_grants_claim, self.jwt_leeway_s))
 
     def _internal_host(self) -> tuple[str, str]:
         return "INTERNAL_HOST", self.internal_host

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from quorumlog.errors import Forbidden
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.token_bodies import IssuedToken
 from services.gateway.edge.quotas import Usage
 
 NAMESPACE: Final = "namespace"
@@ -158,11 +159,24 @@ def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
 class Caller:
     """Who sends a request, and what they may do."""
 
-    __slots__ = ("connections", "everywhere", "grants", "id", "somewhere", "usage", "who")
+    __slots__ = (
+        *("connections", "ends_at", "everywhere", "grants", "id"),
+        *("issued", "somewhere", "usage", "who"),
+    )
 
-    def __init__(self, who: str, grants: Iterable[str], token_id: str = "") -> None:
-        """`who`: for messages; it is no secret."""
-        self.who, self.id = who, token_id
+    def __init__(
+        self,
+        who: str,
+        grants: Iterable[str],
+        token_id: str = "",
+        *,
+        ends_at: float | None = None,
+        issued: IssuedToken | None = None,
+    ) -> None:
+        """`who`: for messages; it is no secret. `ends_at`: when the token expires, in seconds since 1970. `issued`:
+        what the caller's JWT says; such a caller has no `token_id`.
+        """
+        self.who, self.id, self.ends_at, self.issued = who, token_id, ends_at, issued
         self.grants = tuple(map(Grant.parsed, grants))
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
         """The scopes on everything."""

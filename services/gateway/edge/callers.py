@@ -4,6 +4,8 @@ The list is read every second, and once more before an unknown token is refused:
 known at once, and one that was revoked is refused within seconds, without a request to the metadata service for
 each request. While the metadata service is away, known tokens go on until they expire, and an unknown one may be
 new: 503, not 401.
+
+Where an issuer is set, its JWTs are known too (`edge/issued.py`), which needs no metadata service.
 """
 
 import asyncio
@@ -20,8 +22,10 @@ from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
 from services.gateway.edge.access import Caller
+from services.gateway.edge.issued import IssuedCallers
+from services.gateway.edge.jwts import Jwts, is_jwt
 from services.gateway.edge.quotas import Usage
-from services.gateway.edge.tickets import TICKET_S, Ticket
+from services.gateway.edge.tickets import TICKET_S, Ticket, holder_of, issued_to
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ _LIST_S: Final = 3.0
 _PAUSE_S: Final = 0.05
 """Between lists that unknown tokens ask for: strangers must not occupy the metadata service (taste)."""
 _TOKEN_CHARS_MAX: Final = 4096
-"""A longer one is none of ours, and is not worth hashing."""
+"""A longer one is not worth hashing."""
 _NO_QUOTAS: Final = TokenQuotas()
 _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
@@ -40,15 +44,19 @@ _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 class _Known:
     """A token, and who calls with it."""
 
-    __slots__ = ("caller", "ends_at", "row")
+    __slots__ = ("caller", "row")
 
     def __init__(self, row: TokenRow) -> None:
         self.row = row
-        self.caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id)
+        ends = row.expires_at
+        self.caller = Caller(
+            f"the token {row.name} ({row.id})",
+            row.grants,
+            row.id,
+            ends_at=None if ends is None else datetime.fromisoformat(ends).timestamp(),
+        )
         if row.quotas != _NO_QUOTAS:
             self.caller.usage = Usage(self.caller.who, row.quotas)
-        ends = row.expires_at
-        self.ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
 
 
 class Callers:
@@ -57,10 +65,19 @@ class Callers:
     Invariant: a token is refused as unknown only by a list that was asked for after its request had come.
     """
 
-    def __init__(self, client: TokenClient, *, now: Callable[[], float] | None = None) -> None:
-        """`now`: this machine's clock, in seconds since 1970; the end of a token is an instant of it."""
+    def __init__(
+        self,
+        client: TokenClient,
+        *,
+        jwts: Jwts | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """`jwts`: those of an issuer that count too. `now`: this machine's clock, in seconds since 1970; the end of a
+        token is an instant of it.
+        """
         self._client = client
         self._now = now or _wall
+        self._issued = None if jwts is None else IssuedCallers(jwts, self._now)
         self._known: dict[bytes, _Known] = {}
         self._by_id: dict[str, _Known] = {}
         self._ticket_key = b""
@@ -73,9 +90,11 @@ class Callers:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, client: TokenClient) -> AsyncIterator["Callers"]:
+    async def running(
+        cls, client: TokenClient, jwts: Jwts | None = None
+    ) -> AsyncIterator["Callers"]:
         """The callers, while their list is followed."""
-        callers, tasks = cls(client), Tasks()
+        callers, tasks = cls(client, jwts=jwts), Tasks()
         tasks.start(restarted(callers.follow))
         try:
             yield callers
@@ -98,34 +117,47 @@ class Callers:
         if len(secret) > _TOKEN_CHARS_MAX:
             raise Unauthenticated("the token is too long to be one")
         # By the hash of the secret: the time of an answer says nothing of the secret.
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+        digest = _digest(secret)
         known = self._known.get(digest)
         if known is None:
+            if self._issued is not None and is_jwt(secret):
+                return self._valid(self._issued.identify(digest, secret))
             await self._learn()
             known = self._known.get(digest)
-        return self._valid(known)
+        return self._valid(None if known is None else known.caller)
 
-    def ticket(self, caller: Caller, path: str) -> str:
-        """A ticket for a path that stands for the caller's token."""
-        return Ticket(caller.id, path, int(self._now()) + TICKET_S).signed(self._ticket_key)
+    async def ticket(self, caller: Caller, path: str) -> str:
+        """A ticket for a path that stands for the caller's token. Raises: MetadataUnavailable."""
+        holder = caller.id if caller.issued is None else holder_of(caller.issued)
+        ends_at = int(self._now()) + TICKET_S
+        return Ticket(holder, path, ends_at).signed(await self._known_ticket_key())
 
     async def identify_by_ticket(self, text: str, path: str) -> Caller:
         """Who calls a path with a ticket. Raises: Unauthenticated, MetadataUnavailable."""
+        key = await self._known_ticket_key()
+        holder = Ticket.checked(text, path, key, self._now()).holder
+        known = self._by_id.get(holder)
+        if known is None:
+            issued = issued_to(holder)
+            if self._issued is not None and issued is not None:
+                return self._valid(self._issued.identify_by_ticket(issued))
+            await self._learn()
+            known = self._by_id.get(holder)
+        return self._valid(None if known is None else known.caller)
+
+    async def _known_ticket_key(self) -> bytes:
+        """Raises: MetadataUnavailable."""
         if not self._ticket_key:
             await self._learn()
-        ticket = Ticket.checked(text, path, self._ticket_key, self._now())
-        known = self._by_id.get(ticket.token_id)
-        if known is None:
-            await self._learn()
-            known = self._by_id.get(ticket.token_id)
-        return self._valid(known)
+        return self._ticket_key
 
-    def _valid(self, known: _Known | None) -> Caller:
-        if known is None:
+    def _valid(self, caller: Caller | None) -> Caller:
+        if caller is None:
             raise Unauthenticated("the token is unknown: it was revoked, or never made")
-        if known.ends_at is not None and known.ends_at <= self._now():
-            raise Unauthenticated(f"{known.caller.who} has expired: {known.row.expires_at}")
-        return known.caller
+        if caller.ends_at is not None and caller.ends_at <= self._now():
+            ended = datetime.fromtimestamp(caller.ends_at, UTC).isoformat()
+            raise Unauthenticated(f"{caller.who} has expired: {ended}")
+        return caller
 
     async def _learn(self) -> None:
         """Return after a list that was asked for after this call. Raises: MetadataUnavailable."""
@@ -174,8 +206,15 @@ class Callers:
     def _end_expired(self) -> None:
         now = self._now()
         for known in self._known.values():
-            if known.caller.connections and known.ends_at is not None and known.ends_at <= now:
-                known.caller.end()
+            caller = known.caller
+            if caller.connections and caller.ends_at is not None and caller.ends_at <= now:
+                caller.end()
+        if self._issued is not None:
+            self._issued.refresh()
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def _wall() -> float:

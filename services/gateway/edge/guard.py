@@ -77,12 +77,12 @@ class Guard:
         caller = await self._identify(request)
         request[CALLER] = caller
         if caller.usage is not None:
-            # A tail whose client is gone notices that when it has something to send.
-            count = sum(not connection.is_closing() for connection in caller.connections)
-            caller.usage.begin(count, request.content_length or 0)
+            caller.usage.begin(request.content_length or 0)
         if request.transport is not None:
             request[_CONNECTION] = request.transport
             caller.connections.add(request.transport)
+            if caller.usage is not None:
+                caller.usage.connections.add(request.transport)
         if access.scopes <= caller.everywhere:
             request[SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
@@ -108,6 +108,7 @@ class Guard:
         caller = request[CALLER]
         caller.connections.discard(connection)
         if caller.usage is not None:
+            caller.usage.connections.discard(connection)
             streamed = 0 if request.content_length else request.content.total_bytes
             caller.usage.charge(streamed + _answered_bytes(request, response))
 

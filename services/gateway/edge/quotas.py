@@ -37,9 +37,9 @@ class Bucket:
 
 
 class Usage:
-    """What one token uses here."""
+    """What one token uses here, or the JWTs of one subject together."""
 
-    __slots__ = ("_bytes", "_ledgers", "_quotas", "_requests", "_who")
+    __slots__ = ("_bytes", "_ledgers", "_quotas", "_requests", "_who", "connections")
 
     def __init__(
         self, who: str, quotas: TokenQuotas, clock: Callable[[], float] | None = None
@@ -50,12 +50,15 @@ class Usage:
         self._requests = None if requests is None else Bucket(requests, clock)
         self._bytes = None if count is None else Bucket(count, clock)
         self._ledgers: set[int] = set()
-        """Those that the token has created here."""
+        """Those that were created here."""
+        self.connections: set[asyncio.Transport] = set()
+        """Those of the requests that are under way."""
 
-    def begin(self, connections: int, announced: int) -> None:
-        """A request comes, beside so many, with a body of so many bytes. Raises: Overloaded, and nothing is used."""
+    def begin(self, announced: int) -> None:
+        """A request comes, with a body of so many bytes. Raises: Overloaded, and nothing is used."""
         most = self._quotas.connections
-        if most is not None and connections >= most:
+        # A tail whose client is gone notices that when it has something to send.
+        if most is not None and sum(not one.is_closing() for one in self.connections) >= most:
             raise self._beyond(f"{most} connections with requests under way", 1)
         if self._bytes is not None and (wait_s := self._bytes.wait_s(1)):
             raise self._beyond(f"{self._quotas.bytes_per_s} bytes per second", wait_s)

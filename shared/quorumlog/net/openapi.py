@@ -21,7 +21,11 @@ _REQUEST_ID: Final = {
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
 }
 
-_BEARER: Final = {"type": "http", "scheme": "bearer"}
+_BEARER: Final = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An access token of this cluster, or a JWT of the issuer that its gateways trust.",
+}
 
 
 def describe(

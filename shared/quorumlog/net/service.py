@@ -181,7 +181,7 @@ class ServiceSettings(Settings):
         name, host = self._internal_host()
         if self.tls is not None or is_loopback(host):
             return self
-        if self.cluster_secret_file is not None:
+        if self.cluster_secret is not None:
             # Not by `allow_anonymous`, which those set who mean the public listener of a gateway.
             if not self.allow_plain:
                 raise ValueError(f"{name}={host}: {_IN_THE_CLEAR}")
@@ -201,7 +201,7 @@ class ServiceSettings(Settings):
                 continue
             if self.tls is not None:
                 raise ValueError(f"METADATA_URLS={url}: with TLS_CERT_FILE it begins with https://")
-            if self.cluster_secret_file is not None and not self.allow_plain:
+            if self.cluster_secret is not None and not self.allow_plain:
                 raise ValueError(f"METADATA_URLS={url}: {_IN_THE_CLEAR}")
         return self
 

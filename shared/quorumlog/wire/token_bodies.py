@@ -77,3 +77,15 @@ class TokenList(Body):
     version: Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
     tokens: tuple[TokenRow, ...] | None
     ticket_key: Key = Field(min_length=32, max_length=32)
+
+
+class IssuedToken(Body):
+    """What a JWT of an issuer says, once its signature is verified. A ticket of such a token carries it."""
+
+    subject: Annotated[str, StringConstraints(min_length=1, max_length=255)]
+    grants: tuple[Grant, ...] = Field(max_length=GRANTS_MAX)
+    quotas: TokenQuotas = TokenQuotas()
+    ends_at: int
+    """In seconds since 1970."""
+    key: str
+    """The thumbprint of the issuer's key that has signed it (RFC 7638)."""

@@ -16,12 +16,14 @@ from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app
 from services.gateway.edge.callers import Callers, _wall
+from services.gateway.edge.jwts import Jwts
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.token_models import AccessTokenCreate
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
 from tests.gateway.engine.support import Gateway, World, world_of
 from tests.logs.support import Answer, Http
+from tests.support.issuer import Issuer
 
 NO_QUOTAS = TokenQuotas()
 LOG, OTHER_LOG = "orders-1", "secrets"
@@ -99,13 +101,22 @@ async def _listening(gateway: Gateway, callers: Callers, tokens: TokenClient) ->
 
 
 @asynccontextmanager
-async def guarded(stores: Stores, *, follow: Iterable[int] = ()) -> AsyncIterator[Guarded]:
-    """Two gateways; those of `follow` read the list of tokens every second, as all do that run."""
+async def guarded(
+    stores: Stores, *, follow: Iterable[int] = (), issuer: Issuer | None = None
+) -> AsyncIterator[Guarded]:
+    """Two gateways; those of `follow` read the list of tokens every second, as all do that run. Both trust `issuer`."""
     async with world_of(stores) as world, aiohttp.ClientSession() as session:
         tasks, skews = Tasks(), {"s": 0.0}
         # Each asks the metadata service by way of its gateway's proxy.
         clients = [TokenClient(one.engine.metadata) for one in world.gateways]
-        callers = [Callers(client, now=lambda: _wall() + skews["s"]) for client in clients]
+        callers = [
+            Callers(
+                client,
+                jwts=None if issuer is None else Jwts(issuer.rules),
+                now=lambda: _wall() + skews["s"],
+            )
+            for client in clients
+        ]
         for number in follow:
             tasks.start(callers[number].follow())
         async with (

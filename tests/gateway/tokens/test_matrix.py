@@ -13,6 +13,7 @@ from quorumlog.net.operations import Operation
 from services.gateway.edge.access import ACCESS, Named, Scope
 from services.gateway.edge.guard import Unguarded, table_of
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded
+from tests.support.issuer import Issuer, said_by_default
 from tests.support.scopes import PAGE, operations, with_table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,10 +26,17 @@ _NAMES_IN_BODY = {
 _ALL = frozenset(Scope)
 
 
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
+    return Issuer(tmp_path_factory.mktemp("issuer") / "keys.json")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def places(servers: StoreServers) -> AsyncIterator[tuple[Guarded, dict[str, str]]]:
+async def places(
+    servers: StoreServers, issuer: Issuer
+) -> AsyncIterator[tuple[Guarded, dict[str, str]]]:
     """The gateways, and what the parameters of paths are replaced by."""
-    async with guarded(servers.fresh()) as found:
+    async with guarded(servers.fresh(), issuer=issuer) as found:
         await found.log(LOG)
         ledger_id = await found.ledger(namespace=NAMESPACE)
         begun = await found.done("POST", "/v1/transactions", {"log": LOG})
@@ -69,13 +77,21 @@ def expected(name: str, scopes: frozenset[Scope], *, is_here: bool, is_all: bool
 
 
 async def test_each_cell_of_operation_and_token_is_as_the_table_says(
-    places: tuple[Guarded, dict[str, str]],
+    places: tuple[Guarded, dict[str, str]], issuer: Issuer
 ) -> None:
     guarded, names = places
     revoked, revoked_id = await guarded.token("admin:*")
     expired, _ = await guarded.token("admin:*", expires_in_s=60)
     await guarded.tokens.revoke(revoked_id)
-    unknown = {"none": None, "bad": "qlt_" + "a" * 43, "revoked": revoked, "expired": expired}
+    unknown = {
+        "none": None,
+        "bad": "qlt_" + "a" * 43,
+        "revoked": revoked,
+        "expired": expired,
+        "expired JWT": issuer.jwt("admin:*"),
+        "JWT for another audience": issuer.jwt("admin:*", aud="another"),
+        "unsigned JWT": issuer.jwt("admin:*").rpartition(".")[0] + ".",
+    }
     known = {}
     for scope in Scope:
         scopes = _ALL if scope is Scope.ADMIN else frozenset((scope,))
@@ -87,6 +103,8 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
         ):
             secret, _ = await guarded.token(*grants)
             known[f"{scope} {label}"] = (secret, scopes, is_here, label == "everywhere")
+            issued = issuer.jwt(*grants, exp=said_by_default()["exp"] + 7200)
+            known[f"{scope} {label}, JWT"] = (issued, scopes, is_here, label == "everywhere")
     description = (await guarded.ask(None, "GET", "/openapi.json")).json
     cells: dict[tuple[str, str], tuple[str, str]] = {}
     guarded.skews["s"] = 3600.0

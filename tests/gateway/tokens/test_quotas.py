@@ -36,24 +36,24 @@ async def test_requests_and_bytes_come_at_the_rate_of_the_quota_and_a_debt_is_wa
     now = 100.0
     usage = Usage("a token", TokenQuotas(requests_per_s=2, bytes_per_s=1000), lambda: now)
 
-    usage.begin(0, 0)
-    usage.begin(0, 3500)
+    usage.begin(0)
+    usage.begin(3500)
     with pytest.raises(Overloaded, match="1000 bytes per second") as refused:
-        usage.begin(0, 0)
+        usage.begin(0)
     assert refused.value.retry_after_s == 3
     now += 2.6
-    usage.begin(0, 0)
-    usage.begin(0, 0)
+    usage.begin(0)
+    usage.begin(0)
     with pytest.raises(Overloaded, match="2 requests per second") as refused:
-        usage.begin(0, 0)
+        usage.begin(0)
     assert refused.value.retry_after_s == 1
     now += 0.5
-    usage.begin(0, 0)
+    usage.begin(0)
     now += 3600
     for _ in range(2):
-        usage.begin(0, 0)
+        usage.begin(0)
     with pytest.raises(Overloaded, match="2 requests per second"):
-        usage.begin(0, 0)
+        usage.begin(0)
 
 
 async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(

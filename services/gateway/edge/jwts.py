@@ -1,0 +1,198 @@
+"""JWTs of an issuer, the second way to be known beside the tokens that the cluster makes itself (RFC 7519, RFC 8725).
+
+The issuer's public keys are in a file (a JWKS, RFC 7517), which is read again when it changes. The key says with
+which algorithm it verifies; the header of a JWT names the key and has no other say.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+from pydantic import ValidationError
+
+from quorumlog.errors import Unauthenticated
+from quorumlog.wire.token_bodies import GRANT, IssuedToken
+
+log = logging.getLogger(__name__)
+
+QUOTAS_CLAIM: Final = "quorumlog_quotas"
+_ALGORITHMS: Final = frozenset(("RS256", "ES256", "EdDSA"))
+"""Their keys verify and do not sign. With HS256 whoever reads the file could make JWTs."""
+_REQUIRED: Final = ("exp", "iss", "aud", "sub")
+_MATERIAL: Final = ("crv", "e", "kty", "n", "x", "y")
+"""The members of a public key that make its thumbprint (RFC 7638)."""
+_GRANT: Final = re.compile(GRANT)
+
+_WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
+    (jwt.ExpiredSignatureError, "the JWT has expired"),
+    (jwt.ImmatureSignatureError, "the JWT is not valid yet (iat, nbf)"),
+    (jwt.InvalidAudienceError, "the JWT is for another audience (aud)"),
+    (jwt.InvalidIssuerError, "the JWT is of another issuer (iss)"),
+    (jwt.InvalidAlgorithmError, "the JWT is not signed with the algorithm of its key (alg)"),
+    (jwt.InvalidSignatureError, "the JWT's signature is not of the key that it names"),
+)
+"""The first that fits. No text has anything of the JWT, nor of what would be right."""
+
+
+class KeysUnusable(ValueError):
+    """The file with the issuer's keys can't be used; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class JwtRules:
+    """Which JWTs count, and where they say what they allow."""
+
+    keys_file: Path
+    issuer: str
+    audience: str
+    grants_claim: str
+    leeway_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    jwk: jwt.PyJWK
+    thumbprint: str
+
+
+class Jwts:
+    """Verifies JWTs by the keys of a file.
+
+    Invariant: a file that can't be used changes nothing.
+    """
+
+    def __init__(self, rules: JwtRules) -> None:
+        """Raises: KeysUnusable."""
+        self._rules = rules
+        self._seen = _signature(rules.keys_file)
+        self._keys = _read(rules.keys_file)
+        self._thumbprints = {key.thumbprint for key in self._keys.values()}
+
+    def look(self) -> None:
+        """Take the keys of the file if it has changed."""
+        file = self._rules.keys_file
+        if (found := _signature(file)) == self._seen:
+            return
+        self._seen = found
+        try:
+            self._keys = _read(file)
+        except KeysUnusable as error:
+            log.error("jwt-keys-unusable", extra={"why": str(error)})  # noqa: TRY400
+            return
+        self._thumbprints = {key.thumbprint for key in self._keys.values()}
+        log.info("jwt-keys-loaded", extra={"keys": sorted(self._keys)})
+
+    def has(self, thumbprint: str) -> bool:
+        """Whether the issuer still has a key."""
+        return thumbprint in self._thumbprints
+
+    def verified(self, text: str) -> IssuedToken:
+        """What a JWT says. Raises: Unauthenticated."""
+        if not text.isascii():
+            raise Unauthenticated("this is no JWT")
+        try:
+            key = self._key(jwt.get_unverified_header(text).get("kid"))
+            claims = jwt.decode(
+                text,
+                key.jwk,
+                algorithms=[key.jwk.algorithm_name],
+                audience=self._rules.audience,
+                issuer=self._rules.issuer,
+                leeway=self._rules.leeway_s,
+                options={"require": [*_REQUIRED], "verify_sub": False, "verify_jti": False},
+            )
+        except jwt.PyJWTError as error:
+            raise Unauthenticated(_why(error)) from None
+        return self._said(claims, key)
+
+    def _key(self, key_id: str | None) -> _Key:
+        """Raises: Unauthenticated."""
+        if key_id not in self._keys:
+            self.look()  # an issuer that begins to use a new key puts it into the file first
+        found = self._keys.get(key_id or "")
+        if found is None:
+            raise Unauthenticated("the JWT names no key that the issuer has (kid)")
+        return found
+
+    def _said(self, claims: Mapping[str, Any], key: _Key) -> IssuedToken:
+        """Raises: Unauthenticated."""
+        try:
+            return IssuedToken(
+                subject=claims["sub"],
+                grants=_grants(claims.get(self._rules.grants_claim, "")),
+                quotas=claims.get(QUOTAS_CLAIM, {}),
+                ends_at=int(claims["exp"]) + self._rules.leeway_s,
+                key=key.thumbprint,
+            )
+        except ValidationError as error:
+            place = error.errors()[0]["loc"][0]
+            claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
+            raise Unauthenticated(f"the JWT's {claim} is not as the guide of tokens says") from None
+
+
+def is_jwt(secret: str) -> bool:
+    """Whether a secret looks like a JWT: a token of this cluster has no full stop."""
+    return secret.count(".") == 2
+
+
+def _grants(claim: object) -> tuple[str, ...]:
+    """The grants of a claim, a list or words; an issuer's scopes for others are passed over."""
+    words = claim.split() if isinstance(claim, str) else claim
+    if not isinstance(words, list):
+        return ()
+    return tuple(word for word in words if isinstance(word, str) and _GRANT.fullmatch(word))
+
+
+def _why(error: jwt.PyJWTError) -> str:
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"the JWT lacks the claim {error.claim}"
+    return next((why for kind, why in _WHY if isinstance(error, kind)), "this is no JWT")
+
+
+def _read(file: Path) -> dict[str, _Key]:
+    """The keys of a file by their ids. Raises: KeysUnusable."""
+    try:
+        keys = list(json.loads(file.read_bytes())["keys"])
+    except OSError as error:
+        raise KeysUnusable(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KeysUnusable(f'{file} is no JWKS: {{"keys": [...]}}') from None
+    found = {jwk["kid"]: key for jwk in keys if (key := _usable(jwk)) is not None}
+    if not found:
+        raise KeysUnusable(
+            f"{file} has no key with a kid that verifies signatures with one of"
+            f" {', '.join(sorted(_ALGORITHMS))} (an RSA key has at least 2048 bits)"
+        )
+    return found
+
+
+def _usable(data: object) -> _Key | None:
+    """A key of the file; None for one that is for something else, or too weak."""
+    if not isinstance(data, dict) or not isinstance(data.get("kid"), str):
+        return None
+    try:
+        jwk = jwt.PyJWK(data)
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    is_for_signatures = data.get("use", "sig") == "sig" and jwk.algorithm_name in _ALGORITHMS
+    if not is_for_signatures or jwk.Algorithm.check_key_length(jwk.key) is not None:
+        return None
+    material = {name: data[name] for name in _MATERIAL if name in data}
+    text = json.dumps(material, separators=(",", ":"), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).digest()
+    return _Key(jwk, base64.urlsafe_b64encode(digest).decode())
+
+
+def _signature(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
