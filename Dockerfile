@@ -1,19 +1,39 @@
 # One image for every service: `docker run <image> services.bookie`. compose.yaml shows the settings.
-FROM python:3.11-slim
+ARG PYTHON=python:3.11.13-slim-bookworm
 
+# What installs and compiles stays in this stage.
+FROM ${PYTHON} AS build
+# services, or spark: with Spark and a Java for its jobs.
+ARG LOCK=services
 WORKDIR /app
-COPY requirements/services.lock requirements/services.lock
-RUN pip install --no-cache-dir --require-hashes -r requirements/services.lock
-
+COPY requirements/${LOCK}.lock requirements/
+RUN python3 -m venv /venv \
+    && /venv/bin/python -m pip install --no-cache-dir --require-hashes -r requirements/${LOCK}.lock \
+    && /venv/bin/python -m pip uninstall -y pip setuptools
 COPY services services
 COPY shared shared
-ENV PYTHONPATH=/app/shared:/app PYTHONDONTWRITEBYTECODE=1 HOST=0.0.0.0
+# A container with a read-only root compiles nothing itself.
+RUN /venv/bin/python -m compileall -q --invalidation-mode unchecked-hash services shared
 
-# Bookies keep their entries in /data, a cluster its secret in /secret; a new volume takes over the folder's owner.
-RUN useradd --uid 10001 quorumlog && mkdir -m 700 /data /secret && chown quorumlog /data /secret
+FROM ${PYTHON}
+RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip /usr/local/bin/pip*
+COPY --from=build /venv /venv
+COPY --from=build /app /app
+WORKDIR /app
+ENV PATH=/venv/bin:$PATH PYTHONPATH=/app/shared:/app PYTHONDONTWRITEBYTECODE=1 HOST=0.0.0.0
+RUN printf '#!/bin/sh\nexec python -m quorumlog.cli "$@"\n' > /usr/local/bin/quorumlog \
+    && chmod 755 /usr/local/bin/quorumlog
+
+# Bookies keep their entries in /data. What a cluster knows itself by is in /credentials, a volume for each role
+# (compose.yaml). A new volume takes over the folder's owner and mode. Postgres, Prometheus and Grafana, which run as
+# other users, read theirs as members of the group.
+RUN useradd --uid 10001 quorumlog \
+    && for role in authority metadata bookie gateway autorecovery operator monitor postgres grafana; \
+        do install -d -m 750 -o quorumlog -g quorumlog /credentials/$role; done \
+    && install -d -m 700 -o quorumlog -g quorumlog /data
 USER quorumlog
 
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m"]
 CMD ["services.gateway"]
-HEALTHCHECK --interval=5s --start-period=30s CMD ["python", "-c", \
-    "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"PORT\"]}/health/live', timeout=3)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD python -m services.local.ready "http://127.0.0.1:$PORT"

@@ -4,6 +4,7 @@ An authority of its own makes them: nobody else's certificate counts here.
 """
 
 import ssl
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -42,12 +43,19 @@ class LocalCertificates:
         return context
 
     def _kept(self, role: str, name: str, *hosts: str) -> Path:
-        certificate = self._folder / f"{role}-{name}.pem"
-        if not key_file(certificate).exists() or not certificate.exists():
-            return issue(self._folder, role, name, hosts, replaces=True)
-        found = describe(certificate)
-        if found.subject is None or set(found.subject.hosts) != set(hosts):
-            return issue(self._folder, role, name, hosts, replaces=True)
-        if found.days_left(datetime.now(UTC)) < _RENEWED_DAYS:
-            return renew(self._folder, certificate)
-        return certificate
+        return kept_certificate(self._folder, self._folder, role, name, hosts)
+
+
+def kept_certificate(
+    authority: Path, into: Path, role: str, name: str, hosts: Collection[str]
+) -> Path:
+    """A certificate of the authority in a folder: made where there is none for these hosts, and renewed in time."""
+    certificate = into / f"{role}-{name}.pem"
+    if not key_file(certificate).exists() or not certificate.exists():
+        return issue(authority, role, name, hosts, into=into, replaces=True)
+    found = describe(certificate)
+    if found.subject is None or set(found.subject.hosts) != set(hosts):
+        return issue(authority, role, name, hosts, into=into, replaces=True)
+    if found.days_left(datetime.now(UTC)) < _RENEWED_DAYS:
+        return renew(authority, certificate)
+    return certificate

@@ -1,11 +1,7 @@
-"""The secret of a cluster: made once, then kept, in a file that only its user reads.
-
-`python -m services.local.secret FILE` makes one, for a cluster that is not started from here.
-"""
+"""A secret of a cluster: made once, then kept, in a file that only its user reads."""
 
 import os
 import secrets
-import sys
 from pathlib import Path
 
 
@@ -24,7 +20,3 @@ def kept_secret(file: Path) -> str:
             os.fsync(opened.fileno())
         new.replace(file)
     return file.read_text().strip()
-
-
-if __name__ == "__main__":
-    kept_secret(Path(sys.argv[1]))
