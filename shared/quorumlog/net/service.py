@@ -420,7 +420,8 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
                     )
                 )
             _tune_collector()
-            log.info("started", extra={"url": settings.url, **parts[0].app[VERSIONS]})
+            versions = parts[0].app[VERSIONS]
+            log.info("started", extra={"url": settings.url, **versions})
             tasks = Tasks()
             tasks.start(trim_forever())
             _follow_certificates(settings.certificates(), parts[0].app, tasks)
