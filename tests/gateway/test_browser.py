@@ -1,4 +1,6 @@
-"""Pages of another port in a real browser: what `CORS_ORIGINS` allows, and that nothing is allowed without."""
+"""Pages of another port in a real browser: what `CORS_ORIGINS` allows, that nothing is allowed without, and pages
+with a token.
+"""
 
 import contextlib
 import json
@@ -6,14 +8,19 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
+from loadtest.stores import StoreServers
+from tests.client.test_guides import BLOCK, ROOT, snippets
+from tests.gateway.tokens.support import Guarded, guarded
 from tests.logs.support import Http
 from tests.logs.test_http import served
 from tests.support import browser
 from tests.support.browser import MISSING, Page, chromium, page
+from tests.support.issuer import Issuer
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
@@ -198,3 +205,90 @@ async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools
 
     assert found == "meanwhile"
     assert seen[:2] == [None, "0"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def with_tokens(
+    servers: StoreServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Guarded, Issuer]]:
+    """Gateways that require tokens and know those of an issuer too, with a log."""
+    issuer = Issuer(tmp_path_factory.mktemp("issuer") / "keys.json")
+    async with guarded(servers.fresh(), follow=(0,), issuer=issuer, cors_origins=("*",)) as found:
+        await found.log("orders")
+        yield found, issuer
+
+
+PRINTING = """
+const printed = [];
+const console = {
+  log: (...said) => printed.push(
+    said.map((one) => Array.isArray(one) ? `[ ${one.join(", ")} ]` : String(one)).join(" ")
+  ),
+};
+"""
+CONNECTED = """
+const record = await new Promise((done, failed) => {
+  events.onerror = () => failed(new Error("the stream failed"));
+  events.onmessage = (event) => done(JSON.parse(event.data).text);
+});
+const tailed = await new Promise((done, failed) => {
+  socket.onclose = () => failed(new Error("the socket failed"));
+  socket.onopen = () => socket.send('{"tail":{"from":0}}');
+  socket.onmessage = (event) => done(JSON.parse(event.data).entries.length);
+});
+const urls = performance.getEntriesByType("resource").map((entry) => entry.name);
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
+    devtools: str, with_tokens: tuple[Guarded, Issuer]
+) -> None:
+    guarded, issuer = with_tokens
+    url, (program,) = guarded.http.urls[0], snippets("javascript")
+    guide = (ROOT / "docs" / "guides" / "tokens.md").read_text()
+    (streams,) = [found[2] for found in BLOCK.finditer(guide) if found[1] == "js"]
+    own, _ = await guarded.token("manage:logs/*", "append:logs/*", "read:logs/*")
+    issued = issuer.jwt("manage:logs/*", "append:logs/*", "read:logs/*")
+    for token in (own, issued):
+        async with somewhere() as elsewhere, page(devtools, elsewhere + "/") as shown:
+            await shown.run(f'sessionStorage.setItem("token", "{token}")')
+            source = program.source.replace("http://127.0.0.1:8080", url)
+            printed = await shown.run(f"{PRINTING}{source}return printed;")
+            told = await shown.run(
+                f'const gateway = "{url}", token = "{token}";{streams}{CONNECTED}'
+                "events.close(); socket.onclose = null; socket.close();"
+                "return [record, tailed, urls];"
+            )
+            await shown.run("sessionStorage.clear()")
+
+        assert printed == program.output.splitlines()
+        assert told[:2] == ["a record", 1]
+        assert any("/v1/tickets" in one for one in told[2]), "requests were seen"
+        assert [one for one in told[2] if token in one] == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_page_without_its_token_or_with_a_used_up_ticket_reads_nothing(
+    devtools: str, with_tokens: tuple[Guarded, Issuer]
+) -> None:
+    guarded, _ = with_tokens
+    url, path = guarded.http.urls[0], "/v1/logs/orders/entries"
+    token, _ = await guarded.token("read:logs/orders")
+    made = await guarded.ask(token, "POST", "/v1/tickets", {"path": path})
+    query = f"?limit=2&ticket={made.json['ticket']}"
+    assert (await guarded.ask(None, "GET", path + query)).status == 200
+    async with somewhere() as elsewhere, page(devtools, elsewhere + "/") as shown:
+        refused = await shown.run(
+            f'const answer = await fetch("{url}{path}");'
+            'return [answer.status, (await answer.json()).code, answer.headers.get("WWW-Authenticate")];'
+        )
+        fails = EVENTS_FAIL.format(url=url, entries=path)
+        without = await shown.run(fails)
+        guarded.skews["s"] = 31.0
+        late = await shown.run(fails.replace("?limit=2", query))
+        guarded.skews["s"] = 0.0
+
+    assert refused[:2] == [401, "unauthenticated"]
+    assert refused[2].startswith("Bearer")
+    assert (without, late) == ("closed", "closed")

@@ -81,7 +81,9 @@ class Guarded:
 
 
 @asynccontextmanager
-async def _listening(gateway: Gateway, callers: Callers, tokens: TokenClient) -> AsyncIterator[str]:
+async def _listening(
+    gateway: Gateway, callers: Callers, tokens: TokenClient, cors_origins: tuple[str, ...]
+) -> AsyncIterator[str]:
     client = TransactionClient(gateway.engine.metadata)
     store = MetadataLogs(LogClient(gateway.engine.metadata), client)
     transactions = Transactions(
@@ -94,6 +96,7 @@ async def _listening(gateway: Gateway, callers: Callers, tokens: TokenClient) ->
         transactions=transactions,
         tokens=tokens,
         callers=callers,
+        cors_origins=cors_origins,
     )
     limits = ListenLimits(drain_timeout_s=0.1)
     async with listening(app, host="127.0.0.1", port=0, limits=limits) as listener:
@@ -102,7 +105,11 @@ async def _listening(gateway: Gateway, callers: Callers, tokens: TokenClient) ->
 
 @asynccontextmanager
 async def guarded(
-    stores: Stores, *, follow: Iterable[int] = (), issuer: Issuer | None = None
+    stores: Stores,
+    *,
+    follow: Iterable[int] = (),
+    issuer: Issuer | None = None,
+    cors_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Guarded]:
     """Two gateways; those of `follow` read the list of tokens every second, as all do that run. Both trust `issuer`."""
     async with world_of(stores) as world, aiohttp.ClientSession() as session:
@@ -120,8 +127,8 @@ async def guarded(
         for number in follow:
             tasks.start(callers[number].follow())
         async with (
-            _listening(world.gateways[0], callers[0], clients[0]) as one,
-            _listening(world.gateways[1], callers[1], clients[1]) as two,
+            _listening(world.gateways[0], callers[0], clients[0], cors_origins) as one,
+            _listening(world.gateways[1], callers[1], clients[1], cors_origins) as two,
         ):
             found = Guarded(
                 world, Http(session, [one, two]), TokenClient(world.metadata), callers, skews
