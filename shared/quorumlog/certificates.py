@@ -5,8 +5,8 @@ hosts at which it listens. `net/tls.py` reads the URI when a process connects. A
 serves as well, if its certificates have that URI.
 
 The module needs `cryptography` (extra `certificates`) and nothing of quorumlog: the command line and the local
-cluster make certificates with it. It has no revocation: certificates live for a year, and a new authority
-replaces a lost one (docs/guides/certificates.md).
+cluster make certificates with it. What is revoked stands in the authority's own file, behind its certificate: a list (CRL,
+RFC 5280) that every process has once it has the file.
 """
 
 import os
@@ -34,6 +34,12 @@ DAYS: Final = 365
 """A year: long enough that a yearly routine renews in time, and the alert comes 14 days before the end (taste)."""
 
 _AUTHORITY: Final = "ca"
+_ISSUED: Final = "issued.txt"
+"""What the authority has issued, a line each: serial number and URI. A renewed certificate's file is gone, and the
+certificate counts until its end all the same.
+"""
+_LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
+_PEM: Final = serialization.Encoding.PEM
 _CLOCK_SKEW: Final = timedelta(hours=1)
 """Certificates count from so long before their issue: the clocks of hosts differ."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -113,7 +119,9 @@ def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) 
         )
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _write(folder, _AUTHORITY, key, built.sign(key, hashes.SHA256()), replaces=False)
+    file = _write(folder, _AUTHORITY, key, built.sign(key, hashes.SHA256()), replaces=False)
+    (folder / _ISSUED).touch()
+    return file
 
 
 def issue(
@@ -155,7 +163,10 @@ def issue(
     into = into or folder
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
     signed = built.sign(signer, hashes.SHA256())
-    return _write(into, subject.file, key, signed, replaces=replaces)
+    file = _write(into, subject.file, key, signed, replaces=replaces)
+    with (folder / _ISSUED).open("a", encoding="ascii") as issued:
+        issued.write(f"{signed.serial_number:x} {subject.uri}\n")
+    return file
 
 
 def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
@@ -172,6 +183,38 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
         raise CertificateRefused(f"{certificate} is not called {subject.file}.pem")
     given = (subject.role, subject.name, subject.hosts)
     return issue(folder, *given, days=days, into=certificate.parent, replaces=True)
+
+
+def revoke(folder: Path, role: str, name: str) -> int:
+    """Put all certificates that the authority in a folder has issued to a process into the list in the authority's
+    file; returns how many there are. One that is issued later counts. Raises: OSError, CertificateRefused.
+    """
+    file = folder / f"{_AUTHORITY}.pem"
+    authority, signer = _read_certificate(file), _read_key(folder / f"{_AUTHORITY}-key.pem")
+    uri = Subject(_cluster_of(authority), role, name).uri
+    lines = (folder / _ISSUED).read_text("ascii").splitlines()
+    serials = {int(line.split()[0], 16) for line in lines if line.split()[1:] == [uri]}
+    if not serials:
+        raise CertificateRefused(f"{folder} has issued no certificate to {uri}")
+    content = file.read_bytes()
+    revoked = {serial for _, serial in _revoked_of(content)} | serials
+    listed = _signed_list(authority, signer, revoked)
+    _replace(file, _LIST.sub(b"", content) + listed.public_bytes(_PEM), 0o644)
+    return len(serials)
+
+
+def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
+    """Issuer and serial number of what the lists of a file revoke. Raises: OSError, CertificateRefused."""
+    try:
+        return _revoked_of(file.read_bytes())
+    except ValueError as error:
+        raise CertificateRefused(f"{file} has a broken list of revoked ones: {error}") from None
+
+
+def issuer_and_serial(der: bytes) -> tuple[bytes, int]:
+    """Of a certificate, as lists name it."""
+    found = x509.load_der_x509_certificate(der)
+    return found.issuer.public_bytes(), found.serial_number
 
 
 def describe(file: Path) -> Description:
@@ -241,6 +284,36 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
+def _revoked_of(content: bytes) -> frozenset[tuple[bytes, int]]:
+    lists = map(x509.load_pem_x509_crl, _LIST.findall(content))
+    return frozenset(
+        (listed.issuer.public_bytes(), revoked.serial_number)
+        for listed in lists
+        for revoked in listed
+    )
+
+
+def _signed_list(
+    authority: x509.Certificate, signer: ec.EllipticCurvePrivateKey, serials: Iterable[int]
+) -> x509.CertificateRevocationList:
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(now)
+        # A list must say when the next one comes. None has to: this one is good as long as its authority.
+        .next_update(authority.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    for serial in sorted(serials):
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        builder = builder.add_revoked_certificate(revoked.build())
+    return builder.sign(signer, hashes.SHA256())
+
+
 def _subject_of(certificate: x509.Certificate) -> Subject | None:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -301,12 +374,11 @@ def _write(
     for path in (file, key_file(file)):
         if not replaces and path.exists():
             raise FileExistsError(f"{path} exists: nothing was written")
-    pem = serialization.Encoding.PEM
     private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     _replace(key_file(file), private, 0o600)
-    _replace(file, certificate.public_bytes(pem), 0o644)
+    _replace(file, certificate.public_bytes(_PEM), 0o644)
     return file
 
 

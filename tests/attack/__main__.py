@@ -9,8 +9,8 @@ from typing import Final
 import orjson
 
 from loadtest.cluster import running
-from tests.attack import crowds, hostile, raw, slow
-from tests.attack.arena import Arena, Campaign, attack
+from tests.attack import crowds, doors, handshakes, hostile, raw, slow
+from tests.attack.arena import Arena, Campaign, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
 
@@ -28,7 +28,13 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "ledgers": crowds.ledgers,
     "listings": crowds.listings,
     "messages": crowds.messages,
+    "strangers": doors.strangers,
+    "guesses": doors.guesses,
+    "handshakes": handshakes.handshakes,
 }
+
+
+BYSTANDERS: Final = ("append:*", "read:*", "manage:*")
 
 
 def parsed() -> argparse.Namespace:
@@ -56,7 +62,8 @@ async def attacked(asked: argparse.Namespace) -> Report:
     report = Report(seed=asked.seed)
     chosen = asked.only or list(CAMPAIGNS)
     campaigns = {name: one for name, one in CAMPAIGNS.items() if name in chosen}
-    async with running(None, bookies=3, gateways=2) as cluster:
+    required = {"REQUIRE_TOKENS": "1"}
+    async with running(None, bookies=3, gateways=2, environment=required) as cluster:
         arena = Arena(
             cluster,
             Meters(cluster),
@@ -64,6 +71,8 @@ async def attacked(asked: argparse.Namespace) -> Report:
             requests=asked.requests,
             seconds=asked.seconds,
             hang_s=asked.hang,
+            token=await made_token(cluster, "admin:*"),
+            bystanders_token=await made_token(cluster, *BYSTANDERS),
         )
         await attack(arena, campaigns, say=lambda line: print(line, flush=True))
     return report

@@ -39,6 +39,8 @@ class Operation:
     schema: Mapping[str, Any] | None = None
     """Of its JSON body, with references into `components`."""
     components: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """`operationId`."""
 
 
 def url_of(cluster: Cluster, name: str) -> str:
@@ -96,6 +98,7 @@ def _operation(
         None if "default" in one["responses"] else statuses,
         content.get("application/json", {}).get("schema"),
         components,
+        one.get("operationId", ""),
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import re
 import signal
@@ -18,6 +19,9 @@ import orjson
 from loadtest.cluster import Cluster
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client
+from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.wire.token_bodies import TokenCreate
+from services.gateway.edge.token_models import AccessTokenCreate
 from services.local.process import Become, in_child
 from tests.attack import raw
 from tests.attack.api import Operation, url_of, wrong
@@ -67,6 +71,9 @@ class Arena:
     """The attackers' own: what is done to it harms nobody."""
     closed_id: int = 0
     log: str = "attacked"
+    token: str = ""
+    """The attackers' own, where gateways require one: without it nobody gets past the door."""
+    bystanders_token: str = ""
     instance: str = ""
     """Of the first gateway: without it nobody gets into its internal routes."""
     forged: set[tuple[str, int]] = field(default_factory=set)
@@ -94,14 +101,28 @@ class Arena:
         """The header by which an attacker gets past the door of an internal listener."""
         return "".join(f"{name}: {value}\r\n" for name, value in self.cluster.headers.items())
 
-    def shown(self, name: str, data: bytes) -> bytes:
-        """A request to an internal listener, nearly always by somebody who has the secret: else nothing behind the
-        door would be attacked.
-        """
+    @property
+    def token_line(self) -> str:
+        """The header by which an attacker gets past the door of a gateway; nothing where there is no door."""
+        return f"Authorization: Bearer {self.token}\r\n" if self.token else ""
+
+    def client(self, *, deadline_s: float = 30.0) -> Client:
+        """An attacker who uses the gateways as one should."""
+        return Client(*self.cluster.gateways, token=self.token or None, deadline_s=deadline_s)
+
+    def signed(self, name: str, data: bytes) -> bytes:
+        """A request with the credentials that the listener asks for."""
         first, end, rest = data.partition(b"\r\n")
-        if name.startswith("gateway-") or not first.endswith(b" HTTP/1.1") or crc32(data) % 10 == 0:
+        if not first.endswith(b" HTTP/1.1") or b"\r\nAuthorization:" in data:
             return data
-        return first + end + self.secret_line.encode() + rest
+        line = self.token_line if name.startswith("gateway-") else self.secret_line
+        return first + end + line.encode() + rest
+
+    def shown(self, name: str, data: bytes) -> bytes:
+        """A request, nearly always by somebody who has the credentials: else nothing behind the door would be
+        attacked.
+        """
+        return data if crc32(data) % 10 == 0 else self.signed(name, data)
 
     def find(
         self, kind: Kind, what: str, name: str = "", data: bytes = b"", peer: str = ""
@@ -119,13 +140,14 @@ class Arena:
         method: str = "GET",
         must_refuse: bool = False,
         may_end: bool = False,
+        is_bare: bool = False,
     ) -> Answer | None:
         """Send bytes to a service and judge what comes back.
 
         `must_refuse`: HTTP forbids to do what these bytes ask. `may_end`: they are no request, and
-        deserve no answer.
+        deserve no answer. `is_bare`: no credentials are added.
         """
-        peer, data = self.peer(), self.shown(name, data)
+        peer, data = self.peer(), data if is_bare else self.shown(name, data)
         self.report.requests += 1
         try:
             answer = await raw.ask(
@@ -202,7 +224,7 @@ class Arena:
     async def furnish(self) -> None:
         """Make what the attackers ask about."""
         # Not one client after another: the first gateway is the one whose internals are asked.
-        async with Client(self.cluster.gateways[0]) as client:
+        async with Client(self.cluster.gateways[0], token=self.token or None) as client:
             ledger = await client.create_ledger()
             await ledger.append_batch([b'{"n":%d}' % number for number in range(LEDGER_ENTRIES)])
             closed = await client.create_ledger()
@@ -214,6 +236,19 @@ class Arena:
         told = await raw.ask(self.address("internal-1"), head.encode(), peer=self.peer())
         assert told is not None
         self.instance = orjson.loads(told.body)["id"]
+
+
+async def made_token(cluster: Cluster, *grants: str) -> str:
+    """A token that an operator makes at the metadata service."""
+    secret, token = AccessTokenCreate(name="attack", grants=list(grants)).drawn()
+    body = TokenCreate(token=token, expires_in_s=None, attempt=new_attempt())
+    url = f"{cluster.url('metadata-1')}/v1/tokens"
+    async with (
+        cluster.session() as session,
+        session.post(url, data=body.model_dump_json(), headers={"Content-Type": JSON}) as answer,
+    ):
+        assert answer.status < 300, await answer.text()
+    return secret
 
 
 Campaign = Callable[[Arena], Awaitable[None]]
@@ -244,11 +279,12 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watching(gateways: list[str]) -> AsyncIterator[Watch]:
+async def watching(gateways: list[str], token: str) -> AsyncIterator[Watch]:
     """A bystander at work."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.attack.bystander", *gateways,
         cwd=ROOT,
+        env={**os.environ, "QUORUMLOG_TOKEN": token},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -282,7 +318,7 @@ async def attack(
     meters.errors()
     peaks: dict[str, dict[str, int]] = {}
     requests: dict[str, int] = {}
-    async with watching(arena.cluster.gateways) as watch:
+    async with watching(arena.cluster.gateways, arena.bystanders_token) as watch:
         await watch.enter("before")
         await asyncio.sleep(before_s)
         rss, descriptors = meters.rss_mib(), meters.descriptors()

@@ -289,7 +289,11 @@ class Subject:
 async def _main(gateways: list[str], peer: str) -> None:
     connector = aiohttp.TCPConnector(local_addr=(peer, 0), limit=0)
     timeout = aiohttp.ClientTimeout(CALL_S)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    token = os.environ.get("QUORUMLOG_TOKEN", "")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
         bystander = Bystander(session, gateways)
         bystander.enter("start")
         loop = asyncio.get_running_loop()

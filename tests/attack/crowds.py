@@ -9,7 +9,6 @@ from typing import Final
 
 import orjson
 
-from quorumlog.client import Client
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.listen import ListenLimits
 from tests.attack import raw
@@ -113,7 +112,7 @@ async def _delete(arena: Arena, made: list[int]) -> None:
         with contextlib.suppress(QuorumLogError):
             await client.delete_ledger(ledger_id)
 
-    async with Client(*arena.cluster.gateways, deadline_s=60) as client:
+    async with arena.client(deadline_s=60) as client:
         await arena.crowd(partial(gone, ledger_id) for ledger_id in made)
 
 
@@ -127,7 +126,7 @@ async def listings(arena: Arena) -> None:
         with contextlib.suppress(QuorumLogError):
             made.append((await client.create_ledger(metadata=custom)).ledger_id)
 
-    async with Client(*arena.cluster.gateways, deadline_s=60) as client:
+    async with arena.client(deadline_s=60) as client:
         await arena.crowd(create for _ in range(LISTED))
     arena.report.requests += len(made)
 
@@ -168,7 +167,7 @@ async def messages(arena: Arena) -> None:
             with contextlib.suppress(OSError):
                 talks.append(await stack.enter_async_context(raw.connected(address, arena.peer())))
         hello = upgrade(f"/v1/ledgers/{arena.ledger_id}/ws")
-        most = memoryview(hello + whole[:-1])
+        most = memoryview(arena.signed("gateway-1", hello) + whole[:-1])
         await asyncio.gather(*(_sent(writer, most) for _, writer in talks))
         for _, writer in talks:
             writer.write(whole[-1:])

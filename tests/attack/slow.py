@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from quorumlog import header
-from quorumlog.client import Client
 from tests.attack import raw
 from tests.attack.api import KINDS
 from tests.attack.arena import Arena
@@ -112,7 +111,7 @@ async def aborts(arena: Arena) -> None:
         arena.report.requests += 1
         with contextlib.suppress(OSError):
             async with raw.connected(arena.address(place.name), arena.peer()) as (_, writer):
-                writer.write(first + b"{")
+                writer.write(arena.signed(place.name, first) + b"{")
                 await writer.drain()
                 # The server is to see the head before the end.
                 await asyncio.sleep(ABORT_S)
@@ -149,7 +148,7 @@ async def _send(arena: Arena, name: str, first: bytes, drip: bytes) -> None:
     try:
         async with asyncio.timeout(limit_s):
             async with raw.connected(arena.address(name), peer) as (reader, writer):
-                writer.write(first)
+                writer.write(arena.signed(name, first))
                 answer = await _dripped(reader, writer, drip)
                 if answer is not None:
                     arena.report.statuses[str(answer.status)] += 1
@@ -179,7 +178,7 @@ async def _dripped(
 async def large_ledger(arena: Arena) -> int:
     """A closed ledger whose page is as large as a page may be."""
     entries = [os.urandom(ENTRY - 1) for _ in range(LARGE_ENTRIES)]
-    async with Client(arena.cluster.gateways[0], deadline_s=120) as client:
+    async with arena.client(deadline_s=120) as client:
         ledger = await client.create_ledger()
         # A few at a time: a batch has its limit, and in base64 a third more.
         for start in range(0, LARGE_ENTRIES, 8):
@@ -220,7 +219,7 @@ async def readers(arena: Arena) -> None:
 
 
 async def _forget(arena: Arena, ledger_id: int) -> None:
-    async with Client(arena.cluster.gateways[0], deadline_s=60) as client:
+    async with arena.client(deadline_s=60) as client:
         await client.delete_ledger(ledger_id)
 
 
@@ -236,7 +235,7 @@ async def _unread(arena: Arena, stack: AsyncExitStack, name: str, data: bytes) -
     assert isinstance(transport, asyncio.ReadTransport)
     transport.pause_reading()
     del reader
-    writer.write(data)
+    writer.write(arena.signed(name, data))
     return peer
 
 

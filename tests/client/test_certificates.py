@@ -3,6 +3,7 @@
 import json
 import shlex
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
     assert run("renew", "certificates/operator-anna.pem", "--json") == ExitStatus.DONE
     [renewed] = told(capsys)
     changed = {file.name for file in folder.iterdir() if before[file] != file.read_bytes()}
-    assert changed == {"operator-anna.pem", "operator-anna-key.pem"}
+    assert changed == {"operator-anna.pem", "operator-anna-key.pem", "issued.txt"}
     assert (renewed["role"], renewed["name"], renewed["hosts"]) == ("operator", "anna", [])
 
 
@@ -99,6 +100,8 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
         (("init", "a b", "--folder", "other"), "is no cluster"),
         (("issue", "operator", "anna", "--folder", "nowhere"), "No such file"),
         (("renew", "certificates/ca.pem"), "has no URI"),
+        (("revoke", "bookie", "never-issued"), "has issued no certificate"),
+        (("revoke", "bookie", "b", "--folder", "nowhere"), "No such file"),
         (("show", "certificates/ca-key.pem"), "is no certificate"),
         (("show", "--folder", "nowhere"), "certificates init"),
     ],
@@ -126,6 +129,37 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     assert run(*given) == ExitStatus.FAILED
 
     assert "is of cluster one, and other of two" in error_of(capsys.readouterr().err)["detail"]
+
+
+def test_a_process_is_revoked_with_all_certificates_that_it_had(
+    folder: Path, capsys: Captured
+) -> None:
+    run("init")
+    run("issue", "operator", "anna")
+    run("issue", "operator", "bert")
+    run("renew", "certificates/operator-anna.pem")
+    capsys.readouterr()
+    authority = folder / "ca.pem"
+    before = authority.read_bytes()
+
+    counts = []
+    for name in ("anna", "anna", "bert"):
+        assert run("revoke", "operator", name, "--json") == ExitStatus.DONE
+        counts += [row["revoked"] for row in told(capsys)]
+
+    assert counts == [2, 2, 1]
+    listed = subprocess.run(
+        ["openssl", "crl", "-noout", "-text", "-CAfile", authority, "-in", authority],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "verify OK" in listed.stderr
+    assert listed.stdout.count("Serial Number:") == 3
+    assert authority.read_bytes().startswith(before), "the authority's certificate stays"
+    assert authority.read_bytes().count(b"BEGIN X509 CRL") == 1
+    issued = (folder / "issued.txt").read_text().splitlines()
+    assert all(line.split()[0].upper() in listed.stdout for line in issued)
 
 
 def test_no_certificate_outlives_its_authority(capsys: Captured) -> None:

@@ -19,6 +19,10 @@ from loadtest.stores import StoreServers
 from quorumlog.client import Client
 from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
 from quorumlog.spark.http import Gateways
+from tests.attack import doors
+from tests.attack.arena import Arena, attack, made_token
+from tests.attack.meters import Meters
+from tests.attack.report import Report
 from tests.client.test_guides import BLOCK, ROOT, output_of
 from tests.support.waiting import UNHURRIED
 
@@ -94,6 +98,29 @@ async def test_the_clients_send_the_token_and_tell_what_it_lacks(
 
     assert found == [b"a record"]
     assert [log["name"] for log in shown] == ["clients"]
+
+
+async def test_whoever_has_no_token_a_wrong_one_or_one_for_elsewhere_gets_nothing(
+    cluster: Cluster, admin: str
+) -> None:
+    """A short share of `make attack`."""
+    report = Report(seed=1)
+    arena = Arena(
+        cluster,
+        Meters(cluster),
+        report,
+        requests=300,
+        seconds=600.0,
+        token=admin,
+        bystanders_token=await made_token(cluster, "append:*", "read:*", "manage:*"),
+    )
+    campaigns = {"strangers": doors.strangers, "guesses": doors.guesses}
+
+    await attack(arena, campaigns, before_s=0.5, has_bounds=False)
+
+    assert not report.findings, report.page()
+    assert report.requests > 600
+    assert report.bystander["appends"] > 0
 
 
 async def test_an_argument_with_a_token_is_refused_unseen(tmp_path: Path) -> None:

@@ -233,6 +233,8 @@ async def test_a_bookie_speaks_for_itself_and_at_its_own_hosts_only(services: Se
         *requests_about("bookie-2"),
         *requests_of("bookie-1", "https://elsewhere.example:3181"),
         *requests_of("bookie-1", "https://a.b.wild.example"),
+        # In the clear anybody on the way could answer.
+        *requests_of("bookie-1", "http://store.example:3181"),
         ("PUT", "/v1/services/gateway/bookie-1/heartbeat", {"url": mine}),
     ]
     taken = [

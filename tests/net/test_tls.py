@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quorumlog.certificates import create_authority, describe, issue, key_file, renew
+from quorumlog.certificates import create_authority, describe, issue, key_file, renew, revoke
 from quorumlog.errors import Forbidden, QuorumLogError
 from quorumlog.net.identity import Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
@@ -145,7 +145,8 @@ async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
 
     async with serving(server) as listener:
         with pytest.raises(Forbidden, match="of cluster others, and this is tests"):
-            await ask(listener, bookie.credentials)
+            # One that does not mind who answers.
+            await ask(listener, Credentials(client_context=lambda: bookie.client))
         with pytest.raises((Forbidden, *REFUSED)):
             await ask(listener, Credentials(client_context=lambda: ca))
 
@@ -216,6 +217,118 @@ async def test_a_new_authority_lets_its_own_in_and_the_old_one_s_out(
         old.look()
         with pytest.raises(REFUSED):
             await ask(listener, old.credentials)
+
+
+async def test_a_revoked_peer_is_cut_and_refused_and_its_new_certificate_is_not(
+    authority: Authority,
+) -> None:
+    server = authority.tls("metadata", "metadata-1")
+    old = authority.issue("bookie", "bookie-1")
+    before, other = authority.load(old), authority.tls("bookie", "bookie-2")
+    # The renewed certificate's file is gone; who copied it has it still.
+    renew(authority.folder, old)
+    after = authority.load(old)
+
+    async with serving(server) as listener, contextlib.AsyncExitStack() as stack:
+        server.watch(listener)
+        sockets = []
+        for tls in (before, after, other):
+            session = await stack.enter_async_context(service_session(tls.credentials))
+            url = f"https://127.0.0.1:{listener.port}/socket"
+            sockets.append(await stack.enter_async_context(session.ws_connect(url)))
+            assert (await sockets[-1].receive_str()).startswith("bookie-")
+        assert revoke(authority.folder, "bookie", "bookie-1") == 2
+        server.look()
+        server.look()
+        async with within("both are cut"):
+            for cut in sockets[:2]:
+                assert (await cut.receive()).type in {
+                    aiohttp.WSMsgType.CLOSED,
+                    aiohttp.WSMsgType.ERROR,
+                }
+        for tls in (before, after):
+            with pytest.raises(Forbidden, match="the certificate of bookie bookie-1 is revoked"):
+                await ask(listener, tls.credentials)
+        await sockets[2].send_str("still here")
+        assert (await sockets[2].receive()).type is aiohttp.WSMsgType.CLOSE
+        again = authority.load(renew(authority.folder, old))
+        assert (await ask(listener, again.credentials)).name == "bookie-1"
+
+
+@pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_cuts_a_revoked_server_and_connects_to_it_no_more(
+    authority: Authority, loop_of: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    server, gateway = authority.tls("bookie", "bookie-1"), authority.tls("gateway", "gateway-1")
+
+    async def talk() -> None:
+        async with (
+            serving(server) as listener,
+            service_session(gateway.credentials) as session,
+            session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+        ):
+            assert await socket.receive_str() == "gateway-1"
+            revoke(authority.folder, "bookie", "bookie-1")
+            gateway.look()
+            gateway.look()
+            async with within("the client has cut the connection"):
+                assert (await socket.receive()).type is not aiohttp.WSMsgType.TEXT
+            with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is revoked"):
+                await ask(listener, gateway.credentials)
+
+    with asyncio.Runner(loop_factory=loop_of) as runner:
+        runner.run(talk())
+
+
+async def test_a_client_refuses_a_server_of_another_cluster_and_what_is_no_service(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other", "others")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
+    theirs = other.issue("bookie", "bookie-1")
+    person = authority.issue("operator", "anna")
+    mine = authority.issue("gateway", "gateway-1")
+    gateway = Tls(TlsFiles(mine, key_file(mine), both))
+
+    for file in (theirs, person):
+        async with serving(Tls(TlsFiles(file, key_file(file), both))) as listener:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is no service of"):
+                await ask(listener, gateway.credentials)
+
+
+async def test_lists_of_several_authorities_count_and_one_s_list_needs_no_other_s(
+    authority: Authority, tmp_path: Path
+) -> None:
+    new = Authority(tmp_path / "new")
+    file, lost = authority.issue("metadata", "metadata-1"), authority.tls("bookie", "bookie-1")
+    revoke(authority.folder, "bookie", "bookie-1")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.file.read_bytes() + new.file.read_bytes())
+    server = Tls(TlsFiles(file, key_file(file), both))
+    kept = new.issue("bookie", "bookie-2")
+    bookie = Tls(TlsFiles(kept, key_file(kept), both))
+
+    async with serving(server) as listener:
+        assert (await ask(listener, bookie.credentials)).name == "bookie-2"
+        with pytest.raises(Forbidden, match="is revoked"):
+            await ask(listener, lost.credentials)
+
+
+async def test_a_broken_list_changes_nothing(authority: Authority) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    server, lost = authority.load(file), authority.tls("bookie", "bookie-1")
+    revoke(authority.folder, "bookie", "bookie-1")
+    server.look()
+    server.look()
+    block = b"-----BEGIN X509 CRL-----\nMIIB\n-----END X509 CRL-----\n"
+    authority.file.write_bytes(authority.file.read_bytes().partition(b"-----BEGIN X509")[0] + block)
+    server.look()
+    server.look()
+
+    async with serving(server) as listener:
+        with pytest.raises(Forbidden, match="is revoked"):
+            await ask(listener, lost.credentials)
 
 
 async def test_a_broken_new_file_is_logged_once_and_the_old_certificate_kept(

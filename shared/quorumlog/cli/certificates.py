@@ -102,6 +102,24 @@ def renew(
 
 
 @app.command()
+def revoke(
+    role: Annotated[str, typer.Argument(help="The role of the process.")],
+    name: Annotated[str, typer.Argument(help="The name of the process.")],
+    folder: FolderOption = _FOLDER,
+) -> None:
+    """Refuse all certificates that were issued to a process so far, those before a renewal too: they stand in
+    ca.pem then. Services take a new ca.pem within seconds and cut the process's connections.
+    """
+    with _library() as library:
+        count = library.revoke(folder, role, name)
+    told = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}
+    print_answer(
+        told,
+        f"{count} certificates of {role} {name} are revoked: copy {told['file']} to the hosts of all processes",
+    )
+
+
+@app.command()
 def show(
     files: Annotated[list[Path] | None, typer.Argument(help="Certificates; default: all.")] = None,
     folder: FolderOption = _FOLDER,

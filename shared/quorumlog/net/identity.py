@@ -5,9 +5,10 @@ it. A `ClusterSecret` knows one caller, "of this cluster": whoever has the secre
 operator too.
 """
 
+import asyncio
 import hmac
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
@@ -53,6 +54,23 @@ class Authenticator(Protocol):
         """Who sends a request. Raises: Unauthenticated, Forbidden."""
 
 
+class HoldsConnections(Protocol):
+    """A listener, or a pool of connections to others."""
+
+    def transports(self) -> Iterable[asyncio.Transport]:
+        """Of the connections that stand."""
+
+
+class PeerGuard(Protocol):
+    """Judges the processes at the other ends of TLS connections."""
+
+    def check_server(self, transport: asyncio.Transport) -> None:
+        """Refuse a server to which a connection was made. Raises: CertificateError."""
+
+    def watch(self, holder: HoldsConnections) -> None:
+        """Cut connections of a holder when their peers are refused from then on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a service shows to others with each request and each handshake."""
@@ -60,6 +78,8 @@ class Credentials:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     client_context: Callable[[], ssl.SSLContext] | None = None
     """The TLS context of a new connection, which shows a certificate."""
+    guard: PeerGuard | None = None
+    """Judges who answers there."""
 
 
 ANONYMOUS: Final = Credentials()

@@ -379,6 +379,12 @@ class Listener:
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
 
+    def transports(self) -> Iterator[asyncio.Transport]:
+        """Of the connections that stand."""
+        for connection in self.server.connections:
+            if connection.transport is not None:
+                yield connection.transport
+
     def refuse(self) -> bool:
         """Count and log a connection beyond the limit; returns whether it may wait for its request."""
         self.refused_count += 1

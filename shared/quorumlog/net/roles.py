@@ -71,7 +71,10 @@ def check_url(request: web.Request, url: str) -> None:
     caller = caller_of(request)
     if caller.hosts is None or caller.role is Role.OPERATOR or not url:
         return
-    host = (urlsplit(url).hostname or "").lower()
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        raise CallerRefused(f"{url} is no URL of a listener with a certificate: https://…")
+    host = (parts.hostname or "").lower()
     if host not in caller.hosts and not _is_wild(host, caller.hosts):
         raise CallerRefused(
             f"{url} is no URL of {caller.role} {caller.name}, whose certificate is for"

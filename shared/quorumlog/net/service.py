@@ -409,7 +409,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
         async with contextlib.AsyncExitStack() as stack:
             parts = _sharing_descriptors(await _made(factory, settings))
             for part in parts:
-                await stack.enter_async_context(
+                listener = await stack.enter_async_context(
                     listening(
                         part.app,
                         host=part.host,
@@ -419,6 +419,8 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
                         context=None if part.tls is None else part.tls.server,
                     )
                 )
+                if part.tls is not None:
+                    part.tls.watch(listener)
             _tune_collector()
             versions = parts[0].app[VERSIONS]
             log.info("started", extra={"url": settings.url, **versions})

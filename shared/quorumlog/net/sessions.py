@@ -1,9 +1,12 @@
 """HTTP sessions with other services: as many connections as a busy time needs, and few again after it."""
 
+import asyncio
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 
 from quorumlog.net import trace
 from quorumlog.net.identity import ANONYMOUS, Credentials
@@ -19,12 +22,34 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(limit=0)
         self._credentials = credentials
+        if credentials.guard is not None:
+            credentials.guard.watch(self)
+
+    def transports(self) -> Iterator[asyncio.Transport]:
+        """Of all connections, free ones too."""
+        free = (protocol for kept in self._conns.values() for protocol, _ in kept)
+        for protocol in (*free, *self._acquired):
+            if protocol.transport is not None:
+                yield protocol.transport
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
         # Appended at the end; the next one is taken from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
+
+    async def _wrap_create_connection(
+        self, *args: Any, req: aiohttp.ClientRequest, **kwargs: Any
+    ) -> tuple[asyncio.Transport, ResponseHandler]:
+        """Connect, and have the guard judge who answers."""
+        made = await super()._wrap_create_connection(*args, req=req, **kwargs)
+        if req.is_ssl() and self._credentials.guard is not None:
+            try:
+                self._credentials.guard.check_server(made[0])
+            except ssl.CertificateError as error:
+                made[0].abort()
+                raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
+        return made
 
     def _get_ssl_context(self, req: aiohttp.ClientRequest) -> ssl.SSLContext | None:
         """The newest context: aiohttp would keep the one of its construction."""

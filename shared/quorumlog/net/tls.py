@@ -5,7 +5,7 @@ Inside a cluster both ends show a certificate (mutual TLS): `Tls` has the contex
 listener of a gateway shows a certificate and asks for none.
 
 A new certificate, key or authority is taken within seconds. Connections that stand go on, also beyond the end of
-the certificate with which they began.
+the certificate with which they began; only those of peers that the authority's file revokes are cut.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Never
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from aiohttp import web
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -25,7 +26,7 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
-from quorumlog.net.identity import Credentials, Identity, Role
+from quorumlog.net.identity import Credentials, HoldsConnections, Identity, Role
 from quorumlog.wire.certificate import client_context, load_own
 
 log = logging.getLogger(__name__)
@@ -62,12 +63,13 @@ class TlsFiles:
 class Tls:
     """The contexts of one certificate.
 
-    Invariant: both contexts, `cluster` and `ends` are of files that were read together and fit.
+    Invariant: both contexts, `cluster`, `ends` and what is revoked are of files that were read together and fit.
     """
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises: TlsUnusable."""
         self._files = files
+        self._holders: WeakSet[HoldsConnections] = WeakSet()
         self._seen = self._loaded = _signature(files)
         self._load()
         # Listeners keep the context that they were given: each handshake switches to the newest one. A context
@@ -77,7 +79,7 @@ class Tls:
 
     def _load(self) -> None:
         # Late: the package behind it takes a tenth of a second, and most processes have no certificate.
-        from quorumlog.certificates import describe  # noqa: PLC0415
+        from quorumlog.certificates import describe, read_revoked  # noqa: PLC0415
 
         files = self._files
         try:
@@ -86,6 +88,7 @@ class Tls:
                 files.certificate, files.key, files.authority, _password_of(files)
             )
             described = describe(files.certificate)
+            revoked = frozenset() if files.authority is None else read_revoked(files.authority)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise TlsUnusable(f"{_names(files)}: {error}") from None
         if files.authority is not None and described.subject is None:
@@ -93,6 +96,7 @@ class Tls:
                 f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME among its alternative names"
             )
         self._newest, self.client, self.ends = newest, client, described.ends
+        self._revoked = revoked
         self.cluster = described.subject.cluster if described.subject else ""
 
     def _switch(self, socket: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext) -> None:
@@ -101,7 +105,32 @@ class Tls:
     @property
     def credentials(self) -> Credentials:
         """What the service shows as a client."""
-        return Credentials(client_context=lambda: self.client)
+        return Credentials(client_context=lambda: self.client, guard=self)
+
+    def is_revoked(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether the certificate of a connection's peer is revoked."""
+        if not self._revoked:
+            return False
+        der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return der is not None and _issuer_and_serial(der) in self._revoked
+
+    def check_server(self, transport: asyncio.Transport) -> None:
+        """Refuse what answers as a server and is no service of this cluster. Raises: CertificateError."""
+        if self.is_revoked(transport):
+            raise ssl.CertificateError("the server's certificate is revoked")
+        names = transport.get_extra_info("peercert").get("subjectAltName", ())
+        try:
+            cluster, server = _identity_of(names)
+        except Forbidden as error:
+            raise ssl.CertificateError(error.detail) from None
+        if cluster != self.cluster or server.role in (Role.OPERATOR, Role.MONITOR):
+            raise ssl.CertificateError(
+                f"{server.role} {server.name} of cluster {cluster} is no service of {self.cluster}"
+            )
+
+    def watch(self, holder: HoldsConnections) -> None:
+        """Cut connections of a holder, for as long as it lives, when their peers get revoked."""
+        self._holders.add(holder)
 
     async def follow(self) -> Never:
         """Take new files, for ever. Files that can't be used change nothing."""
@@ -125,6 +154,15 @@ class Tls:
             )
         else:
             log.info("certificate-loaded", extra=self.described())
+            self._cut_revoked()
+
+    def _cut_revoked(self) -> None:
+        held = [transport for holder in self._holders for transport in holder.transports()]
+        revoked = [transport for transport in held if self.is_revoked(transport)]
+        for transport in revoked:
+            transport.abort()
+        if revoked:
+            log.warning("revoked-connections-cut", extra={"count": len(revoked)})
 
     def described(self) -> dict[str, str]:
         """The certificate, for logs."""
@@ -161,9 +199,11 @@ class PeerCertificate:
         """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""
         transport = request.transport
         certificate = None if transport is None else transport.get_extra_info("peercert")
-        if not certificate:
+        if transport is None or not certificate:
             raise Unauthenticated("this listener needs a client certificate of the cluster")
         cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
+        if self.tls.is_revoked(transport):
+            raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked")
         if cluster != self.tls.cluster:
             raise Forbidden(
                 f"the certificate is of cluster {cluster}, and this is {self.tls.cluster}"
@@ -184,6 +224,13 @@ def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     hosts = {name.lower() for kind, name in names if kind == "DNS"}
     hosts |= {str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"}
     return parts.netloc, Identity(Role(role), name, frozenset(hosts))
+
+
+@lru_cache
+def _issuer_and_serial(der: bytes) -> tuple[bytes, int]:
+    from quorumlog.certificates import issuer_and_serial  # noqa: PLC0415  (late, as in `_load`)
+
+    return issuer_and_serial(der)
 
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
