@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from services.local.config import ROOT
 
