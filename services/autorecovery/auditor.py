@@ -18,12 +18,14 @@ from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.spread import spread
 from quorumlog.protocol import limbo
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
+from services.autorecovery.drains import drain_of
 from services.autorecovery.findings import (
     GracePeriod,
     LostMembers,
@@ -78,6 +80,7 @@ class Auditor:
         self._stuck = GracePeriod(config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_due_at: dict[str, float] = {}
+        self._drains_told: dict[str, tuple[str, int, int]] = {}
         self._open_check_due_at = 0.0
         self._triggers = 0
         self._recovering: set[int] = set()
@@ -200,11 +203,35 @@ class Auditor:
             count = await self._queue_places_of(member, but=queued)
             if count:
                 log.info("drain-queued", extra={"bookie": member, "ledgers": count})
+            await self._tell_of_drain(member)
         ended = clock()
         again_at = ended + _pause_s(ended - begun)
         self._drain_due_at = {}
         for member in self.draining:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
+
+    async def _tell_of_drain(self, member: str) -> None:
+        """Log why a drain waits, where that is new, and its end."""
+        is_paused = self._steering.is_paused
+        left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
+        told = (left.why, left.ledgers, left.repairs)
+        if self._drains_told.get(member) == told:
+            return
+        # Those of bookies that drain no more are forgotten.
+        self._drains_told = {
+            each: self._drains_told[each] for each in self.draining if each in self._drains_told
+        }
+        self._drains_told[member] = told
+        if left.done:
+            log.info("drained", extra={"bookie": member})
+        else:
+            extra = {
+                "bookie": member,
+                "ledgers": left.ledgers,
+                "repairs": left.repairs,
+                "why": left.why,
+            }
+            log.info("drain-waits", extra=extra)
 
     async def _queued_items(self) -> frozenset[tuple[int, str]]:
         found: list[tuple[int, str]] = []

@@ -5,6 +5,8 @@ restart, and ends when nothing names the bookie, whoever caused that.
 """
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
@@ -32,20 +34,24 @@ class Drain(Body):
     ledgers: int
     repairs: int
     """Items of the repair queue."""
+    why: str
+    """What it waits for, for people; empty where it is done."""
     first: tuple[LedgerLeft, ...]
 
 
-async def drain_of(name: str, metadata: MetadataClient) -> Drain:
+async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = False) -> Drain:
     """How far a bookie is drained. Raises: NoSuchBookie, MetadataUnavailable."""
     _check(name)
     uses = await metadata.uses(name)
     states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
+    done = uses.ledgers == 0 and uses.repairs == 0
     return Drain(
         bookie=name,
         state=states.get(name, "lost"),
-        done=uses.ledgers == 0 and uses.repairs == 0,
+        done=done,
         ledgers=uses.ledgers,
         repairs=uses.repairs,
+        why="" if done else _why(uses.first, states.get(name), is_paused=is_paused),
         first=tuple(
             LedgerLeft(
                 ledger_id=use.ledger_id, bookie=use.member, state=use.state, reason=_reason(use)
@@ -69,6 +75,16 @@ async def decommissioned(name: str, metadata: MetadataClient) -> None:
 def _check(name: str) -> None:
     if not re.fullmatch(BOOKIE_NAME, name):
         raise NoSuchBookie("a bookie's name is expected, without @incarnation", bookie=name)
+
+
+def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
+    """What stops all of it, else what stops the most of the first ledgers."""
+    if is_paused:
+        return "copying is paused: `quorumlog repair resume` ends that"
+    if state not in ("draining", "lost", None):
+        return f"the bookie is {state}: nothing moves its entries"
+    reasons = Counter(_reason(use) for use in first)
+    return reasons.most_common(1)[0][0] if reasons else "repairs are queued"
 
 
 def _reason(use: LedgerUse) -> str:

@@ -67,7 +67,8 @@ async def mend_ledger(request: web.Request, given: Given) -> web.Response:
 
 async def get_drain(request: web.Request, given: Given) -> web.Response:
     """Which ledgers still name a bookie, and why."""
-    return answer(await drain_of(given[BOOKIE], request.app[PARTS].metadata))
+    parts = request.app[PARTS]
+    return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 
 
 async def decommission(request: web.Request, given: Given) -> web.Response:

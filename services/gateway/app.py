@@ -107,11 +107,15 @@ def build_app(
             await logs.drain()
         await engine.drain()
 
+    def waits_for() -> Sequence[str]:
+        return [*(() if logs is None else logs.ownership.waits_for()), *engine.waits_for()]
+
     add_shared_routes(
         app,
         ready=_readiness(engine),
         openapi=lambda: description,
         drain=drain,
+        waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
     )

@@ -218,3 +218,7 @@ class EngineInterface(Protocol):
     async def drain(self) -> None:
         """Refuse new work, settle what is in flight and close the ledgers of this writer."""
         ...
+
+    def waits_for(self) -> Sequence[str]:
+        """What a drain waits for, for people."""
+        ...

@@ -140,13 +140,30 @@ async def a_bookie_tells_its_damage_and_pauses_its_scrub(cluster: Cluster) -> No
         assert (told["bookie"], told["paused"]) == ("bookie-2@1", paused)
 
 
+async def a_drain_that_waits_says_why(cluster: Cluster) -> None:
+    async def is_told() -> bool:
+        _, left = await quorumlog(cluster, "bookie", "drain", "bookie-1")
+        return bool(left and left.get("why", "").startswith("copying is paused"))
+
+    await until(is_told, "the command says that copying is paused", MENDED_S)
+
+    def is_logged() -> bool:
+        lines = cluster.log("autorecovery-1").splitlines()
+        return any('"drain-waits"' in line and "copying is paused" in line for line in lines)
+
+    await until(is_logged, "the log says so too", MENDED_S)
+
+
 async def a_drained_bookie_is_named_by_nothing(
     cluster: Cluster, client: Client, ledgers: list[tuple[Ledger, list[bytes]]]
 ) -> None:
     # It lives, and ledgers name it.
     assert (await quorumlog(cluster, "bookie", "decommission", "bookie-1"))[0] != 0
     assert (await quorumlog(cluster, "bookie", "info", "bookie-9"))[0] == 4
+    await until_told(cluster, "repair", "pause")
     await until_told(cluster, "bookie", "drain", "bookie-1")
+    await a_drain_that_waits_says_why(cluster)
+    await until_told(cluster, "repair", "resume")
     await until_state(client, "bookie-1", "draining")
     for ledger, payloads in ledgers[3:]:
         payloads.append(b"while it is drained")

@@ -285,3 +285,6 @@ class FakeEngine(EngineInterface):
 
     async def drain(self) -> None:
         return None
+
+    def waits_for(self) -> Sequence[str]:
+        return ()

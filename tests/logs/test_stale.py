@@ -299,9 +299,11 @@ async def test_a_drain_takes_nothing_new_and_waits_only_for_what_is_in_flight() 
         with pytest.raises(WriterLost) as refused:
             await one.logs.append_here("log", call("c"))
         second = asyncio.ensure_future(two.logs.append("log", call("d")))
+        assert one.logs.ownership.waits_for() == ["the seal of log log"]
         adds.go()
         await draining
 
+        assert one.logs.ownership.waits_for() == []
         assert refused.value.outcome == "not-done"
         assert (await first).first_offset == 1
         assert (await second).first_offset == 2

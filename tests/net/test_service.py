@@ -42,7 +42,12 @@ def build(settings):
         print("drained", flush=True)
     async def broken(request):
         return 1 / 0
+    async def slow(request):
+        while not os.path.exists(os.environ["GO"]):
+            await asyncio.sleep(0.05)
+        return web.Response(text="done")
     app.router.add_get("/broken", broken)
+    app.router.add_get("/slow", slow)
     add_shared_routes(app, ready=ready, openapi=lambda: {"openapi": "3.1.0", "info": {"title": "toy"},
         "paths": {"/broken": {"get": {"summary": "breaks <always>"}}}}, drain=drain)
     return app
@@ -157,6 +162,25 @@ def test_a_taken_port_is_named() -> None:
 
     assert done.returncode == 1
     assert done.stderr == f"toy: port {port} of 127.0.0.1 is taken\n"
+
+
+def test_a_process_that_waits_at_its_end_says_for_which_request(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with toy(GO=str(go)) as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            with urllib.request.urlopen(f"{url}/health/live", timeout=60):
+                pass  # the request before it has arrived
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            told = next(line for line in process.stderr if "drain-waits" in line)
+            go.touch()
+            answered = client.makefile("rb").read()
+        assert process.wait(60) == 0
+
+    assert orjson.loads(told)["why"] == "the answer to GET /slow"
+    assert answered.endswith(b"done")
 
 
 def test_a_wrong_setting_is_one_sentence_that_names_it() -> None:

@@ -371,6 +371,10 @@ class Engine:
         self._is_draining = True
         await self.handles.drain()
 
+    def waits_for(self) -> Sequence[str]:
+        """What a drain waits for, for people."""
+        return [handle.waits_for for handle in self.handles.live if self._is_draining]
+
     async def _send_heartbeats(self) -> None:
         while True:
             state = "draining" if self._is_draining else "ready"

@@ -169,6 +169,14 @@ class WriteHandle:
         return None if self._failure is None else self._failure.code
 
     @property
+    def waits_for(self) -> str:
+        """What its close waits for, for people."""
+        what = "its last row in the metadata service"
+        if not self._machine.is_drained:
+            what = f"acknowledgements of {', '.join(self.row.last_fragment.bookies)}"
+        return f"ledger {self.ledger_id}: {what}"
+
+    @property
     def is_closing_row(self) -> bool:
         """Whether its own close of the row is under way: then CLOSED may be its own change."""
         return self._machine.is_closing_row

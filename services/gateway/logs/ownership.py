@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -77,6 +77,7 @@ class Ownership:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writers: dict[int, Writer] = {}
         self._is_draining = False
+        self._sealing: Mapping[str, asyncio.Future[None]] = {}
         self.rereads = Rereads(lambda: self.owned, store.heads, self._learned)
         """The rows of the logs that this process owns."""
 
@@ -160,10 +161,14 @@ class Ownership:
         that another gateway can own them at once.
         """
         self._is_draining = True
-        sealed = [handle.drain() for handle in self._handles.values()]
-        if sealed:
-            await asyncio.wait(sealed, timeout=self.times.drain_s)
+        self._sealing = {name: handle.drain() for name, handle in self._handles.items()}
+        if self._sealing:
+            await asyncio.wait(self._sealing.values(), timeout=self.times.drain_s)
         await self.stop()
+
+    def waits_for(self) -> Sequence[str]:
+        """What a drain waits for, for people."""
+        return [f"the seal of log {name}" for name, end in self._sealing.items() if not end.done()]
 
     async def stop(self) -> None:
         """End the handles and the background work."""

@@ -197,7 +197,7 @@ def _print_left(left: dict[str, Any]) -> None:
         text = (
             f"{left['bookie']}: {left['ledgers']} ledgers name the bookie,"
             f" {left['repairs']} repairs are queued"
-        )
+        ) + (f"; waits: {left['why']}" if left.get("why") else "")
     print_answer(left, text)
     if not left["done"] and not common_options().as_json:
         print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"))

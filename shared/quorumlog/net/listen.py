@@ -16,7 +16,7 @@ import re
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -68,6 +68,9 @@ answered and closed immediately.
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
+_TOLD_EVERY_S: Final = 1.0
+_NAMED: Final = 5
+"""Of what a process waits for, so many are named."""
 """After a connection could not be accepted (taste)."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _ids = itertools.count(1)
@@ -189,6 +192,12 @@ class _Connection(RequestHandler):
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
+
+    @property
+    def in_progress(self) -> str:
+        """The request that is being answered, for people; "" where there is none."""
+        request = self._current_request
+        return "" if request is None else f"{request.method} {request.path}"
 
     def data_received(self, data: bytes) -> None:
         """Start the head's timer when a head arrives incomplete."""
@@ -385,6 +394,11 @@ class Listener:
             if connection.transport is not None:
                 yield connection.transport
 
+    def waits_for(self) -> Sequence[str]:
+        """The requests in progress, for people."""
+        protocols = cast("Iterable[_Connection]", self.server.connections)
+        return [f"the answer to {found}" for each in protocols if (found := each.in_progress)]
+
     def refuse(self) -> bool:
         """Count and log a connection beyond the limit; returns whether it may wait for its request."""
         self.refused_count += 1
@@ -537,10 +551,12 @@ async def listening(
     if bound is not None:
         place = {"sock": bound}
     limits = limits or ListenLimits()
+    waits_for: Callable[[], Sequence[str]] = tuple
     runner = web.AppRunner(app, shutdown_timeout=limits.drain_timeout_s)
     await runner.setup()
     try:
         listener = Listener(runner, limits)
+        waits_for = listener.waits_for
         if context is not None:
             async with _listening_securely(listener, bound or bind(host, port), context):
                 yield listener
@@ -555,4 +571,28 @@ async def listening(
         finally:
             sockets.close()
     finally:
-        await runner.cleanup()
+        async with telling(waits_for):
+            await runner.cleanup()
+
+
+def in_words(waits_for: Sequence[str]) -> str:
+    """What a process waits for, for people: the first few, and the number of the others."""
+    more = len(waits_for) - _NAMED
+    return "; ".join((*waits_for[:_NAMED], *([f"{more} more"] if more > 0 else ())))
+
+
+@contextlib.asynccontextmanager
+async def telling(waits_for: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
+    """Log what a process that is about to end waits for, until the end of the block."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(_TOLD_EVERY_S)
+            if found := waits_for():
+                log.info("drain-waits", extra={"why": in_words(found)})
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -47,9 +47,11 @@ from quorumlog.net.listen import (
     error_of_http,
     forgotten,
     html_response,
+    in_words,
     listening,
     problem_response,
     request_id,
+    telling,
 )
 from quorumlog.net.memory import trim_forever
 from quorumlog.net.settings import Settings
@@ -86,10 +88,12 @@ Ready = Callable[[], Awaitable[None]]
 
 
 class _Drain:
-    """How a service settles the work in flight."""
+    """How a service settles the work in flight, and what it waits for meanwhile, for people."""
 
-    def __init__(self, settle: Callable[[], Awaitable[None]]) -> None:
-        self.settle = settle
+    def __init__(
+        self, settle: Callable[[], Awaitable[None]], waits_for: Callable[[], Sequence[str]]
+    ) -> None:
+        self.settle, self.waits_for = settle, waits_for
 
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
@@ -287,6 +291,7 @@ def add_shared_routes(
     ready: Ready,
     openapi: Callable[[], Mapping[str, Any]],
     drain: Callable[[], Awaitable[None]] | None = None,
+    waits_for: Callable[[], Sequence[str]] = tuple,
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
     registry: CollectorRegistry | None = None,
@@ -295,8 +300,8 @@ def add_shared_routes(
     """Add the routes of all services to an application: health, metrics, the API's description.
 
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
-    answers. `authenticator` knows the callers of an internal listener. `registry`: that of the process's
-    other application. `formats`: versions of what the process exchanges and stores.
+    answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
+    `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
     """
     versions = app[VERSIONS] = {"version": RELEASE, **formats}
     registry = app[METRICS] = registry or _new_registry(versions)
@@ -306,14 +311,15 @@ def add_shared_routes(
     app[HOSTS] = hosts or Hosts()
     app[RECEIVING] = Receiving()
     if drain is not None:
-        app[_DRAIN] = _Drain(drain)
+        app[_DRAIN] = _Drain(drain, waits_for)
 
     async def health_live(_request: web.Request) -> web.Response:
         return _json({"status": "live", **versions})
 
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
-            raise ShuttingDown("this process is about to end")
+            why = in_words(waits_for())
+            raise ShuttingDown(f"this process is about to end{why and f', and waits for {why}'}")
         await ready()
         return _json({"status": "ready", **versions})
 
@@ -488,11 +494,13 @@ async def _drain(app: web.Application, deadline_s: float) -> None:
         app[DRAINING].set()
     if _DRAIN not in app:
         return
+    drain = app[_DRAIN]
     try:
-        async with asyncio.timeout(deadline_s):
-            await app[_DRAIN].settle()
+        async with telling(drain.waits_for), asyncio.timeout(deadline_s):
+            await drain.settle()
     except TimeoutError:
-        log.warning("drain-cut-short", extra={"deadline_s": deadline_s})
+        why = in_words(drain.waits_for())
+        log.warning("drain-cut-short", extra={"deadline_s": deadline_s, "why": why})
     except Exception:
         log.exception("drain-failed")
 
