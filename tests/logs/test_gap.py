@@ -3,12 +3,15 @@ once the news come again (rule 16a), whatever bookies still know of a fence.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import asyncpg
 import pytest
+from aiohttp import web
 
 from loadtest.stores import Stores
 from quorumlog.errors import (
@@ -17,12 +20,24 @@ from quorumlog.errors import (
     LedgerFenced,
     LogFenced,
     NoSuchLedger,
+    QuorumLogError,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.frames import Op, Request
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.sweep import SweepTimes
-from tests.gateway.engine.support import Gate, Gateway, World, gateway, ledger, outage, world_of
+from services.metadata.attempts import ACCEPTED
+from tests.gateway.engine.support import (
+    Gate,
+    Gateway,
+    MemoryBookie,
+    World,
+    gateway,
+    ledger,
+    outage,
+    world_of,
+)
 from tests.logs.test_manager import SETTINGS, call
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until, within
@@ -104,6 +119,68 @@ async def test_a_log_that_was_deleted_and_made_again_elsewhere_is_another_one(
 
         assert (await one.append("log", call("c"))).first_offset == 1
         assert await contents(two, 0) == ["b", "c"]
+
+
+async def test_a_ledger_that_nobody_heard_of_before_a_loss_was_accepted_takes_nothing(
+    stores: Stores,
+) -> None:
+    """Rule 18d: the owner lives, its ledger is lost, and no bookie had a copy when the loss was accepted."""
+    async with pair_of(stores) as pair:
+        one, two = pair.one.logs, pair.two.logs
+        await one.put("log", SETTINGS)
+        old = (await one.append("log", call("a"))).ledger_id
+        before = await _log_row(stores)
+        for bookie in pair.world.bookies.values():
+            bookie.behave = partial(_without_copies, bookie)
+        await one.roll("log")
+        for bookie in pair.world.bookies.values():
+            bookie.behave = bookie.obey
+        await _go_back(stores, before, kept=old)
+
+        acknowledged = ["a"]
+        with contextlib.suppress(QuorumLogError):
+            await one.append("log", call("b"))
+            acknowledged.append("b")
+        await pair.one.kill()
+        await two.append("log", call("c"))
+
+        assert await contents(two, 0) == [*acknowledged, "c"]
+
+
+async def _without_copies(
+    bookie: MemoryBookie, request: Request, socket: web.WebSocketResponse
+) -> bytes | None:
+    return None if request.op is Op.KEEP_ROW else await bookie.obey(request, socket)
+
+
+async def _log_row(stores: Stores) -> asyncpg.Record:
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        (row,) = await connection.fetch("SELECT version, attempt, body::text AS body FROM logs")
+        return row
+    finally:
+        await connection.close()
+
+
+async def _go_back(stores: Stores, log: asyncpg.Record, *, kept: int) -> None:
+    """The log has this row again, and of its ledgers only this one is there. Each loss is accepted."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(
+            "UPDATE logs SET version = $1, attempt = $2, body = $3::text::jsonb", *log.values()
+        )
+        (lost,) = await connection.fetch(
+            "SELECT ledger_id FROM ledgers WHERE ledger_id <> $1", kept
+        )
+        await _forget_row(stores, lost["ledger_id"])
+        await connection.execute(
+            "UPDATE attempts SET target = $1 WHERE at > (SELECT at FROM attempts WHERE attempt = $2)",
+            ACCEPTED,
+            log["attempt"],
+        )
+        await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
+    finally:
+        await connection.close()
 
 
 async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: Stores) -> None:

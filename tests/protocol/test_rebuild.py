@@ -101,6 +101,21 @@ def test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_bet
     assert lost.action is Action.CONFLICT
 
 
+def test_a_row_gets_the_place_in_its_log_that_its_copies_tell() -> None:
+    """The change of the log is lost that placed the ledger, and the ledger's creation is not."""
+    lineage = Lineage("2026-01-01", ((3, 0),))
+    placed = replace(FIRST, log="log", first_offset=5, lineage=lineage)
+    row = replace(FIRST, log="log")
+
+    decision = decide(known(row, "a1"), [held(placed)], ALL)
+    again = decide(known(placed, "a1"), [held(placed)], ALL)
+    silent = replace(ALL, silent=frozenset({"b8", "b9"}))
+
+    assert decision == Decision(Action.WRITE, replace(placed, ledger_key=KEY))
+    assert again.action is Action.SAME
+    assert decide(known(row, "a1"), [held(placed)], silent).action is Action.WAIT
+
+
 def test_a_row_that_is_written_keeps_the_keys_that_bookies_do_not_have() -> None:
     row = replace(FIRST, mac_key=b"m" * 32, access_key=b"p" * 48)
 

@@ -99,6 +99,13 @@ GUARDS: Final = (
         lambda row: row.last_entry,
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
     ),
+    Guard(
+        "a place that the database lacks is no change",
+        rebuild,
+        "_placed",
+        lambda known, _rows: known,
+        claims.test_a_row_gets_the_place_in_its_log_that_its_copies_tell,
+    ),
     Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
     Guard("places of a log may overlap", Found, "misplaced", nothing_wrong, overlaps),
     Guard(

@@ -18,11 +18,13 @@ from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
     InvalidRequest,
+    NoSuchLedger,
     Overloaded,
     QuorumLogError,
     TooLarge,
     WriterLost,
 )
+from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
@@ -67,7 +69,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import Deletion, DigestKind, Writer
+from quorumlog.protocol.metadata import Deletion, DigestKind, LedgerMetadata, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
@@ -130,10 +132,21 @@ class LogDriver:
     """One machine of a log and its serial executor.
 
     Invariants: `step` is never entered twice at a time; each question is answered once, or the
-    machine hears that the process stops; a machine that broke gets no more events.
+    machine hears that the process stops; a machine that broke gets no more events. The machine hears of no durable
+    entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18d).
     """
 
-    __slots__ = ("_inbox", "_is_broken", "_is_stepping", "_machine", "_name", "_ports", "_report")
+    __slots__ = (
+        "_inbox",
+        "_is_broken",
+        "_is_stepping",
+        "_machine",
+        "_name",
+        "_named",
+        "_ports",
+        "_report",
+        "_unnamed",
+    )
 
     def __init__(
         self, machine: LogMachine, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
@@ -142,6 +155,10 @@ class LogDriver:
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
         self._inbox: deque[Event] = deque()
         self._is_stepping = self._is_broken = False
+        self._named = NO_LEDGER
+        """The ledger that the log named when the first entries were on disk."""
+        self._unnamed: dict[int, int] = {}
+        """Ledgers with entries of which the log's row was not read yet, each with its last durable entry."""
 
     def post(self, event: Event) -> None:
         """Step the machine with an event: now, or after the events that it is stepped with now."""
@@ -192,6 +209,8 @@ class LogDriver:
 
     def _submit(self, effect: Submit) -> None:
         first, error = effect.first_entry, None
+        if effect.ledger_id != self._named:
+            self._unnamed.setdefault(effect.ledger_id, NO_ENTRY)
         for payloads in _cut(effect.payloads):
             error = self._send(effect.ledger_id, first, payloads)
             if isinstance(error, Overloaded) and len(payloads) > 1:
@@ -230,8 +249,50 @@ class LogDriver:
         elif done.result().first != first:
             wrong = WriterLost("an entry got another id than the one it was encoded for")
             self.post(SubmitFailed(ledger_id, wrong))
+        elif ledger_id in self._unnamed:
+            self._first_durable(ledger_id, last)
         else:
             self.post(EntriesDurable(ledger_id, last))
+
+    # The first entries of a ledger.
+
+    def _first_durable(self, ledger_id: int, last: int) -> None:
+        """Tell of durable entries once the log's row was read."""
+        is_first = self._unnamed[ledger_id] == NO_ENTRY
+        self._unnamed[ledger_id] = last
+        if is_first:
+            asked = self._ports.start(self._confirm_named(ledger_id))
+            asked.add_done_callback(self._asked)
+
+    async def _confirm_named(self, ledger_id: int) -> None:
+        """Read the log's row, once metadata answers."""
+        told = await self._try_named(ledger_id)
+        while told is not None and told.retryable:
+            await asyncio.sleep(self._ports.jitter_s)
+            told = await self._try_named(ledger_id)
+        if told is None:
+            self._named = ledger_id
+            self.post(EntriesDurable(ledger_id, self._unnamed.pop(ledger_id)))
+        else:
+            self.post(SubmitFailed(ledger_id, told))
+
+    async def _try_named(self, ledger_id: int) -> QuorumLogError | None:
+        try:
+            await self._require_named(ledger_id)
+        except QuorumLogError as error:
+            return error
+        except Exception as error:
+            log.exception("log-question-broke", extra={"log": self._name})
+            return QuorumLogError(repr(error), log=self._name)
+        return None
+
+    async def _require_named(self, ledger_id: int) -> None:
+        """Raise NoSuchLedger unless the log names the ledger with its place. Its entries are on disk, with copies
+        that tell the place, so that no later loss of the row is accepted before a rebuild has read them (rule 18d).
+        """
+        item = (await self._ports.store.get(self._name)).item_of(ledger_id)
+        if item is None or item.first_offset is None:
+            raise NoSuchLedger("the log does not name it any more", ledger_id=ledger_id)
 
     # Questions.
 
@@ -275,7 +336,7 @@ class LogDriver:
             case ReadLedger(ledger_id):
                 return await engine.get(ledger_id)
             case RecoverLedger(ledger_id):
-                return await engine.recover(ledger_id)
+                return await self._recover(ledger_id)
             case CloseLedger(ledger_id):
                 return await engine.close_for_log(ledger_id)
             case DeleteLedger(ledger_id):
@@ -294,6 +355,12 @@ class LogDriver:
             case Wait(pause):
                 jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
                 return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
+
+    async def _recover(self, ledger_id: int) -> LedgerMetadata:
+        row = await self._ports.engine.recover(ledger_id)
+        if ledger_id in self._unnamed:
+            await self._require_named(ledger_id)
+        return row
 
     async def _delete(self, row: LogMetadata) -> RowChanged | None:
         """Delete the log's row, and tell the members of the ledgers that are deleted with it (rule 18b)."""

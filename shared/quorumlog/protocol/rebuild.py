@@ -109,6 +109,9 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         return _newest_or_wait(rows[-1], keys, bookies) if rows else _without_copies()
     unknown = [row for row in rows if not _contains(known, row)]
     if not unknown:
+        placed = _placed(known.row, rows)
+        if placed != known.row:
+            return _newest_or_wait(placed, keys | {placed.ledger_key}, bookies)
         why = _unproven(known.row, bookies)
         return Decision(Action.WAIT if why else Action.SAME, why=why)
     if problem := _fork(known.row, rows, unknown):
@@ -165,6 +168,19 @@ def _without_copies() -> Decision:
     return Decision(
         Action.WAIT, why="no bookie that answers holds a copy of the row, only entries or a fence"
     )
+
+
+def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:
+    """The database's row with the place that copies tell. An open ledger's place is no version of its own: where the
+    database has the row without it, the change of the log is lost that placed the ledger (rule 18b).
+    """
+    if known.first_offset is not None:
+        return known
+    places = [(row.first_offset, row.lineage) for row in rows if row.first_offset is not None]
+    if not places:
+        return known
+    first_offset, lineage = places[-1]
+    return replace(known, first_offset=first_offset, lineage=lineage)
 
 
 def _contains(known: Known, row: LedgerMetadata) -> bool:
