@@ -29,7 +29,7 @@ with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
         print(entry.entry_id, entry.payload)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 

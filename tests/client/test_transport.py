@@ -33,10 +33,12 @@ class Gateway:
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
         self.paths: list[str] = []
+        self.authorizations: list[str | None] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         await request.read()
         self.paths.append(request.path)
+        self.authorizations.append(request.headers.get("Authorization"))
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         if isinstance(reply, QuorumLogError):
             return web.Response(
@@ -169,3 +171,17 @@ async def test_a_repetition_that_was_not_done_leaves_the_first_try_unknown(
         with pytest.raises(LedgerClosed) as read:
             await client.ledger(7).info()
         assert read.value.outcome == NOT_DONE
+
+
+async def test_a_function_gives_each_request_and_each_repeat_the_present_token() -> None:
+    gateway = Gateway(MetadataUnavailable(), _OPEN, _OPEN)
+    tokens = iter(("one", "two", "three", "with\nline"))
+
+    async with serving(gateway) as url, Client(url, token=lambda: next(tokens)) as client:
+        for _ in range(2):
+            await client.ledger(7).info()
+        with pytest.raises(ValueError, match="token is ASCII") as refused:
+            await client.ledger(7).info()
+
+    assert gateway.authorizations == ["Bearer one", "Bearer two", "Bearer three"]
+    assert "with" not in str(refused.value).split()

@@ -1,6 +1,6 @@
 """A cluster as an application sees it."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -24,14 +24,15 @@ class Client:
     def __init__(
         self,
         *urls: str,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         deadline_s: float = 60.0,
         batching: Batching | None = None,
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
-        `token`: an access token, where the gateways require one. `deadline_s`: for one call with all
-        its retries. `batching`: how appends are batched.
+        `token`: an access token, where the gateways require one; or a function that returns the present
+        one, for tokens that end soon: each request asks it, so it must not block. `deadline_s`: for one
+        call with all its retries. `batching`: how appends are batched.
         """
         self._transport = Transport(urls, deadline_s=deadline_s, token=token)
         self._batching = Batching() if batching is None else batching

@@ -10,7 +10,7 @@ with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
         print(entry.entry_id, entry.payload)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -376,14 +376,15 @@ class Client:
     def __init__(
         self,
         *urls: str,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         deadline_s: float = 60.0,
         batching: Batching | None = None,
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
-        `token`: an access token, where the gateways require one. `deadline_s`: for one call with all
-        its retries. `batching`: how appends are batched.
+        `token`: an access token, where the gateways require one; or a function that returns the present
+        one, for tokens that end soon: each request asks it, so it must not block. `deadline_s`: for one
+        call with all its retries. `batching`: how appends are batched.
         """
         self._inner = _async.Client(*urls, token=token, deadline_s=deadline_s, batching=batching)
         self._portal = Portal()

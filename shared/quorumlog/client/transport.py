@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -64,17 +64,18 @@ class Transport:
         urls: Sequence[str],
         *,
         deadline_s: float,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`deadline_s`: for one call with all its retries. `token`: goes with each request. `context`: of TLS, in place
-        of the system's.
+        """`deadline_s`: for one call with all its retries. `token`: goes with each request; a function is asked for
+        each. `context`: of TLS, in place of the system's.
         """
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
         self._urls = [checks.gateway_url(url) for url in urls]
         self.deadline_s = checks.seconds("deadline_s", deadline_s)
-        self._headers = {} if token is None else {"Authorization": f"Bearer {checks.token(token)}"}
+        self._present_token = token if callable(token) else None
+        self._headers = {} if token is None or callable(token) else _authorization(token)
         self._current = 0
         self._context = context
         self._session: aiohttp.ClientSession | None = None
@@ -185,6 +186,8 @@ class Transport:
         """Ask one gateway."""
         self.check_open()
         assert self._session is not None
+        if self._present_token is not None:
+            headers = {**headers, **_authorization(self._present_token())}
         sent = SimpleNamespace(outcome=NOT_DONE)
         try:
             async with (
@@ -214,6 +217,11 @@ class Transport:
             # answer, and must not make a delete count as done.
             raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)
         return GatewayAnswer(response.status, response.headers, content)
+
+
+def _authorization(token: object) -> dict[str, str]:
+    """Raises: TypeError, ValueError."""
+    return {"Authorization": f"Bearer {checks.token(token)}"}
 
 
 def _marks_sending() -> aiohttp.TraceConfig:

@@ -21,9 +21,8 @@ GRANT: Final = rf"(read|append|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NA
 end stands for any rest."""
 
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
-TokenName = Annotated[
-    str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
+_PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
+TokenName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=_PRINTABLE)]
 
 
 _Quota = Annotated[int | None, Field(default=None, ge=1, le=1 << 53)]
@@ -82,7 +81,7 @@ class TokenList(Body):
 class IssuedToken(Body):
     """What a JWT of an issuer says, once its signature is verified. A ticket of such a token carries it."""
 
-    subject: Annotated[str, StringConstraints(min_length=1, max_length=255)]
+    subject: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
     grants: tuple[Grant, ...] = Field(max_length=GRANTS_MAX)
     quotas: TokenQuotas = TokenQuotas()
     ends_at: int

@@ -71,6 +71,7 @@ def test_a_jwt_of_each_algorithm_is_taken_at_its_word(
         ({"sub": 7}, "sub is not as"),
         ({"sub": ""}, "sub is not as"),
         ({"sub": "a" * 256}, "sub is not as"),
+        ({"sub": "two\nlines"}, "sub is not as"),
         ({"scope": ["read:*"] * (GRANTS_MAX + 1)}, "grants is not as"),
         ({QUOTAS_CLAIM: {"requests_per_s": 0}}, "quotas is not as"),
         ({QUOTAS_CLAIM: {"request_per_s": 1}}, "quotas is not as"),
