@@ -77,6 +77,8 @@ async def test_every_route_behind_the_gateways_is_closed_but_the_health(
 
 async def test_nothing_internal_answers_on_the_public_port(cluster: Cluster) -> None:
     url = cluster.gateways[0]
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/internal/instance") as told:
+        assert told.status == 404
     routes = await operations(internal_url(cluster, "gateway-1"), cluster.headers)
     assert ("GET", "/internal/instance") in routes
     async with Client(url) as client:
@@ -119,20 +121,22 @@ async def test_a_stranger_reads_no_rows_and_no_keys(cluster: Cluster) -> None:
         ledger = await client.create_ledger(digest="hmac-sha256", password="secret")
         await ledger.append(b"entry")
         row = f"{cluster.url('metadata-1')}/v1/ledgers/{ledger.ledger_id}"
-        _, known = await status_of(session, "GET", row, headers=cluster.headers)
-        assert known["mac_key"]
-
         for url in (row, f"{cluster.url('bookie-1')}/v1/rows"):
             status, told = await status_of(session, "GET", url)
             assert status == 401
-            assert known["mac_key"] not in str(told)
+            assert "mac_key" not in str(told)
+
+        _, known = await status_of(session, "GET", row, headers=cluster.headers)
+        assert known["mac_key"]
 
 
 async def test_a_stranger_registers_no_bookies(cluster: Cluster) -> None:
     metadata = cluster.url("metadata-1")
     async with Client(cluster.gateways[0]) as client, aiohttp.ClientSession() as session:
+        _, about = await status_of(session, "GET", f"{metadata}/v1/cluster-id")
         for name in ("fake-1", "fake-2", "fake-3"):
-            cookie = {"incarnation": 1, "cluster_id": "c", "instance": name}
+            cluster_id = about.get("cluster_id", "unknown")
+            cookie = {"incarnation": 1, "cluster_id": cluster_id, "instance": name}
             body = {"cookie": cookie, "attempt": "6f1b0f0e-3b5c-4a55-8a3e-1d6f0d4d4d10"}
             alive = {"incarnation": 1, "url": "http://127.0.0.1:9"}
             for path, sent in (("cookie", body), ("heartbeat", alive)):
@@ -157,6 +161,20 @@ async def test_a_page_in_a_browser_can_not_speak_for_a_service(cluster: Cluster)
                     assert answer.status == 401
                     assert "Access-Control-Allow-Origin" not in answer.headers
                 assert (await status_of(session, "GET", url + path))[0] == 401
+
+
+@pytest.mark.parametrize("name", ["bookie-1", "metadata-1", "autorecovery-1"])
+async def test_a_page_of_a_stranger_sends_nothing_that_needs_no_preflight(
+    cluster: Cluster, name: str
+) -> None:
+    """A browser sends these to any address: a request without a typed body, and the handshake of a WebSocket."""
+    url, page = cluster.url(name), {"Origin": "https://page.example"}
+    async with aiohttp.ClientSession(headers=page) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{url}/v1/channel")
+        assert refused.value.status == 403
+        for path in ("/v1/ledgers", "/v1/ledgers/1/fence", "/v1/repairs"):
+            assert (await status_of(session, "POST", url + path))[0] == 403, path
 
 
 async def test_the_secret_is_a_file_of_its_user_and_stands_nowhere_else(cluster: Cluster) -> None:

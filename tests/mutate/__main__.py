@@ -21,6 +21,14 @@ from tests.mutate.reach import recorded
 from tests.mutate.suite import Suite
 from tests.support.spread import count, interruptible, progress
 
+_DOORS: Final = (
+    "tests/net/test_identity.py", "tests/net/test_roles.py", "tests/net/test_tls.py",
+    "tests/net/test_hosts.py", "tests/net/test_service.py", "tests/wire/test_secret.py",
+    "tests/wire/test_certificate.py", "tests/client/test_certificates.py",
+    "tests/gateway/test_public_tls.py",
+)  # fmt: skip
+_TOKENS: Final = ("tests/gateway/tokens",)
+
 TESTS: Final = {
     "shared/quorumlog/protocol": (
         "tests/protocol", "tests/wire", "tests/scenarios", "tests/explore", "tests/sim",
@@ -29,8 +37,17 @@ TESTS: Final = {
     ),
     "services/bookie": ("tests/bookie", "tests/sim", "tests/bp46", "tests/regressions"),
     "services/metadata": ("tests/metadata",),
+    # Who is let in, to what, and how much of it (docs/security.md).
+    **{
+        f"shared/quorumlog/{name}.py": _DOORS
+        for name in ("net/identity", "net/roles", "net/tls", "net/hosts", "certificates", "wire/secret")
+    },
+    **{
+        f"services/gateway/edge/{name}.py": _TOKENS
+        for name in ("guard", "access", "callers", "quotas", "tickets")
+    },
 }  # fmt: skip
-"""Folders whose guards are walked, and the tests that are asked whether they reach them."""
+"""Folders and files whose guards are walked, and the tests that are asked whether they reach them."""
 
 PRODUCT: Final = ["shared/quorumlog", "services"]
 """What is recorded, so that a record serves whatever is walked."""
@@ -196,7 +213,7 @@ def _hunt(campaign: Campaign, options: argparse.Namespace, began: float) -> None
         _each(campaign, hunter.hunt, options.build / "results.jsonl", began + options.time)
 
     names = tests_of(options)
-    has_servers = any("metadata" in name for name in names)
+    has_servers = any("metadata" in name or "tokens" in name for name in names)
     Suite(root(), work, has_servers=has_servers).run(names)
 
 

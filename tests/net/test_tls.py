@@ -5,7 +5,9 @@ import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 import pytest
@@ -13,6 +15,7 @@ import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from quorumlog import certificates
 from quorumlog.certificates import create_authority, describe, issue, key_file, renew, revoke
 from quorumlog.errors import Forbidden, QuorumLogError
 from quorumlog.net.identity import Credentials, Identity, Role
@@ -127,6 +130,28 @@ async def test_strangers_are_refused(authority: Authority, tmp_path: Path) -> No
         for credentials in (stranger.credentials, without, unknown.credentials):
             with pytest.raises(REFUSED):
                 await ask(listener, credentials)
+
+
+class LastYear(datetime):
+    """A clock by which a certificate of a day has ended long ago."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) - timedelta(days=400)
+
+
+async def test_an_expired_certificate_counts_at_neither_end(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "datetime", LastYear)
+        old = issue(authority.folder, "gateway", "gateway-1", LOCAL, days=1)
+    expired, current = authority.load(old), authority.tls("metadata", "metadata-1")
+
+    for server, client in ((current, expired), (expired, current)):
+        async with serving(server) as listener:
+            with pytest.raises(REFUSED):
+                await ask(listener, client.credentials)
 
 
 async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
