@@ -69,7 +69,7 @@ ROLES: Final[Table] = {
     "POST /v1/rebuild": _OPERATOR,
     "POST /v1/witnesses": _SERVICES,
     "POST /v1/witnesses/copies": _BOOKIE,
-    "GET /v1/kept-ledgers": _OPERATOR,
+    "GET /v1/kept-ledgers": _GATEWAY | _OPERATOR,
     "GET /v1/witnesses": _GATEWAY | _OPERATOR,
     "POST /v1/witnesses/accept": _OPERATOR,
 }
