@@ -64,7 +64,7 @@ check: setup ## format, lint, types, import rules, the compose file
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
-	.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml deploy/compose/compose.yaml
 
 test: setup browser ## all tests
 	@mkdir -p build
@@ -154,6 +154,23 @@ fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refuse
 attack: setup ## strangers, slow peers and crowds on a cluster of its own: SEED= REQUESTS= SECONDS= ONLY= campaigns
 	@exec $(PY) -m tests.attack --seed $(or $(SEED),1) $(if $(REQUESTS),--requests $(REQUESTS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(addprefix --only ,$(ONLY)) $(ARGS)
+
+.PHONY: hosts
+hosts: setup ## three hosts in network namespaces, made by the commands of docs/operations.md; one is taken away
+	@exec $(PY) -m tests.hosts
+
+.PHONY: chart
+chart: setup build/chart ## render the Helm chart of deploy/ and check each object by Kubernetes' own types; needs Go
+	@[ ! -x build/chart ] || $(PYTEST) -q -n 0 tests/hosts/test_chart.py
+
+# Its modules come from Go's proxy, some 400 MB with what is compiled of them; the tests are skipped without it.
+GO := env GOPATH=$(CURDIR)/build/go GOCACHE=$(CURDIR)/build/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local CGO_ENABLED=0 \
+	$(or $(shell command -v go),$(wildcard /usr/local/go/bin/go))
+
+build/chart: $(wildcard tests/hosts/chart/*)
+	@mkdir -p build
+	@$(if $(lastword $(GO)),cd tests/hosts/chart && $(GO) build -o $(CURDIR)/build/chart . ,false) \
+		|| echo "no Go here, or no way to its modules: the chart is not rendered"
 
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)

@@ -82,7 +82,11 @@ async def test_an_operators_commands_show_a_certificate(cluster: Cluster) -> Non
     info = await run("bookie", "info", "bookie-2")
     assert info.exit_code == 0, info.output
     assert json.loads(info.stdout)["bookie"].startswith("bookie-2@")
-    for words in (("repair", "status"), ("bookie", "cookie", "show", "bookie-2")):
+    for words in (
+        ("cluster", "status"),
+        ("repair", "status"),
+        ("bookie", "cookie", "show", "bookie-2"),
+    ):
         found = await run(*words)
         assert found.exit_code == 0, found.output
     incomplete = await run("bookie", "info", "bookie-2", TLS_KEY_FILE="")
