@@ -14,6 +14,7 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
+from quorumlog.net.audit_client import AuditClient
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
@@ -33,6 +34,7 @@ from quorumlog.net.service import (
 from quorumlog.net.token_client import TokenClient
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
+from services.gateway.edge.access import AUDITED
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
@@ -82,6 +84,7 @@ def build_app(
     transactions: Transactions | None = None,
     tokens: TokenClient | None = None,
     callers: Callers | None = None,
+    audit: AuditClient | None = None,
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
@@ -90,7 +93,7 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions, tokens, callers)
+    routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
     operations = [*(route.operation for route in routes), *SHARED]
     description = describe(
         [_described(operation) for operation in operations],
@@ -107,7 +110,12 @@ def build_app(
         await engine.drain()
 
     add_shared_routes(
-        app, ready=_readiness(engine), openapi=lambda: description, drain=drain, hosts=hosts
+        app,
+        ready=_readiness(engine),
+        openapi=lambda: description,
+        drain=drain,
+        hosts=hosts,
+        audited={(op.method, op.path): op.name for op in operations if op.name in AUDITED},
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -216,12 +224,13 @@ def _routes(
     transactions: Transactions | None,
     tokens: TokenClient | None,
     callers: Callers | None,
+    audit: AuditClient | None,
 ) -> list[Route]:
     """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
-        *ClusterRoutes(engine).routes(),
+        *ClusterRoutes(engine, audit).routes(),
     ]
     if logs is not None:
         routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
@@ -272,6 +281,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         transactions=transactions,
         tokens=tokens,
         callers=callers,
+        audit=AuditClient(engine.metadata),
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
     )

@@ -109,6 +109,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "abortTransaction": _on(Named.TRANSACTION, Scope.APPEND),
     "listBookies": _on(Named.CLUSTER, Scope.READ),
     "getCluster": _on(Named.CLUSTER, Scope.READ),
+    "listAudit": _on(Named.EVERYTHING, Scope.ADMIN),
     "getMetrics": _on(Named.CLUSTER, Scope.READ),
     "createTicket": _on(Named.SOME, Scope.READ, Scope.APPEND),
     "createToken": _on(Named.EVERYTHING, Scope.ADMIN),
@@ -121,6 +122,22 @@ ACCESS: Final[Mapping[str, Access]] = {
     "getDocs": _OPEN,
 }
 """By the operation's name."""
+
+AUDITED: Final = frozenset(
+    {
+        "recoverLedger",
+        "acceptLoss",
+        "deleteLedger",
+        "putLog",
+        "deleteLog",
+        "openLog",
+        "truncateLog",
+        "closeLog",
+        "createToken",
+        "revokeToken",
+    }
+)
+"""The operations that are noted in the audit log."""
 
 
 @dataclass(frozen=True, slots=True)

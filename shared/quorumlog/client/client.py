@@ -229,6 +229,20 @@ class Client:
         path = f"/v1/tokens/{quote(checks.text('token_id', token_id), safe='')}"
         await self._transport.request("DELETE", path, is_repeatable=False)
 
+    def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
+        """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        asked = {"since": since, "target": target}
+        return Paged(
+            self._pages(
+                "audit",
+                {
+                    name: checks.text(name, value)
+                    for name, value in asked.items()
+                    if value is not None
+                },
+            )
+        )
+
     async def _pages(
         self, kind: str, params: Mapping[str, str | int]
     ) -> AsyncGenerator[Sequence[Shown], None]:

@@ -549,3 +549,9 @@ class Client:
     def revoke_token(self, token_id: str) -> None:
         """End an access token. Raises: NoSuchToken."""
         self._portal.run(self._inner.revoke_token(token_id))
+
+    def audit(
+        self, *, since: str | None = None, target: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        return self._portal.iterate(self._inner.audit(since=since, target=target))

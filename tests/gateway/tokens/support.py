@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from loadtest.stores import Stores
+from quorumlog.net.audit_client import AuditClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.timers import Tasks
@@ -92,6 +93,7 @@ async def _listening(gateway: Gateway, callers: Callers, tokens: TokenClient) ->
         transactions=transactions,
         tokens=tokens,
         callers=callers,
+        audit=AuditClient(gateway.engine.metadata),
     )
     limits = ListenLimits(drain_timeout_s=0.1)
     async with listening(app, host="127.0.0.1", port=0, limits=limits) as listener:
