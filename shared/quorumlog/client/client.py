@@ -121,6 +121,7 @@ class Client:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        deletion_protection: bool | None = None,
     ) -> Log:
         """Create a log, or get an existing log of the same settings; the server chooses what is left
         out.
@@ -138,6 +139,7 @@ class Client:
             "roll_seconds": roll_seconds,
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
+            "deletion_protection": deletion_protection,
         }
         await self._transport.request(
             "PUT",
