@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from quorumlog.net.audit import audited
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
@@ -13,7 +14,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.handlers import ROUTES
 from services.autorecovery.measures import Measures
 from services.autorecovery.parts import PARTS, running
-from services.autorecovery.roles import ROLES
+from services.autorecovery.roles import AUDITED, ROLES
 
 
 def build(config: Config) -> web.Application:
@@ -38,6 +39,7 @@ def build(config: Config) -> web.Application:
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"channel": shown(CHANNEL)},
+        audited=audited(ROUTES, AUDITED),
     )
     add_routes(app, guarded(ROUTES, ROLES))
     app.cleanup_ctx.append(work)

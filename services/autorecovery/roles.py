@@ -19,3 +19,8 @@ ROLES: Final[Table] = {
     "PUT /v1/lost-bookie-delay": _OPERATOR,
     "PATCH /v1/settings": _OPERATOR,
 }
+
+AUDITED: Final = frozenset(
+    {"DELETE /v1/bookies/{bookie}", "PUT /v1/lost-bookie-delay", "PATCH /v1/settings"}
+)
+"""What is noted in the audit log."""

@@ -8,6 +8,7 @@ from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quorumlog.net.audit import audited
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
@@ -17,7 +18,7 @@ from services.bookie import directory, index
 from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
-from services.bookie.roles import ROLES
+from services.bookie.roles import AUDITED, ROLES
 from services.bookie.routes import ROUTES
 from services.bookie.runtime import BookieRuntime, end_process
 
@@ -66,6 +67,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
             "directory": str(directory.FORMAT),
             "index": index.FORMAT.decode(),
         },
+        audited=audited(ROUTES, AUDITED),
     )
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, guarded(ROUTES, ROLES))

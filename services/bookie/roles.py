@@ -32,3 +32,6 @@ ROLES: Final[Table] = {
     "GET /v1/ledgers/{ledger_id}/last-add-confirmed": _WRITERS,
     "POST /v1/ledgers/{ledger_id}/digests": _WRITERS,
 }
+
+AUDITED: Final = frozenset({"PUT /v1/state", "PUT /v1/maintenance"})
+"""What is noted in the audit log."""

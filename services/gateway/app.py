@@ -14,6 +14,7 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
+from quorumlog.net.audit_client import AuditClient
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
@@ -34,6 +35,7 @@ from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
+from services.gateway.edge.access import AUDITED
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
@@ -83,6 +85,7 @@ def build_app(
     transactions: Transactions | None = None,
     tokens: TokenClient | None = None,
     callers: Callers | None = None,
+    audit: AuditClient | None = None,
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
@@ -91,7 +94,7 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions, tokens, callers)
+    routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
     operations = [*(route.operation for route in routes), *SHARED]
     description = describe(
         [_described(operation) for operation in operations],
@@ -118,6 +121,7 @@ def build_app(
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
+        audited={(op.method, op.path): op.name for op in operations if op.name in AUDITED},
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -227,12 +231,13 @@ def _routes(
     transactions: Transactions | None,
     tokens: TokenClient | None,
     callers: Callers | None,
+    audit: AuditClient | None,
 ) -> list[Route]:
     """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
-        *ClusterRoutes(engine).routes(),
+        *ClusterRoutes(engine, audit).routes(),
     ]
     if logs is not None:
         routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
@@ -283,6 +288,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         transactions=transactions,
         tokens=tokens,
         callers=callers,
+        audit=AuditClient(engine.metadata),
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
     )

@@ -11,6 +11,7 @@ import asyncpg
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.audit import audited
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
@@ -18,6 +19,7 @@ from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
 from services.metadata import (
+    audit_handlers,
     handlers,
     log_handlers,
     rebuild_handlers,
@@ -26,6 +28,8 @@ from services.metadata import (
     transaction_handlers,
     witness_handlers,
 )
+from services.metadata.audit import keeps_audited
+from services.metadata.audit_store import AuditStore
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
@@ -45,7 +49,7 @@ from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
-from services.metadata.roles import ROLES
+from services.metadata.roles import AUDITED, ROLES
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
@@ -53,6 +57,7 @@ from services.metadata.witnesses import WitnessStore
 log = logging.getLogger(__name__)
 
 ROUTES: Final = (
+    *audit_handlers.ROUTES,
     *handlers.ROUTES,
     *log_handlers.ROUTES,
     *rebuild_handlers.ROUTES,
@@ -87,9 +92,15 @@ def build(config: Config) -> web.Application:
     cookies = CookieStore(database)
     inquiry = Inquiry(database, cookies, liveness, config.credentials)
     rebuilder = Rebuilder(RebuildStore(database), cookies, liveness, config.credentials)
-    expiry = Expiry(transactions, leases, inquiry, every_s=config.expiry_every_s)
+    audit = AuditStore(database, days=config.audit_days, rows_max=config.audit_rows_max)
+    expiry = Expiry(transactions, leases, audit, inquiry, every_s=config.expiry_every_s)
     app = web.Application(
-        middlewares=[measures, witness_handlers.presents_witnesses, answers_problems],
+        middlewares=[
+            measures,
+            witness_handlers.presents_witnesses,
+            answers_problems,
+            keeps_audited,
+        ],
         client_max_size=config.body_bytes_max,
     )
     cookies = CookieStore(database)
@@ -102,6 +113,7 @@ def build(config: Config) -> web.Application:
         repairs=RepairStore(database),
         repair_settings=RepairSettingsStore(database),
         leases=leases,
+        audit=audit,
         tokens=TokenStore(database),
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry, rebuilder),
@@ -139,6 +151,7 @@ def build(config: Config) -> web.Application:
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"tables": str(number_of(migration_files()[-1]))},
+        audited=audited(ROUTES, AUDITED),
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, guarded(ROUTES, ROLES))

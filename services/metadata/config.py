@@ -45,6 +45,15 @@ class Config(ServiceSettings):
     expiry_every_s: float = Field(
         5.0, gt=0, le=1000, description="interval of aborting expired transactions"
     )
+    audit_days: int = Field(
+        90, ge=1, le=3650, description="how long the audit log keeps what was done, in days"
+    )
+    audit_rows_max: int = Field(
+        100_000,
+        ge=1000,
+        le=1_000_000,
+        description="the last so many rows of the audit log are kept, about 500 bytes each",
+    )
     allowed_bookies: tuple[str, ...] = Field(
         (),
         description="the bookies that may register, as names or patterns (`store-*`); empty: all, or with"

@@ -21,6 +21,7 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.wire.witnesses import WITNESSES_MAX
+from services.metadata.audit import keep as keep_audited
 from services.metadata.memory import PRESENTED, Memory, Presented
 from services.metadata.reach import Reach
 from services.metadata.servers import connect_to_primary, dsn_of_each
@@ -196,6 +197,7 @@ class Database:
             try:
                 async with connection.transaction():
                     result = await work(connection)
+                    await keep_audited(connection)
                     # Check last: the locks now held keep the tables from being replaced.
                     seen = await self._check(connection)
             except DatabaseWentBack:

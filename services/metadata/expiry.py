@@ -1,4 +1,4 @@
-"""Expiry: transactions that were not ended in time are aborted.
+"""Expiry: transactions that were not ended in time are aborted, and old rows of the audit log deleted.
 
 All metadata services take turns by a lease, which only saves work; row locks decide.
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.repair_bodies import LeaseTake
+from services.metadata.audit_store import AuditStore
 from services.metadata.inquiry import Inquiry
 from services.metadata.leases import LeaseStore
 from services.metadata.transactions import TransactionStore
@@ -28,11 +29,13 @@ class Expiry:
         self,
         transactions: TransactionStore,
         leases: LeaseStore,
+        audit: AuditStore,
         inquiry: Inquiry,
         *,
         every_s: float,
     ) -> None:
         self._transactions, self._leases, self._inquiry = transactions, leases, inquiry
+        self._audit = audit
         self._every_s = every_s
         self._holder = str(uuid.uuid4())
         self.open = self.orphans = 0
@@ -60,4 +63,5 @@ class Expiry:
             ended = await self._transactions.expire(_PER_ROUND)
             if ended:
                 log.info("transactions-expired", extra={"count": ended})
+            await self._audit.trim()
         self.open, self.orphans = await self._transactions.counts()

@@ -50,6 +50,7 @@ from quorumlog.wire.bodies import (
     ServiceList,
 )
 from quorumlog.wire.log_bodies import LedgerIds
+from services.metadata.audit_store import AuditStore
 from services.metadata.changes import ChangeHub
 from services.metadata.cookies import CookieStore, StillNamed
 from services.metadata.copies import CopyInquiry
@@ -112,6 +113,7 @@ class MetadataParts:
     repairs: RepairStore
     repair_settings: RepairSettingsStore
     leases: LeaseStore
+    audit: AuditStore
     tokens: TokenStore
     transactions: TransactionStore
     witnesses: WitnessStore

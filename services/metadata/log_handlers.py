@@ -5,6 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.net import audit
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
@@ -35,7 +36,9 @@ OLDER_THAN_S: Final = query_integer(
 
 async def create_log(request: web.Request, _given: Given) -> web.Response:
     """Create a log; a repeat of the attempt gets the first row."""
-    row = await request.app[PARTS].logs.create(await parsed(request, LogCreateBody))
+    body = await parsed(request, LogCreateBody)
+    audit.name_target(f"logs/{body.row.name}")
+    row = await request.app[PARTS].logs.create(body)
     return row_answer(row, 201, Location=f"/v1/logs/{row.name}")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.changes import check_log, is_made_from
+from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from
 from quorumlog.wire.bodies import LineageBody, received
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
@@ -128,7 +128,7 @@ class LogStore(RowStore):
         """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 
-        Raises: NoSuchLog, VersionConflict (with `current`).
+        Raises: NoSuchLog, VersionConflict (with `current`), LogProtected.
         """
         target = f"delete log {name}"
         try:
@@ -141,6 +141,7 @@ class LogStore(RowStore):
             return  # another log was created under the name since
         if old.version != request.version:
             raise conflict(old)
+        check_unprotected(old.to_core())
         await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
 

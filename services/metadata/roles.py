@@ -72,4 +72,24 @@ ROLES: Final[Table] = {
     "GET /v1/kept-ledgers": _GATEWAY | _OPERATOR,
     "GET /v1/witnesses": _GATEWAY | _OPERATOR,
     "POST /v1/witnesses/accept": _OPERATOR,
+    "GET /v1/audit": _GATEWAY | _OPERATOR,
 }
+
+AUDITED: Final = frozenset(
+    {
+        "DELETE /v1/ledgers/{ledger_id}",
+        "POST /v1/logs",
+        "DELETE /v1/logs/{name}",
+        "POST /v1/tokens",
+        "DELETE /v1/tokens/{id}",
+        "PUT /v1/bookies/{name}/cookie",
+        "DELETE /v1/bookies/{name}/cookie",
+        "PATCH /v1/repair-settings",
+        "POST /v1/rebuild",
+        "POST /v1/witnesses/accept",
+    }
+)
+"""What is noted in the audit log, whoever asks."""
+
+FOR_OTHERS: Final = AUDITED | {"PUT /v1/ledgers/{ledger_id}", "PUT /v1/logs/{name}"}
+"""What is kept with the request of a client for which another service asks for it."""

@@ -4,6 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog.net import audit
 from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, path_text, query_text
@@ -20,7 +21,9 @@ KNOWN: Final = query_text(
 
 async def create_token(request: web.Request, _given: Given) -> web.Response:
     """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer."""
-    row = await request.app[PARTS].tokens.create(await parsed(request, TokenCreate))
+    body = await parsed(request, TokenCreate)
+    audit.name_target(f"tokens/{body.token.id}")
+    row = await request.app[PARTS].tokens.create(body)
     return answer(row, 201)
 
 

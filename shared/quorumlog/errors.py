@@ -396,6 +396,10 @@ class LogExists(Superseded, code="log-exists", title="The log exists with other 
     """There is a log of this name with other settings."""
 
 
+class LogProtected(Superseded, code="log-protected", title="The log is protected from deletion"):
+    """The log has `deletion_protection`: switch that off before it is deleted, truncated or overwritten."""
+
+
 class LogClosed(Superseded, code="log-closed", title="The log is closed"):
     """The log is closed for good."""
 

@@ -23,6 +23,8 @@ PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
 PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
+AUDITED: Final = "Quorumlog-Audited"
+"""Between processes: the audited request of a client that a change is made for."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the instance that the sender takes for the ledger's or log's writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"

@@ -23,6 +23,7 @@ from tests.support.waiting import until, within
 
 _SHAPE: Final = {"code", "detail", "retryable", "outcome", "exit_status"}
 _ARGUMENTS: Final = {
+    "audit": (),
     "accept-loss": ("1", "--from", "0", "--to", "0", "--yes"),
     "append": ("1", "text"),
     "delay": ("60",),

@@ -29,7 +29,7 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.transaction_client import TransactionClient
-from quorumlog.protocol.changes import check_log, published_by
+from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.log.messages import Committed, OwnerLost, RowChanged
@@ -652,6 +652,7 @@ class Store(MetadataLogs):
         await self.gateway.ask()
         if self.row(log.name).version != log.version:
             return RowChanged(self.row(log.name))
+        check_unprotected(self.row(log.name))
         row = self.cluster.logs.pop(log.name)
         self.cluster.freed[log.name] = row.version + 1
         for item in row.items:

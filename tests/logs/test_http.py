@@ -326,7 +326,9 @@ async def test_requests_that_make_no_sense_are_4xx(log: Http) -> None:
     assert code(await log.ask("POST", ENTRIES, {"data": big})) == (413, "too-large")
     assert code(await log.ask("POST", ENTRIES, body=b"a=b", headers=form))[0] == 415
     assert (await log.ask("HEAD", LOG)).status == 200
-    assert (await log.ask("OPTIONS", LOG)).headers["Allow"] == "DELETE, GET, HEAD, OPTIONS, PUT"
+    assert (await log.ask("OPTIONS", LOG)).headers[
+        "Allow"
+    ] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
 
 
 async def test_a_wait_at_the_tail_ends_by_time_with_no_records(log: Http) -> None:
@@ -390,3 +392,36 @@ async def test_what_is_archived_is_noted_by_compare_and_swap_and_never_goes_back
     # Its owner goes on: the row that it writes next has this in it.
     await appended(log, {"text": "on"})
     assert (await log.ask("POST", f"{LOG}/roll")).json["archived_through"] == 10
+
+
+async def test_a_protected_log_is_neither_deleted_nor_truncated_until_that_is_off(
+    log: Http,
+) -> None:
+    await appended(log, {"text": "kept"})
+    assert (await log.ask("GET", LOG)).json["deletion_protection"] is False
+
+    for _ in range(2):
+        on = await log.ask("PATCH", LOG, {"deletion_protection": True})
+        assert (on.status, on.json["deletion_protection"]) == (200, True)
+    await appended(log, {"text": "on"})
+    await log.ask("POST", f"{LOG}/roll")
+
+    assert code(await log.ask("DELETE", LOG)) == (409, "log-protected")
+    assert code(await log.ask("POST", f"{LOG}/truncate", {"before": 1})) == (409, "log-protected")
+    assert code(await log.ask("PATCH", LOG, {})) == (422, "invalid")
+    shown = (await log.ask("GET", LOG)).json
+    assert (shown["first_offset"], shown["next_offset"]) == (0, 2)
+
+    off = await log.ask("PATCH", LOG, {"deletion_protection": False})
+    assert (off.status, off.json["deletion_protection"]) == (200, False)
+    assert (await log.ask("DELETE", LOG)).status == 204
+
+
+async def test_a_log_is_created_with_its_protection(http: Http) -> None:
+    path = "/v1/logs/protected"
+    made = await http.ask("PUT", path, {"deletion_protection": True})
+
+    assert (made.status, made.json["deletion_protection"]) == (201, True)
+    assert (await http.ask("PUT", path, {})).json["deletion_protection"] is True
+    other = await http.ask("PUT", path, {"deletion_protection": False})
+    assert code(other) == (409, "log-exists")

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable
+from quorumlog.errors import EntryUnavailable, LogProtected
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
@@ -16,7 +16,7 @@ from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
 from services.gateway.logs.values import Append
 from tests.logs.model import Gateway, ModelTransactions, Store
-from tests.logs.test_manager import SETTINGS, a_cluster, contents, records
+from tests.logs.test_manager import SETTINGS, a_cluster, call, contents, records
 from tests.support.virtual import run_virtual
 from tests.support.waiting import until
 
@@ -235,3 +235,14 @@ def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() ->
             assert len(cluster.ledgers) == 1
 
     run_virtual(main, seed=4)
+
+
+async def test_the_retention_of_a_protected_log_goes_on() -> None:
+    async with a_cluster() as (_, (one, _two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        await one.logs.protect("log", is_on=True)
+
+        with pytest.raises(LogProtected):
+            await one.logs.truncate("log", 1)
+        assert (await one.logs.truncate("log", 1, is_retention=True)).log.first_offset == 1

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.errors import InvalidRequest, NoSuchLedger, NoSuchLog, OwnedByLog
+from quorumlog.errors import InvalidRequest, LogProtected, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
@@ -447,3 +447,26 @@ async def test_a_create_repeated_after_its_log_was_deleted_gets_no_later_log_of_
 
     assert (made[0], status, problem["code"]) == (201, 404, "no-such-log")
     assert await logs.get(LOG.name) == other
+
+
+async def test_a_protected_log_is_not_deleted(logs: LogClient) -> None:
+    row, _ = await logs.create(replace(LOG, deletion_protection=True))
+
+    with pytest.raises(LogProtected):
+        await logs.delete(row)
+
+    is_done, row = await logs.cas(row.protected(is_on=False))
+    assert is_done
+    assert await logs.delete(row) is None
+
+
+async def test_a_row_without_protection_is_as_services_of_before_read_it(
+    service: Service, logs: LogClient
+) -> None:
+    row, _ = await logs.create(LOG)
+
+    _, shown = await service.send("GET", "/v1/logs/a-log")
+    assert "deletion_protection" not in shown
+    await logs.cas(row.protected(is_on=True))
+    _, shown = await service.send("GET", "/v1/logs/a-log")
+    assert shown["deletion_protection"] is True

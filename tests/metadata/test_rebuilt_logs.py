@@ -335,6 +335,7 @@ REBUILT = {
     "leases": "",
     "access_tokens": "access tokens",
     "access_token_list": "access tokens",
+    "audit": "the audit log",
 }
 """Each table, and what of it no bookie holds; leases, kept and unproven ledgers are told anew by those who hold them."""
 

@@ -125,8 +125,12 @@ async def _counts_versions(http: Http) -> None:
 async def _overwrites(http: Http) -> None:
     name = await begin(http)
     one = await write(http, name, [["new"]])
+    over = {"ledgers": [one], "overwrite": True}
 
-    done = await end(http, name, "commit", {"ledgers": [one], "overwrite": True}, at=1)
+    await http.done("PATCH", LOG, {"deletion_protection": True})
+    assert code(await end(http, name, "commit", over, at=1)) == (409, "log-protected")
+    await http.done("PATCH", LOG, {"deletion_protection": False})
+    done = await end(http, name, "commit", over, at=1)
 
     assert done.json["first_offset"] == 9
     assert await http.contents("log") == ["new"]

@@ -97,6 +97,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "listLogs": _on(Named.SOME, Scope.READ),
     "putLog": _on(Named.LOG, Scope.MANAGE),
     "getLog": _on(Named.LOG, *_LOOK),
+    "patchLog": _on(Named.LOG, Scope.MANAGE),
     "deleteLog": _on(Named.LOG, Scope.MANAGE),
     "openLog": _on(Named.LOG, Scope.APPEND),
     "rollLog": _on(Named.LOG, Scope.MANAGE),
@@ -110,6 +111,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "abortTransaction": _on(Named.TRANSACTION, Scope.APPEND),
     "listBookies": _on(Named.CLUSTER, Scope.READ),
     "getCluster": _on(Named.CLUSTER, Scope.READ),
+    "listAudit": _on(Named.EVERYTHING, Scope.ADMIN),
     "getMetrics": _on(Named.CLUSTER, Scope.READ),
     "createTicket": _on(Named.SOME, Scope.READ, Scope.APPEND),
     "createToken": _on(Named.EVERYTHING, Scope.ADMIN),
@@ -122,6 +124,23 @@ ACCESS: Final[Mapping[str, Access]] = {
     "getDocs": _OPEN,
 }
 """By the operation's name."""
+
+AUDITED: Final = frozenset(
+    {
+        "recoverLedger",
+        "acceptLoss",
+        "deleteLedger",
+        "putLog",
+        "patchLog",
+        "deleteLog",
+        "openLog",
+        "truncateLog",
+        "closeLog",
+        "createToken",
+        "revokeToken",
+    }
+)
+"""The operations that are noted in the audit log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""The resources /v1/bookies, /v1/cluster and /problems."""
+"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems."""
 
 from typing import Any
 
 from aiohttp import web
 
 from quorumlog.errors import RouteNotFound, codes
+from quorumlog.net.audit_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
 from quorumlog.net.listen import html_response
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given
@@ -18,8 +19,8 @@ from services.gateway.interface import EngineInterface
 class ClusterRoutes:
     """Handlers about the cluster, and the pages that explain problems."""
 
-    def __init__(self, engine: EngineInterface) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineInterface, audit: AuditClient | None) -> None:
+        self._engine, self._audit = engine, audit
 
     async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/bookies."""
@@ -35,6 +36,17 @@ class ClusterRoutes:
         """GET /v1/cluster."""
         return json_value(await self._engine.cluster())
 
+    async def audit(self, _request: web.Request, given: Given) -> web.Response:
+        """GET /v1/audit."""
+        assert self._audit is not None, "there is such a route"
+        page = await self._audit.page(
+            after=given[AFTER],
+            since=given[SINCE],
+            target=given[TARGET],
+            limit=given[LIMIT],
+        )
+        return json_value(page.model_dump(mode="json"))
+
     async def problem(self, request: web.Request, given: Given) -> web.Response:
         """GET /problems/{code}."""
         cls = codes().get(given[op.CODE])
@@ -46,8 +58,11 @@ class ClusterRoutes:
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
-        return [
+        routes = [
             Route(op.BOOKIES, self.bookies),
             Route(op.CLUSTER, self.cluster),
             Route(op.PROBLEM, self.problem),
         ]
+        if self._audit is not None:
+            routes.append(Route(op.AUDIT, self.audit))
+        return routes

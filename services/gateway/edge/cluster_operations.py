@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 from quorumlog import errors
+from quorumlog.net.audit_client import AFTER, LIMIT, SINCE, TARGET
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
+from quorumlog.wire.audit_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
 from services.gateway.edge.media import HTML
 from services.gateway.edge.models import BookieListModel
@@ -39,6 +41,17 @@ _BOOKIE: Final = {
     "free_bytes": 1 << 30,
 }
 
+_AUDITED: Final = {
+    "number": 7,
+    "at": "2026-01-02T03:04:05.678901Z",
+    "id": "3d0ca315-aff9-4fc2-be61-3b76b9a2d798",
+    "who": "the token orders service (5f0c2a9d41be7786)",
+    "remote": "192.0.2.7",
+    "operation": "deleteLog",
+    "target": "logs/orders-2025",
+    "via": "gateway gateway-1",
+}
+
 BOOKIES: Final = Operation(
     "GET",
     "/v1/bookies",
@@ -57,6 +70,19 @@ CLUSTER: Final = Operation(
     "Every service with its state, and the ledgers that lack copies",
     replies=gives("The cluster.", {"type": "object"}, {"empty": {}}),
     errors=(*_ERRORS, *WITH_METADATA),
+)
+AUDIT: Final = Operation(
+    "GET",
+    "/v1/audit",
+    "listAudit",
+    "Cluster",
+    "Who changed what",
+    "Audited requests that changed something, by their numbers. `next` is the next `after`, null at the end.",
+    (SINCE, TARGET, AFTER, LIMIT),
+    replies=gives(
+        "A page of the audit log.", AuditList, {"a deletion": {"audit": [_AUDITED], "next": None}}
+    ),
+    errors=(*_ERRORS, *WITH_METADATA, errors.MetadataBusy),
 )
 PROBLEM: Final = Operation(
     "GET",

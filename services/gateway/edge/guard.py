@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from quorumlog.errors import Unauthenticated
+from quorumlog.net import audit
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge.access import (
@@ -76,6 +77,7 @@ class Guard:
             return  # no such route, or one for all
         caller = await self._identify(request)
         request[CALLER] = caller
+        audit.identified(caller.who)
         if caller.usage is not None:
             caller.usage.begin(request.content_length or 0)
         if request.transport is not None:

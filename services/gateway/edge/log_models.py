@@ -53,6 +53,12 @@ class LogCreate(Model):
     )
     retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
 
+    deletion_protection: bool | None = Field(
+        default=None,
+        description="true: the log can't be deleted, truncated or overwritten until `PATCH` says false; its retention"
+        " goes on. Of a log that exists: null takes what it has.",
+    )
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         self.settings()
@@ -66,6 +72,14 @@ class LogCreate(Model):
             **{name: getattr(self, name) for name in _LIMITS},
             custom=tuple(sorted(self.metadata.items())),
         )
+
+
+class LogPatch(Model):
+    """What of a log may be changed."""
+
+    deletion_protection: bool = Field(
+        description="false: the log may be deleted, truncated and overwritten again."
+    )
 
 
 class LogSettingsModel(Model):
@@ -105,6 +119,9 @@ class Log(Model):
     archived_through: Id | None = Field(
         description="Records below it are kept elsewhere too; null if the log is not archived."
     )
+    deletion_protection: bool = Field(
+        description="The log can't be deleted, truncated or overwritten."
+    )
     ledgers: list[LogLedger]
     owner: WriterModel | None = Field(
         description="The gateway that writes the log; null while none does."
@@ -130,6 +147,7 @@ def log_json(view: LogView) -> dict[str, Any]:
         "first_offset": log.first_offset,
         "next_offset": view.next_offset,
         "archived_through": log.archived_through,
+        "deletion_protection": log.deletion_protection,
         "ledgers": [
             {
                 "ledger_id": item.ledger_id,

@@ -40,6 +40,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "first_offset": 0,
     "next_offset": 8,
     "archived_through": None,
+    "deletion_protection": False,
     "ledgers": [
         {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
         {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
@@ -119,6 +120,19 @@ GET: Final = Operation(
     replies=gives("The log.", *_LOG, ETAG),
     errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
+PATCH: Final = Operation(
+    "PATCH",
+    "/v1/logs/{name}",
+    "patchLog",
+    "Logs",
+    "Protect a log from deletion, or end that",
+    "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
+    (NAME,),
+    {JSON: Content(models.LogPatch, {"on": {"deletion_protection": True}})},
+    gives("The log.", *_LOG, ETAG),
+    (*USUAL, *WITH_BODY, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
+    needs_body=True,
+)
 DELETE: Final = Operation(
     "DELETE",
     "/v1/logs/{name}",
@@ -127,7 +141,13 @@ DELETE: Final = Operation(
     "Delete a log with its ledgers",
     parameters=(NAME,),
     replies={204: Reply("It is deleted, and the name is free.")},
-    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog, errors.RecoveryBlocked),
+    errors=(
+        *ALWAYS,
+        *WITH_METADATA,
+        errors.NoSuchLog,
+        errors.LogProtected,
+        errors.RecoveryBlocked,
+    ),
 )
 OPEN: Final = _order(
     "open",
@@ -150,6 +170,7 @@ TRUNCATE: Final = _order(
     "Drop old ledgers",
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
+    errors=(errors.LogProtected,),
 )
 ARCHIVED: Final = _order(
     "archived",

@@ -12,6 +12,7 @@ from services.gateway.edge.log_models import (
     LogArchived,
     LogCreate,
     LogOpen,
+    LogPatch,
     LogTruncate,
     log_json,
 )
@@ -30,7 +31,9 @@ class LogRoutes:
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}."""
         wanted = await body.read_model(request, self._room, LogCreate)
-        view, is_new = await self._logs.put(given[NAME], wanted.settings())
+        view, is_new = await self._logs.put(
+            given[NAME], wanted.settings(), deletion_protection=wanted.deletion_protection
+        )
         headers = {"ETag": f'"{view.log.version}"'}
         if is_new:
             headers["Location"] = f"/v1/logs/{given[NAME]}"
@@ -50,6 +53,12 @@ class LogRoutes:
             is_shown=lambda name: caller.may(Scope.READ, Kind.LOGS, name),
         )
         return json_value({"logs": [log_json(view) for view in views], "next": following})
+
+    async def patch(self, request: web.Request, given: Given) -> web.Response:
+        """PATCH /v1/logs/{name}."""
+        wanted = await body.read_model(request, self._room, LogPatch)
+        view = await self._logs.protect(given[NAME], is_on=wanted.deletion_protection)
+        return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
@@ -87,6 +96,7 @@ class LogRoutes:
             Route(op.LIST, self.page),
             Route(op.PUT, self.put),
             Route(op.GET, self.get),
+            Route(op.PATCH, self.patch),
             Route(op.DELETE, self.delete),
             Route(op.OPEN, self.open),
             Route(op.ROLL, self.roll),

@@ -18,7 +18,7 @@ from quorumlog.errors import (
     QuorumLogError,
     ShuttingDown,
 )
-from quorumlog.net import trace
+from quorumlog.net import audit, trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
@@ -98,6 +98,7 @@ def edge_middleware(
         route = "none" if resource is None else resource.canonical
         peer = peer_of(request.remote)
         PEER.set(peer)
+        audited = audit.begin(request)
         place = large = 0
         response: web.StreamResponse | None = None
         try:
@@ -136,6 +137,8 @@ def edge_middleware(
                     room.requests.give(peer)
                 if guard is not None:
                     guard.leave(request, response)
+                if audited is not None:
+                    audited.end(response)
                 room.release(request)
             metrics.observe(request.method, route, response.status, time.perf_counter() - started)
             if not response.prepared:

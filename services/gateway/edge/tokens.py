@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from quorumlog.net import audit
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.net.token_client import TokenClient
@@ -27,6 +28,7 @@ class TokenRoutes:
         """POST /v1/tokens."""
         wanted = await body.read_model(request, self._room, AccessTokenCreate)
         secret, token = wanted.drawn()
+        audit.name_target(f"tokens/{token.id}")
         row = await self._client.create(token, expires_in_s=wanted.expires_in_s)
         return json_value(token_json(row) | {"token": secret}, 201)
 

@@ -10,12 +10,15 @@ import hmac
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from quorumlog.errors import WrongPassword
+from quorumlog.net import audit
+from quorumlog.net.budget import PEER
 from quorumlog.protocol.access_key import SALT_BYTES, is_same, is_sealed, salt_and_digest
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 
@@ -62,10 +65,14 @@ class Gatekeeper:
         """
         if not row.access_key:
             return row
-        if password is None:
-            raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
-        salt, _ = salt_and_digest(row.access_key)
-        self._verify(row, password, salt)
+        try:
+            if password is None:
+                raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
+            salt, _ = salt_and_digest(row.access_key)
+            self._verify(row, password, salt)
+        except WrongPassword as error:
+            _note(row, error.status, error.code)
+            raise
         return _with_keys(row, password, salt) if is_sealed(row.access_key) else row
 
     def _verify(self, row: LedgerMetadata, password: str, salt: bytes) -> None:
@@ -78,6 +85,13 @@ class Gatekeeper:
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)
+        _note(row, HTTPStatus.OK)
+
+
+def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
+    """Audit an open: the first use of a password here, or a wrong one."""
+    target = f"ledgers/{row.ledger_id}"
+    audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 
 
 def _with_keys(row: LedgerMetadata, password: str, salt: bytes) -> LedgerMetadata:

@@ -22,6 +22,7 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
+from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import RowChanged, RowTaken
@@ -80,13 +81,19 @@ class LogManager:
         self.ends_here = self._views.ends_here
         self.drain = self.ownership.drain
 
-    async def put(self, name: str, settings: LogSettings) -> tuple[LogView, bool]:
-        """The log of this name, and whether this call created it.
+    async def put(
+        self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
+    ) -> tuple[LogView, bool]:
+        """The log of this name, and whether this call created it. `deletion_protection`: None takes that of the log.
 
         Raises: LogExists if it has other settings.
         """
-        row, is_new = await self._store.create(LogMetadata(name, settings, next_offset=0))
-        if row.settings != settings:
+        wanted = LogMetadata(
+            name, settings, next_offset=0, deletion_protection=bool(deletion_protection)
+        )
+        row, is_new = await self._store.create(wanted)
+        is_same = deletion_protection in (None, row.deletion_protection)
+        if row.settings != settings or not is_same:
             raise LogExists(f"the log {name} exists with other settings", log=name)
         return await self._views.view(row), is_new
 
@@ -95,16 +102,20 @@ class LogManager:
         return await self._views.view(await self._reader.row(name))
 
     async def delete(self, name: str) -> None:
-        """Delete the log and its ledgers. Raises: NoSuchLog, RecoveryBlocked."""
+        """Delete the log and its ledgers. Raises: NoSuchLog, LogProtected, RecoveryBlocked."""
+        # Before the log's writer is fenced; the metadata service refuses too.
+        check_unprotected(await self._store.get(name))
         row = await self.ownership.handle(name).delete()
         await self._drop([item.ledger_id for item in row.items])
 
-    async def truncate(self, name: str, before: int) -> LogView:
-        """Drop whole ledgers that end below `before`."""
+    async def truncate(self, name: str, before: int, *, is_retention: bool = False) -> LogView:
+        """Drop whole ledgers that end below `before`. Raises: LogProtected, but for the log's own retention."""
         dropped: Sequence[LedgerMetadata] = ()
 
         async def truncated(row: LogMetadata) -> LogMetadata:
             nonlocal dropped
+            if not is_retention:
+                check_unprotected(row)
             changed = row.truncated(before)
             dropped = await self._engine.existing(_let_go(row, changed))
             return changed
@@ -113,6 +124,15 @@ class LogManager:
         # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b).
         await self._engine.tell_deleted(dropped)
         await self._drop(_let_go(row, new))
+        return await self._views.view(new)
+
+    async def protect(self, name: str, *, is_on: bool) -> LogView:
+        """Switch the protection from deletion on or off; idempotent."""
+
+        async def protected(row: LogMetadata) -> LogMetadata:
+            return row.protected(is_on=is_on)
+
+        _, new = await self._change(name, protected)
         return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:

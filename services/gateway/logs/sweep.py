@@ -89,7 +89,7 @@ class Sweep:
         # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
         before = retained_from(row, now_ms=self._store.database_ms() or 0)
         if before > row.first_offset and (is_owned or not row.unsealed):
-            await self._logs.truncate(row.name, before)
+            await self._logs.truncate(row.name, before, is_retention=True)
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:

@@ -20,6 +20,7 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
@@ -139,6 +140,9 @@ class Transactions:
         if found.is_open:
             _check_names(found, ledgers)
         if found.is_open and (ledgers or overwrite):
+            if overwrite:
+                # A refusal by the metadata service would end the log's owner.
+                check_unprotected(await self._store.get(found.log))
             try:
                 call = Publish(transaction_id, ledgers, overwrite, token)
                 done = await self._logs.publish(found.log, call)

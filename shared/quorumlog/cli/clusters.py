@@ -16,8 +16,11 @@ from quorumlog.cli.printing import (
     print_rows,
     show_repeatedly,
 )
-from quorumlog.cli.session import common_options, parse_urls, run_async
+from quorumlog.cli.session import common_options, parse_urls, run, run_async
+from quorumlog.client import Client
 from quorumlog.errors import by_code
+
+_AUDIT_COLUMNS = ("at", "operation", "target", "who", "remote", "via")
 
 app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
 
@@ -68,6 +71,29 @@ def _print_cluster(found: dict[str, Any]) -> None:
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
     print_line(f"quarantined by this gateway: {found.get('quarantined', [])}")
     print_line(f"degraded ledgers: {found['degraded_ledgers']}")
+
+
+@app.command()
+def audit(
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only from this time on: 2026-01-02T03:04:05Z."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Only what was done to this: logs/NAME, ledgers/ID, tokens/ID."),
+    ] = None,
+) -> None:
+    """Print who changed what: deletions, recoveries, accepted losses, changes of logs, tokens, bookies and settings."""
+
+    async def show(client: Client) -> None:
+        async for row in client.audit(since=since, target=target):
+            if common_options().as_json:
+                print_json(row)
+            else:
+                print_line("  ".join(str(row[name]) for name in _AUDIT_COLUMNS))
+
+    run(show)
 
 
 @app.command()

@@ -57,6 +57,9 @@ def create_log(
         int | None, typer.Option(help="Retain at least this many bytes.")
     ] = None,
     retention_seconds: Annotated[int | None, typer.Option(help="Retain ledgers this long.")] = None,
+    deletion_protection: Annotated[
+        bool | None, typer.Option(help="Whether nobody may delete, truncate or overwrite the log.")
+    ] = None,
 ) -> None:
     """Create a log. Repeating the command with the same settings is harmless."""
 
@@ -67,6 +70,7 @@ def create_log(
             roll_seconds=roll_seconds,
             retention_bytes=retention_bytes,
             retention_seconds=retention_seconds,
+            deletion_protection=deletion_protection,
         )
         return await log.info()
 
@@ -232,6 +236,15 @@ def truncate_log(
 def close_log(name: NameArgument) -> None:
     """Close a log for good."""
     print_object(run(lambda client: client.log(name).close()))
+
+
+@app.command(name="protect")
+def protect_log(
+    name: NameArgument,
+    is_off: Annotated[bool, typer.Option("--off", help="End the protection.")] = False,
+) -> None:
+    """Protect a log: nobody may delete, truncate or overwrite it until --off."""
+    print_object(run(lambda client: client.log(name).protect(deletion_protection=not is_off)))
 
 
 @app.command(name="delete")

@@ -122,6 +122,7 @@ class Client:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        deletion_protection: bool | None = None,
     ) -> Log:
         """Create a log, or get an existing log of the same settings; the server chooses what is left
         out.
@@ -139,6 +140,7 @@ class Client:
             "roll_seconds": roll_seconds,
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
+            "deletion_protection": deletion_protection,
         }
         await self._transport.request(
             "PUT",
@@ -229,6 +231,20 @@ class Client:
         """End an access token. Raises: NoSuchToken."""
         path = f"/v1/tokens/{quote(checks.text('token_id', token_id), safe='')}"
         await self._transport.request("DELETE", path, is_repeatable=False)
+
+    def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
+        """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        asked = {"since": since, "target": target}
+        return Paged(
+            self._pages(
+                "audit",
+                {
+                    name: checks.text(name, value)
+                    for name, value in asked.items()
+                    if value is not None
+                },
+            )
+        )
 
     async def _pages(
         self, kind: str, params: Mapping[str, str | int]

@@ -233,8 +233,12 @@ class Log:
         """Close the log for good."""
         return await self._call("POST", "/close")
 
+    async def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
+        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
+        return await self._call("PATCH", "", {"deletion_protection": deletion_protection})
+
     async def delete(self) -> None:
-        """Delete the log with its records."""
+        """Delete the log with its records. Raises: LogProtected."""
         await self._transport.request("DELETE", self._path, is_repeatable=False)
 
     async def _call(

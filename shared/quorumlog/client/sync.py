@@ -295,8 +295,12 @@ class Log(Face[_async.Log]):
         """Close the log for good."""
         return self._portal.run(self._inner.close())
 
+    def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
+        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
+        return self._portal.run(self._inner.protect(deletion_protection=deletion_protection))
+
     def delete(self) -> None:
-        """Delete the log with its records."""
+        """Delete the log with its records. Raises: LogProtected."""
         self._portal.run(self._inner.delete())
 
 
@@ -461,6 +465,7 @@ class Client:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        deletion_protection: bool | None = None,
     ) -> Log:
         """Create a log, or get an existing log of the same settings; the server chooses what is left
         out.
@@ -482,6 +487,7 @@ class Client:
                     roll_seconds=roll_seconds,
                     retention_bytes=retention_bytes,
                     retention_seconds=retention_seconds,
+                    deletion_protection=deletion_protection,
                 )
             ),
         )
@@ -550,3 +556,9 @@ class Client:
     def revoke_token(self, token_id: str) -> None:
         """End an access token. Raises: NoSuchToken."""
         self._portal.run(self._inner.revoke_token(token_id))
+
+    def audit(
+        self, *, since: str | None = None, target: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        return self._portal.iterate(self._inner.audit(since=since, target=target))

@@ -43,6 +43,9 @@ class Identity:
     """The hosts that are proven to be the caller's; None where nothing is proven of them."""
 
 
+ANYBODY: Final = Identity(None, "anonymous")
+"""The caller of a listener that asks for no credentials."""
+
 CALLER: Final = web.RequestKey("caller", Identity)
 """Who sent a request to an internal listener."""
 

@@ -102,6 +102,10 @@ def request_id(offered: str | None) -> str:
     return f"{_process}-{next(_ids):x}"
 
 
+CODE: Final = web.ResponseKey("code", str)
+"""The code of the problem that an answer is."""
+
+
 def problem_response(error: QuorumLogError, instance: str) -> web.Response:
     """The answer that carries an error."""
     response = web.Response(
@@ -110,6 +114,7 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
         content_type=problems.CONTENT_TYPE,
         headers=error.headers,
     )
+    response[CODE] = error.code
     response.headers[header.REQUEST_ID] = instance
     response.headers["Cache-Control"] = "no-store"
     if error.status in (408, 413):

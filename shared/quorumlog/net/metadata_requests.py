@@ -34,6 +34,7 @@ from quorumlog.errors import (
     RouteNotFound,
     Unauthenticated,
 )
+from quorumlog.net import audit
 from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
@@ -193,6 +194,8 @@ class MetadataRequests:
     ) -> B:
         headers = {} if data is None else {"Content-Type": "application/json"}
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
+        if method != "GET" and (audited := audit.current()) is not None:
+            headers[header.AUDITED] = audited.body.to_header()
         if presented:
             headers[header.WITNESSES] = to_header(presented)
         try:

@@ -8,20 +8,16 @@ A caller whose role is None (the cluster's secret, or anybody where there are no
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from quorumlog.errors import CallerRefused, Forbidden
-from quorumlog.net.identity import CALLER, Identity, Role
+from quorumlog.net.identity import ANYBODY, CALLER, Identity, Role
 from quorumlog.net.operations import Route
 
 Table = Mapping[str, frozenset[Role]]
 """The roles that may call a route, by the route's method and path: `GET /v1/info`."""
-
-ANYBODY: Final = Identity(None, "anybody")
-"""The caller of a listener that asks for no credentials."""
 
 
 def guarded(routes: Iterable[Route], table: Table) -> list[Route]:

@@ -30,11 +30,12 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
-from quorumlog.net import descriptors, docs_page, trace
+from quorumlog.net import audit, descriptors, docs_page, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import (
     ANONYMOUS,
+    ANYBODY,
     CALLER,
     Authenticator,
     ClusterSecret,
@@ -296,17 +297,20 @@ def add_shared_routes(
     authenticator: Authenticator | None = None,
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
+    audited: Mapping[tuple[str, str], str] | None = None,
 ) -> None:
     """Add the routes of all services to an application: health, metrics, the API's description.
 
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
     answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
     `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
+    `audited`: the names of the operations that are audited, by method and path.
     """
     versions = app[VERSIONS] = {"version": RELEASE, **formats}
     registry = app[METRICS] = registry or _new_registry(versions)
     if authenticator is not None:
         app[AUTHENTICATOR] = authenticator
+    app[audit.AUDITED] = audited or {}
     app[DRAINING] = asyncio.Event()
     app[HOSTS] = hosts or Hosts()
     app[RECEIVING] = Receiving()
@@ -369,12 +373,29 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     instance = request_id(request.headers.get(header.REQUEST_ID))
     request[REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
+    audited = audit.begin(request)
+    response: web.StreamResponse | None = None
+    try:
+        response = await _answered(request, handler, instance, audited)
+    finally:
+        if audited is not None:
+            audited.end(response)
+    if not response.prepared:
+        response.headers[header.REQUEST_ID] = instance
+    return response
+
+
+async def _answered(
+    request: web.Request, handler: Handler, instance: str, audited: audit.Audited | None
+) -> web.StreamResponse:
     try:
         hosts = request.app[HOSTS]
         hosts.check(request)
         hosts.check_origin(request)
         check_caller(request)
-        response = await handler(request)
+        if audited is not None:
+            audited.who = audit.who_is(request.get(CALLER, ANYBODY))
+        return await handler(request)
     except QuorumLogError as error:
         return problem_response(error, instance)
     except web.HTTPException as error:
@@ -386,9 +407,6 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     except Exception:
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
         return problem_response(QuorumLogError(), instance)
-    if not response.prepared:
-        response.headers[header.REQUEST_ID] = instance
-    return response
 
 
 def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:

@@ -8,7 +8,7 @@ the tests ask the same ones. A single row was checked when it was parsed (`Ledge
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from quorumlog.errors import InvalidRequest
+from quorumlog.errors import InvalidRequest, LogProtected
 from quorumlog.protocol.access_key import is_same, is_sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -189,14 +189,24 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
     _raise(problems, log=old.name)
 
 
+def check_unprotected(log: LogMetadata) -> None:
+    """Raise LogProtected where a log may not be deleted, truncated or overwritten."""
+    if log.deletion_protection:
+        raise LogProtected(
+            f"the log {log.name} has deletion_protection: switch that off first", log=log.name
+        )
+
+
 def published_by(
     old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
     """What `new` publishes of what a commit asks for, in order (rule 28).
 
     Ledgers without records are left out. The caller sees to it that all but the last ledger of
-    `new` are CLOSED. Raises: InvalidRequest.
+    `new` are CLOSED. Raises: InvalidRequest, LogProtected.
     """
+    if new.first_offset > old.first_offset:
+        check_unprotected(old)
     known = {item.ledger_id for item in old.items}
     added = tuple(item for item in new.items if item.ledger_id not in known)
     wanted = [sealed.ledger_id for sealed in requested]

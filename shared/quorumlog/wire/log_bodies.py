@@ -44,7 +44,7 @@ _LIMITS: Final = (
 )  # fmt: skip
 _SAME: Final = (
     "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
-    "forgotten_end", "appended_ms", "archived_through", "created_at",
+    "forgotten_end", "appended_ms", "archived_through", "deletion_protection", "created_at",
 )  # fmt: skip
 """Fields of settings and of rows that the protocol's values have too, under the same names."""
 
@@ -150,6 +150,8 @@ class LogRow(Body):
     producers_forgotten: bool = False
     """Only in rows that were written before rule 26a: some producer was forgotten, unknown which."""
     archived_through: Number | None = None
+    deletion_protection: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
+    """Left out while it is off: services of before this field forbid it."""
     created_at: Text = ""
     read_ms: Number = 0
     """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""

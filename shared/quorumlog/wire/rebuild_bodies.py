@@ -32,6 +32,7 @@ NOT_REBUILT: Final = (
     "the repair queue and its settings",
     "idempotency keys",
     "access tokens",
+    "the audit log",
     "tokens of other changes",
 )
 """What no bookie holds, so that no rebuild makes it again. docs/guides/rebuild.md says what follows of each."""

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from loadtest.stores import Stores
+from quorumlog.net.audit_client import AuditClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.timers import Tasks
@@ -97,6 +98,7 @@ async def _listening(
         tokens=tokens,
         callers=callers,
         cors_origins=cors_origins,
+        audit=AuditClient(gateway.engine.metadata),
     )
     limits = ListenLimits(drain_timeout_s=0.1)
     async with listening(app, host="127.0.0.1", port=0, limits=limits) as listener:

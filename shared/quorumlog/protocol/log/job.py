@@ -14,6 +14,7 @@ from quorumlog.errors import (
     InvalidRequest,
     LogClosed,
     LogFenced,
+    LogProtected,
     MetadataUnavailable,
     NoSuchLog,
     NoSuchTransaction,
@@ -97,6 +98,7 @@ _FINAL: Final = (
     InvalidRequest,
     NoSuchLog,
     LogClosed,
+    LogProtected,
 )
 """Refusals of a roll or a publication that hold whoever owns the log."""
 

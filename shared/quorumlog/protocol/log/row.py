@@ -131,6 +131,8 @@ class LogMetadata:
     Empty where the store keeps none."""
     archived_through: int | None = None
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
+    deletion_protection: bool = False
+    """Nobody may delete the log, nor truncate or overwrite it; its retention goes on."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -294,6 +296,10 @@ class LogMetadata:
         """The log, whose records below an offset are kept elsewhere now."""
         assert through >= (self.archived_through or 0), "what is archived stays archived"
         return replace(self, archived_through=through)
+
+    def protected(self, *, is_on: bool) -> "LogMetadata":
+        """The log with its protection from deletion on or off."""
+        return replace(self, deletion_protection=is_on)
 
     def opened(self, owner: str) -> "LogMetadata":
         """The log with a new writer token: appends with an older one are fenced off."""

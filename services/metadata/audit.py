@@ -1,0 +1,71 @@
+"""Keeps audited requests beside their changes: the row of a request is of the first transaction that changes something
+for the request, so there is no change without its row (docs/adr/0022-audit-log.md).
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from quorumlog import header
+from quorumlog.net import audit
+from quorumlog.net.identity import Role
+from quorumlog.net.roles import caller_of
+from quorumlog.wire.audit_bodies import AuditedRequest
+from services.metadata.roles import FOR_OTHERS
+
+if TYPE_CHECKING:
+    from services.metadata.database import Connection
+
+_TRUSTED: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
+"""Who asks for clients and operators, and tells for whom."""
+
+_INSERT: Final = (
+    "INSERT INTO audit (id, who, remote, operation, target, via) VALUES ($1, $2, $3, $4, $5, $6)"
+    " ON CONFLICT (id) DO NOTHING"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The audited request that the work in this context is for."""
+
+    request: AuditedRequest | audit.Audited
+    via: str = ""
+
+
+_ASKED: Final[ContextVar[_Asked | None]] = ContextVar("asked", default=None)
+
+
+@web.middleware
+async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Have the transactions of an audited request keep it."""
+    _ASKED.set(_asked_by(request))
+    return await handler(request)
+
+
+async def keep(connection: "Connection") -> None:
+    """Keep the request that the present transaction is for, if it is audited; once."""
+    if (asked := _ASKED.get()) is None:
+        return
+    of = asked.request.body if isinstance(asked.request, audit.Audited) else asked.request
+    values = (of.id, of.who, of.remote, of.operation, of.target, asked.via)
+    # Postgres has no text with NUL in it.
+    await connection.execute(_INSERT, *(value.replace("\x00", "") for value in values))
+
+
+def _asked_by(request: web.Request) -> _Asked | None:
+    told = request.headers.get(header.AUDITED)
+    if told is not None and caller_of(request).role in _TRUSTED and _is_for_others(request):
+        asked = AuditedRequest.from_header(told)
+        if asked is not None:
+            return _Asked(asked, via=audit.who_is(caller_of(request)))
+    own = audit.current()
+    return None if own is None else _Asked(own)
+
+
+def _is_for_others(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    return resource is not None and f"{request.method} {resource.canonical}" in FOR_OTHERS

@@ -1,0 +1,125 @@
+"""The audit log: who asked a service for what, and what came of it (docs/adr/0022-audit-log.md).
+
+The edge of each service notes the requests to its audited operations: one line of the logger `audit` when the answer
+is known. While such a request is in work, requests to other services tell of it in a header, so that the metadata
+service keeps the request beside the change, in one transaction.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Final
+from uuid import uuid4
+
+from aiohttp import web
+
+from quorumlog.net.identity import Identity
+from quorumlog.net.listen import CODE
+from quorumlog.net.operations import Route
+from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditedRequest
+
+log = logging.getLogger("audit")
+log.setLevel(logging.INFO)  # whatever the level of the other lines is
+
+AUDITED: Final = web.AppKey("audited", Mapping[tuple[str, str], str])
+"""The name of each audited operation, by its method and path."""
+
+ANONYMOUS: Final = "anonymous"
+WHO: Final = ContextVar("who", default=ANONYMOUS)
+"""Who sent the request in work to a listener that knows its callers; tasks that the request starts inherit it."""
+
+
+class Audited:
+    """An audited request, while it is in work."""
+
+    __slots__ = ("id", "is_over", "operation", "remote", "target", "who")
+
+    def __init__(self, request: web.Request, operation: str) -> None:
+        self.id = str(uuid4())
+        self.operation = operation
+        self.who = ANONYMOUS
+        self.remote = request.remote or ""
+        self.target = target_of(request.path)
+        self.is_over = False
+
+    @property
+    def body(self) -> AuditedRequest:
+        """What other services are told."""
+        return AuditedRequest(
+            id=self.id,
+            who=self.who[:TARGET_CHARS_MAX],
+            remote=self.remote,
+            operation=self.operation,
+            target=self.target,
+        )
+
+    def end(self, response: web.StreamResponse | None) -> None:
+        """Note the answer; None: the client left before."""
+        self.is_over = True
+        status = None if response is None else response.status
+        code = "" if response is None else response.get(CODE, "")
+        note(self.operation, self.target, status, code, who=self.who, remote=self.remote)
+
+
+_CURRENT: Final[ContextVar[Audited | None]] = ContextVar("audited", default=None)
+
+
+def begin(request: web.Request) -> Audited | None:
+    """Note that a request begins, if its operation is audited."""
+    resource = request.match_info.route.resource
+    if resource is None:
+        return None
+    name = request.app[AUDITED].get((request.method, resource.canonical))
+    if name is None:
+        return None
+    audited = Audited(request, name)
+    _CURRENT.set(audited)
+    return audited
+
+
+def identified(who: str) -> None:
+    """Say who sent the request in work."""
+    WHO.set(who)
+    if (found := current()) is not None:
+        found.who = who
+
+
+def current() -> Audited | None:
+    """The audited request in work, if this is work for one."""
+    # Tasks that a request started may outlive it: what they do then is nobody's request.
+    found = _CURRENT.get()
+    return None if found is None or found.is_over else found
+
+
+def name_target(target: str) -> None:
+    """Say what the request in work is about, where its path does not."""
+    if (found := current()) is not None:
+        found.target = target
+
+
+def note(
+    operation: str, target: str, status: int | None, code: str = "", *, who: str, remote: str
+) -> None:
+    """Write one line of the audit log."""
+    log.info(
+        operation,
+        extra={"who": who, "remote": remote, "target": target, "status": status, "code": code},
+    )
+
+
+def target_of(path: str) -> str:
+    """What a path is about: `ledgers/5` of `/v1/ledgers/5/recover`."""
+    return "/".join(path.split("/")[2:4])[:TARGET_CHARS_MAX]
+
+
+def who_is(caller: Identity) -> str:
+    """A caller of an internal listener, for people."""
+    return caller.name if caller.role is None else f"{caller.role} {caller.name}"
+
+
+def audited(routes: tuple[Route, ...], keys: frozenset[str]) -> dict[tuple[str, str], str]:
+    """The table of an internal listener; `keys`: methods and paths. Raises: ValueError for one without a route."""
+    found = {f"{r.operation.method} {r.operation.path}": r.operation for r in routes}
+    if superfluous := keys - found.keys():
+        raise ValueError(f"audited routes that are none: {sorted(superfluous)}")
+    return {(found[key].method, found[key].path): found[key].name for key in keys}

@@ -1,0 +1,53 @@
+"""Bodies of the audit log: what was asked for on whose behalf (docs/adr/0022-audit-log.md)."""
+
+import json
+from typing import Annotated, Final
+
+from pydantic import StringConstraints, ValidationError
+
+from quorumlog.wire.bodies import Attempt, Body
+
+TARGET_CHARS_MAX: Final = 300
+"""A longer target is cut: it names nothing that exists."""
+TIME: Final = r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-]\d{2}:\d{2})"
+"""RFC 3339."""
+
+_Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
+
+
+class AuditedRequest(Body):
+    """A request that is audited, as services tell each other of it."""
+
+    id: Attempt
+    who: _Text
+    remote: _Text
+    operation: _Text
+    target: _Text
+
+    def to_header(self) -> str:
+        """The value of the header, in ASCII."""
+        return json.dumps(self.model_dump())
+
+    @classmethod
+    def from_header(cls, text: str) -> "AuditedRequest | None":
+        """What a header tells, or None."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            return None
+
+
+class AuditRow(AuditedRequest):
+    """A change that was made: its row is of the same transaction."""
+
+    number: int
+    at: str
+    via: _Text
+    """The service that asked for the change; empty where that is who asked."""
+
+
+class AuditList(Body):
+    """A page of changes, in the order of their numbers."""
+
+    audit: tuple[AuditRow, ...]
+    next: int | None

@@ -1,0 +1,128 @@
+"""The audit log in the database: one row of each audited request that changed something, for a while."""
+
+import base64
+import json
+import secrets
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+
+from loadtest.stores import Stores
+from quorumlog.header import AUDITED
+from quorumlog.net.log_client import LogClient
+from quorumlog.net.metadata_requests import new_attempt
+from tests.metadata.support import Service, serving
+from tests.metadata.test_unchecked import LOG
+from tests.support.waiting import until
+
+
+def told(**changed: str) -> dict[str, str]:
+    """The header of a gateway's request for somebody."""
+    fields = {"id": str(uuid4()), "who": "ann", "remote": "192.0.2.1", "operation": "createToken"}
+    return {AUDITED: json.dumps({**fields, "target": "tokens", **changed})}
+
+
+async def rows(service: Service, query: str = "") -> list[dict[str, Any]]:
+    status, page = await service.send("GET", f"/v1/audit?{query}")
+    assert status == 200, page
+    found: list[dict[str, Any]] = page["audit"]
+    return found
+
+
+async def make_token(service: Service, headers: dict[str, str] | None = None) -> str:
+    """An audited request. Returns its target."""
+    token_id, digest = secrets.token_hex(8), base64.b64encode(secrets.token_bytes(32)).decode()
+    token = {"id": token_id, "hash": digest, "name": "ci", "grants": ["read:*"]}
+    body = {"token": token, "attempt": new_attempt()}
+    status, _ = await service.send("POST", "/v1/tokens", body, headers=headers or {})
+    assert status == 201
+    return f"tokens/{token_id}"
+
+
+async def test_a_change_keeps_for_whom_a_gateway_asks(service: Service) -> None:
+    await make_token(service, told(target="tokens/1"))
+
+    (row,) = await rows(service, "target=tokens/1")
+
+    shown = {name: row[name] for name in ("who", "remote", "operation", "via")}
+    assert shown == {
+        "who": "ann",
+        "remote": "192.0.2.1",
+        "operation": "createToken",
+        "via": "anonymous",
+    }
+
+
+async def test_a_caller_who_speaks_for_nobody_is_kept_itself(service: Service) -> None:
+    target = await make_token(service)
+    other = await make_token(service, {AUDITED: "no JSON"})
+
+    found = await rows(service, f"target={target}") + await rows(service, f"target={other}")
+
+    assert [(row["who"], row["remote"], row["via"]) for row in found] == [
+        ("anonymous", "127.0.0.1", "")
+    ] * 2
+
+
+async def test_a_request_is_kept_once_and_only_with_a_change(service: Service) -> None:
+    row, _ = await LogClient(service.client).create(LOG)
+    refused = {"version": row.version + 1, "attempt": new_attempt()}
+    deleted = {"version": row.version, "attempt": new_attempt()}
+    whose = told(operation="deleteLog", target="logs/a-log")
+
+    assert (await service.send("DELETE", "/v1/logs/a-log", refused, headers=whose))[0] == 412
+    before = await rows(service, "target=logs/a-log")
+    for _ in range(2):
+        assert (await service.send("DELETE", "/v1/logs/a-log", deleted, headers=whose))[0] == 204
+
+    found = await rows(service, "target=logs/a-log")
+    assert [one["operation"] for one in before] == ["create_log"]
+    assert [one["operation"] for one in found] == ["create_log", "deleteLog"]
+
+
+async def test_pages_go_on_after_a_number_and_begin_at_a_time(service: Service) -> None:
+    targets = [await make_token(service) for _ in range(3)]
+
+    status, first = await service.send("GET", "/v1/audit?limit=2")
+    second = await rows(service, f"after={first['next']}")
+    all_rows = [*first["audit"], *second]
+
+    assert status == 200
+    assert [row["target"] for row in all_rows] == targets
+    since = await rows(service, f"since={all_rows[1]['at']}")
+    assert since == all_rows[1:]
+    assert await rows(service, "since=2999-01-01T00:00:00Z") == []
+
+
+async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores) -> None:
+    async with serving(stores, audit_rows_max=1000, expiry_every_s=0.05) as service:
+        targets = [await make_token(service) for _ in range(2)]
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        try:
+            await connection.execute(
+                "UPDATE audit SET at = now() - interval '91 days' WHERE target = $1", targets[0]
+            )
+
+            async def kept() -> list[str]:
+                found = await connection.fetch("SELECT target FROM audit ORDER BY number")
+                return [record["target"] for record in found]
+
+            await until(lambda: _equal(kept, [targets[1]]), "the old row is deleted")
+            await connection.execute(
+                "INSERT INTO audit (id, who, remote, via, operation, target)"
+                " SELECT gen_random_uuid(), '', '', '', '', '' FROM generate_series(1, 1000)"
+            )
+
+            async def count() -> int:
+                found: int = await connection.fetchval("SELECT count(*) FROM audit")
+                return found
+
+            await until(lambda: _equal(count, 1000), "the row beyond the last ones is deleted")
+            assert targets[1] not in await kept()
+        finally:
+            await connection.close()
+
+
+async def _equal(found: Any, wanted: object) -> bool:
+    return bool(await found() == wanted)
