@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,9 @@ from tests.attack import doors
 from tests.attack.arena import Arena, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
+from quorumlog.spark.options import ClusterAccess
 from tests.client.test_guides import BLOCK, ROOT, output_of
+from tests.support.issuer import AUDIENCE, NAME, Issuer
 from tests.support.waiting import UNHURRIED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,9 +34,21 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 _GUIDE: Final = ROOT / "docs" / "guides" / "tokens.md"
 
 
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
+    return Issuer(tmp_path_factory.mktemp("issuer") / "keys.json", "RS256")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(servers: StoreServers) -> AsyncIterator[Cluster]:
-    settings = {**UNHURRIED, "REQUIRE_TOKENS": "1", "LOG_LEVEL": "DEBUG"}
+async def cluster(servers: StoreServers, issuer: Issuer) -> AsyncIterator[Cluster]:
+    settings = {
+        **UNHURRIED,
+        "REQUIRE_TOKENS": "1",
+        "JWT_KEYS_FILE": str(issuer.file),
+        "JWT_ISSUER": NAME,
+        "JWT_AUDIENCE": AUDIENCE,
+        "LOG_LEVEL": "DEBUG",
+    }
     async with running(
         servers.fresh(), bookies=3, gateways=2, environment=settings, log_level="DEBUG"
     ) as started:
@@ -123,6 +138,25 @@ async def test_whoever_has_no_token_a_wrong_one_or_one_for_elsewhere_gets_nothin
     assert report.bystander["appends"] > 0
 
 
+async def test_the_clients_take_a_jwt_as_they_take_a_token(
+    cluster: Cluster, issuer: Issuer, tmp_path: Path
+) -> None:
+    token = issuer.jwt("manage:logs/by-jwt", "append:logs/by-jwt", "read:logs/by-jwt")
+    (tmp_path / "jwt").write_text(token + "\n")
+
+    async with Client(*cluster.gateways, token=token) as client:
+        await client.create_log("by-jwt")
+        await client.log("by-jwt").append(b"a record")
+        with pytest.raises(Forbidden, match="the JWT of ann has no grant of admin"):
+            await client.tokens()
+    with Gateways(cluster.gateways[1], token=token) as gateways:
+        shown = await asyncio.to_thread(gateways.pages, "/v1/logs", "logs")
+    read = words("log", "read", "by-jwt", "--token-file", "jwt", "--gateway", cluster.gateways[0])
+
+    assert [log["name"] for log in shown] == ["by-jwt"]
+    assert (await output_of(read, tmp_path)).strip() == "a record"
+
+
 async def test_an_argument_with_a_token_is_refused_unseen(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *words("log", "list", "--token", "qlt_canary"),
@@ -138,22 +172,42 @@ async def test_an_argument_with_a_token_is_refused_unseen(tmp_path: Path) -> Non
 
 
 async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_or_a_list_of_processes(
-    cluster: Cluster, admin: str, tmp_path: Path
+    cluster: Cluster, admin: str, issuer: Issuer, tmp_path: Path
 ) -> None:
     password, unknown = f"pw{secrets.token_hex(16)}", f"qlt_{secrets.token_hex(20)}"
     secret = cluster.secret_file.read_text().strip()
+    issued, refused = issuer.jwt("admin:*"), issuer.jwt("admin:*", aud="another")
     canaries = [admin.removeprefix("qlt_"), password, unknown.removeprefix("qlt_"), secret]
+    canaries += [part for text in (issued, refused) for part in text.split(".")]
     seen: list[str] = []
 
-    for token, given in ((admin, password), (admin, f"{password}x"), (unknown, password)):
+    for token, given in (
+        (admin, password),
+        (admin, f"{password}x"),
+        (issued, f"{password}x"),
+        (unknown, password),
+        (refused, password),
+    ):
         async with Client(*cluster.gateways, token=token) as client:
             with contextlib.suppress(QuorumLogError):
                 seen += [repr(client), repr(vars(client))]
                 ledger = await client.create_ledger(password=password)
                 seen.append(repr(ledger))
                 await client.ledger(ledger.ledger_id, password=given).append(b"an entry")
-    environment = {"QUORUMLOG_TOKEN": unknown, "QUORUMLOG_GATEWAY": cluster.gateways[0]}
-    for command in (("log", "list"), ("log", "read", "none", "--json")):
+        with Gateways(cluster.gateways[0], token=token) as gateways:
+            seen += [repr(gateways), repr(ClusterAccess.of({"token": token}))]
+            try:
+                await asyncio.to_thread(gateways.get, "/v1/logs/none")
+            except QuorumLogError as error:
+                seen += [repr(error), "".join(traceback.format_exception(error))]
+    (tmp_path / "jwt").write_text(refused)
+    for command, token in (
+        (("log", "list"), unknown),
+        (("log", "read", "none", "--json"), unknown),
+        (("log", "list", "--token-file", "jwt"), ""),
+        (("log", "read", "none"), issued),
+    ):
+        environment = {"QUORUMLOG_TOKEN": token, "QUORUMLOG_GATEWAY": cluster.gateways[0]}
         process = await asyncio.create_subprocess_exec(
             *words(*command),
             cwd=tmp_path,
@@ -163,9 +217,9 @@ async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_
         )
         seen += _command_lines()
         seen.append((await process.communicate())[0].decode())
-        assert process.returncode == 1
+        assert process.returncode
     async with aiohttp.ClientSession() as session:
-        for token in (admin, unknown, secret):
+        for token in (admin, issued, unknown, refused, secret):
             headers = {"Authorization": f"Bearer {token}", "Ledger-Password": password}
             for path in (
                 "/metrics",
@@ -180,14 +234,15 @@ async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_
                     seen.append(f"{answer.headers} {await answer.text()}")
     async with aiohttp.ClientSession() as session:
         path = "/v1/logs/none/entries"
-        url, headers = cluster.gateways[0], {"Authorization": f"Bearer {admin}"}
-        async with session.post(
-            f"{url}/v1/tickets", json={"path": path}, headers=headers
-        ) as answer:
-            canaries.append((await answer.json())["ticket"])
-        async with session.get(f"{url}{path}?ticket={canaries[-1]}") as answer:
-            assert answer.status == 404
-            seen.append(f"{answer.headers} {await answer.text()}")
+        for token in (admin, issued):
+            url, headers = cluster.gateways[0], {"Authorization": f"Bearer {token}"}
+            async with session.post(
+                f"{url}/v1/tickets", json={"path": path}, headers=headers
+            ) as answer:
+                canaries.append((await answer.json())["ticket"])
+            async with session.get(f"{url}{path}?ticket={canaries[-1]}") as answer:
+                assert answer.status == 404
+                seen.append(f"{answer.headers} {await answer.text()}")
     seen += [cluster.log(name) for name in cluster.names]
     seen += _command_lines()
 
