@@ -14,9 +14,11 @@ from typing import Final
 import aiohttp
 import pytest
 import pytest_asyncio
+import typer
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
+from quorumlog.cli.session import _token_of
 from quorumlog.client import Client
 from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
 from quorumlog.spark.http import Gateways
@@ -155,6 +157,27 @@ async def test_the_clients_take_a_jwt_as_they_take_a_token(
 
     assert [log["name"] for log in shown] == ["by-jwt"]
     assert (await output_of(read, tmp_path)).strip() == "a record"
+
+
+async def test_a_token_that_is_replaced_in_its_file_is_used_from_then_on(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    present = _token_of(None, file)
+
+    assert callable(present)
+    assert present() == "one"
+    file.write_text("two\n")
+    assert present() == "two"
+    for text in (b"", b"\xff"):
+        file.write_bytes(text)
+        assert present() == "two"
+    with pytest.raises(typer.BadParameter, match="is not ASCII"):
+        _token_of(None, file)
+    file.write_bytes(b"")
+    with pytest.raises(typer.BadParameter, match="is empty"):
+        _token_of(None, file)
+    file.unlink()
+    assert present() == "two"
 
 
 async def test_an_argument_with_a_token_is_refused_unseen(tmp_path: Path) -> None:

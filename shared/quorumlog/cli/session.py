@@ -53,7 +53,7 @@ class CommonOptions:
     is_quiet: bool = False
     operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What is shown to the services behind the gateways."""
-    token: str | None = field(default=None, repr=False)
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
     """Of the caller, for gateways that require one."""
     operator_context: ssl.SSLContext | None = None
     """With which they are asked over TLS."""
@@ -231,15 +231,26 @@ def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> Commo
         raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
-def _token_of(token: str | None, file: Path | None) -> str | None:
+def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] | None:
     """The token of a file, else that of the environment. Raises: typer.BadParameter."""
     if file is None:
         return token
     try:
-        return file.read_text("ascii").strip()
+        last = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII"
         raise typer.BadParameter(f"{file}: {why}") from None
+    if not last:
+        raise typer.BadParameter(f"{file}: is empty")
+
+    def present() -> str:
+        """The token of the file: a JWT that ends soon is replaced there while a command runs."""
+        nonlocal last
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            last = file.read_text("ascii").strip() or last
+        return last
+
+    return present
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
