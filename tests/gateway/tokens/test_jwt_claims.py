@@ -24,7 +24,22 @@ from services.gateway.edge.issued import ISSUED_MAX, IssuedCallers
 from services.gateway.edge.jwts import QUOTAS_CLAIM, Jwts, KeysUnusable, is_jwt
 from tests.support.issuer import AUDIENCE, LEEWAY_S, NAME, Issuer, handmade, said_by_default
 
-NOW = said_by_default()["iat"]
+
+class FromNow(int):
+    """A time in seconds from the moment of the test, which may be long after its collection."""
+
+
+def told_now(claims: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: now() + value if isinstance(value, FromNow) else value
+        for name, value in claims.items()
+    }
+
+
+def now() -> int:
+    return int(said_by_default()["iat"])
+
+
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
 
 
@@ -56,11 +71,11 @@ def test_a_jwt_of_each_algorithm_is_taken_at_its_word(
 @pytest.mark.parametrize(
     ("claims", "why"),
     [
-        ({"exp": NOW - LEEWAY_S - 1}, "has expired"),
+        ({"exp": FromNow(-LEEWAY_S - 1)}, "has expired"),
         ({"exp": None}, "lacks the claim exp"),
         ({"exp": "soon"}, "no JWT"),
-        ({"nbf": NOW + 3600}, "not valid yet"),
-        ({"iat": NOW + 3600}, "not valid yet"),
+        ({"nbf": FromNow(3600)}, "not valid yet"),
+        ({"iat": FromNow(3600)}, "not valid yet"),
         ({"aud": "another"}, "another audience"),
         ({"aud": ["another", "and another"]}, "another audience"),
         ({"aud": None}, "lacks the claim aud"),
@@ -82,7 +97,7 @@ def test_a_jwt_with_a_wrong_claim_is_refused(
     issuer: Issuer, jwts: Jwts, claims: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(Unauthenticated, match=why) as refused:
-        jwts.verified(issuer.jwt("admin:*", **claims))
+        jwts.verified(issuer.jwt("admin:*", **told_now(claims)))
 
     said = refused.value.detail or ""
     assert NAME not in said, "what would be right is told to nobody"
@@ -172,8 +187,8 @@ def test_a_forged_jwt_is_refused(issuer: Issuer, jwts: Jwts, name: str) -> None:
     "claims",
     [
         {"aud": ["another", AUDIENCE]},
-        {"exp": NOW - 1},
-        {"nbf": NOW + LEEWAY_S // 2, "iat": NOW + LEEWAY_S // 2},
+        {"exp": FromNow(-1)},
+        {"nbf": FromNow(LEEWAY_S // 2), "iat": FromNow(LEEWAY_S // 2)},
         {"iat": None},
     ],
     ids=str,
@@ -181,7 +196,7 @@ def test_a_forged_jwt_is_refused(issuer: Issuer, jwts: Jwts, name: str) -> None:
 def test_a_jwt_for_several_audiences_or_of_a_clock_beside_ours_is_taken(
     issuer: Issuer, jwts: Jwts, claims: dict[str, Any]
 ) -> None:
-    assert jwts.verified(issuer.jwt("read:*", **claims)).grants == ("read:*",)
+    assert jwts.verified(issuer.jwt("read:*", **told_now(claims))).grants == ("read:*",)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +315,7 @@ def test_one_jwt_more_than_are_remembered_makes_room_but_not_of_who_is_connected
     jwts: Jwts, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = jwts.verified(issuer.jwt("read:logs/a"))
-    callers = IssuedCallers(jwts, lambda: NOW)
+    callers = IssuedCallers(jwts, now)
     ended: list[str] = []
 
     class Connection:
@@ -328,7 +343,7 @@ async def test_the_use_of_a_subject_counts_for_all_its_jwts_and_the_oldest_is_fo
     jwts: Jwts, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(issued, "ISSUED_MAX", 3)
-    callers = IssuedCallers(jwts, lambda: NOW)
+    callers = IssuedCallers(jwts, now)
     said = jwts.verified(issuer.jwt(quorumlog_quotas={"connections": 2}))
 
     def usage(subject: str, *, later_s: int = 0) -> object:
