@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from zlib import crc32
 
 import orjson
 
@@ -119,10 +118,10 @@ class Arena:
         return first + end + line.encode() + rest
 
     def shown(self, name: str, data: bytes) -> bytes:
-        """A request, nearly always by somebody who has the credentials: else nothing behind the door would be
+        """A request, nine of ten times by somebody who has the credentials: else nothing behind the door would be
         attacked.
         """
-        return data if crc32(data) % 10 == 0 else self.signed(name, data)
+        return data if self.report.requests % 10 == 0 else self.signed(name, data)
 
     def find(
         self, kind: Kind, what: str, name: str = "", data: bytes = b"", peer: str = ""

@@ -93,7 +93,7 @@ async def ledgers(arena: Arena) -> None:
     async def one(number: int) -> None:
         name = f"gateway-{1 + number % 2}"
         create = b"POST /v1/ledgers HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
-        answer = await arena.send(name, create)
+        answer = await arena.send(name, arena.signed(name, create))
         if answer is None or answer.status != 201:
             return
         made.append(orjson.loads(answer.body)["ledger_id"])
@@ -149,7 +149,7 @@ async def _came(arena: Arena, name: str, path: str) -> bool:
     loop = asyncio.get_running_loop()
     end = loop.time() + FLOOD_S
     while loop.time() < end:
-        answer = await arena.send(name, head)
+        answer = await arena.send(name, arena.signed(name, head))
         if answer is None or answer.status == 200:
             return answer is not None
         await asyncio.sleep(float(answer.headers.get("retry-after", "1")))

@@ -10,23 +10,21 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
-from unittest.mock import patch
+from typing import Final
 
 import psutil
 
 from loadtest.ports import free_ports
 from loadtest.waiting import DeadlineMissed, until
-from quorumlog import certificates
 from quorumlog.certificates import create_authority, issue, key_file, revoke
 from services.local.process import Become, in_child
 from tests.attack import raw
 from tests.attack.arena import ROOT, Arena
 from tests.attack.meters import fault_of_line
 from tests.attack.report import Kind
+from tests.support.certificates import expired
 
 HELD: Final = 100
 """Connections of each kind whose handshake does not end."""
@@ -99,14 +97,6 @@ async def _is_let_in(target: "Fortress", context: ssl.SSLContext) -> bool:
     return answer is not None and answer.status == 200
 
 
-class _LastYear(datetime):
-    """A clock by which a certificate of a day has ended long ago."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        return super().now(tz) - timedelta(days=400)
-
-
 @dataclass(frozen=True, slots=True)
 class Fortress:
     """A service with certificates, and those of its visitors."""
@@ -144,14 +134,13 @@ async def fortress() -> AsyncIterator[Fortress]:
         stranger = create_authority(folder / "theirs", "ours")
         ours = partial(issue, authority.parent)
         mine = ours("autorecovery", "autorecovery-1", ["127.0.0.1"])
-        with patch.object(certificates, "datetime", _LastYear):
-            expired = ours("gateway", "expired", ["127.0.0.1"], days=1)
+        old = expired(authority.parent, "gateway", "expired", ["127.0.0.1"])
         lost = ours("gateway", "lost", ["127.0.0.1"])
         revoke(authority.parent, "gateway", "lost")
         theirs = issue(stranger.parent, "gateway", "gateway-1", ["127.0.0.1"])
         visitors = {
             "none": None,
-            "expired": expired,
+            "expired": old,
             "another authority's": theirs,
             "revoked": lost,
         }

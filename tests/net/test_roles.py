@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from pydantic import SecretStr
 
 from loadtest.ports import free_ports
@@ -21,7 +22,7 @@ from quorumlog.net.identity import Role
 from quorumlog.net.listen import listening
 from quorumlog.net.operations import Operation, Route
 from quorumlog.net.parameters import Given
-from quorumlog.net.roles import guarded
+from quorumlog.net.roles import check_name, check_url, guarded
 from quorumlog.net.service import Listening, ServiceSettings
 from quorumlog.net.sessions import service_session
 from quorumlog.net.tls import Tls, TlsFiles
@@ -233,6 +234,7 @@ async def test_a_bookie_speaks_for_itself_and_at_its_own_hosts_only(services: Se
         *requests_about("bookie-2"),
         *requests_of("bookie-1", "https://elsewhere.example:3181"),
         *requests_of("bookie-1", "https://a.b.wild.example"),
+        *requests_of("bookie-1", "https://.wild.example"),
         # In the clear anybody on the way could answer.
         *requests_of("bookie-1", "http://store.example:3181"),
         ("PUT", "/v1/services/gateway/bookie-1/heartbeat", {"url": mine}),
@@ -251,6 +253,29 @@ async def test_a_bookie_speaks_for_itself_and_at_its_own_hosts_only(services: Se
             async with session.request(method, base + path, json=body) as answer:
                 # The database is away; a heartbeat is taken all the same.
                 assert answer.status in {200, 503}, (path, await answer.text())
+
+
+async def test_an_operator_writes_any_bookies_cookie_and_a_cookie_needs_no_url(
+    services: Services,
+) -> None:
+    """The role's row allows it; the database is away."""
+    asked = {"operator": "https://elsewhere.example", "bookie": ""}
+
+    for role, url in asked.items():
+        [(method, path, body), *_] = requests_of("bookie-1", url)
+        async with (
+            services.authority.session(role, "bookie-1" if role == "bookie" else "anna") as session,
+            session.request(method, services.urls["metadata"] + path, json=body) as answer,
+        ):
+            assert answer.status == 503, await answer.text()
+
+
+async def test_nothing_is_proven_of_a_caller_without_a_certificate() -> None:
+    """The cluster's secret stands for every name and every URL."""
+    request = make_mocked_request("PUT", "/")
+
+    check_url(request, "http://anywhere.example")
+    check_name(request, "bookie-1")
 
 
 async def test_only_bookies_of_the_list_join(services: Services) -> None:

@@ -5,9 +5,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Self
 
 import aiohttp
 import pytest
@@ -15,13 +13,22 @@ import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quorumlog import certificates
-from quorumlog.certificates import create_authority, describe, issue, key_file, renew, revoke
+from quorumlog.certificates import (
+    Subject,
+    create_authority,
+    describe,
+    issue,
+    key_file,
+    renew,
+    revoke,
+)
 from quorumlog.errors import Forbidden, QuorumLogError
+from quorumlog.net import tls as tls_module
 from quorumlog.net.identity import Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
 from quorumlog.net.sessions import service_session
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
+from tests.support.certificates import expired
 from tests.support.waiting import until, within
 
 LOCAL = ("127.0.0.1", "localhost")
@@ -132,23 +139,11 @@ async def test_strangers_are_refused(authority: Authority, tmp_path: Path) -> No
                 await ask(listener, credentials)
 
 
-class LastYear(datetime):
-    """A clock by which a certificate of a day has ended long ago."""
+async def test_an_expired_certificate_counts_at_neither_end(authority: Authority) -> None:
+    old = authority.load(expired(authority.folder, "gateway", "gateway-1", LOCAL))
+    current = authority.tls("metadata", "metadata-1")
 
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        return super().now(tz) - timedelta(days=400)
-
-
-async def test_an_expired_certificate_counts_at_neither_end(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(certificates, "datetime", LastYear)
-        old = issue(authority.folder, "gateway", "gateway-1", LOCAL, days=1)
-    expired, current = authority.load(old), authority.tls("metadata", "metadata-1")
-
-    for server, client in ((current, expired), (expired, current)):
+    for server, client in ((current, old), (old, current)):
         async with serving(server) as listener:
             with pytest.raises(REFUSED):
                 await ask(listener, client.credentials)
@@ -320,6 +315,36 @@ async def test_a_client_refuses_a_server_of_another_cluster_and_what_is_no_servi
         async with serving(Tls(TlsFiles(file, key_file(file), both))) as listener:
             with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is no service of"):
                 await ask(listener, gateway.credentials)
+
+
+async def test_a_client_refuses_a_server_whose_certificate_names_no_service(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = authority.tls("gateway", "gateway-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Subject, "uri", "https://quorumlog.example")
+        plain = authority.issue("bookie", "bookie-1")
+    # As a public listener, which asks for no certificate.
+    server = Tls(TlsFiles(plain, key_file(plain)))
+
+    async with serving(server) as listener:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="has 0 URIs"):
+            await ask(listener, gateway.credentials)
+
+
+async def test_files_are_followed_without_a_call(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_module, "LOOK_S", 0.01)
+    file = authority.issue("bookie", "bookie-1")
+    tls = authority.load(file)
+    before = tls.client
+    following = asyncio.create_task(tls.follow())
+
+    renew(authority.folder, file)
+
+    await until(lambda: tls.client is not before, "the new certificate is taken")
+    following.cancel()
 
 
 async def test_lists_of_several_authorities_count_and_one_s_list_needs_no_other_s(

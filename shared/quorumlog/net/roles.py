@@ -80,5 +80,5 @@ def check_url(request: web.Request, url: str) -> None:
 
 def _is_wild(host: str, hosts: frozenset[str]) -> bool:
     """Whether a certificate's `*.example` stands for a host, as a TLS client reads it."""
-    first, dot, rest = host.partition(".")
-    return bool(first and dot) and f"*.{rest}" in hosts
+    first, _, rest = host.partition(".")
+    return bool(first) and f"*.{rest}" in hosts

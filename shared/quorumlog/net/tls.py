@@ -112,7 +112,7 @@ class Tls:
         if not self._revoked:
             return False
         der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return der is not None and _issuer_and_serial(der) in self._revoked
+        return _issuer_and_serial(der) in self._revoked
 
     def check_server(self, transport: asyncio.Transport) -> None:
         """Refuse what answers as a server and is no service of this cluster. Raises: CertificateError."""
