@@ -219,5 +219,41 @@ def _with_overlapping_repairs(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, repairs=repairs, faults=faults, heal_at=busy + span)
 
 
+def draw_moves(seed: int) -> Plan:
+    """The plan of a seed in which nothing happens but repairs of a closed ledger: every other one stands still
+    between its steps, and bookies come back as later incarnations, so that a place is another's when it goes on.
+    """
+    rng = random.Random(f"moves-{seed}")
+    quorum = Quorum(*rng.choice([shape for shape in SHAPES if shape[0] > shape[1]]))
+    repairs, at = [], 2 * SECOND
+    for _ in range(24):
+        at += rng.randint(20 * MS, 150 * MS)
+        repairs.append(at)
+    pauses = [
+        Fault(at + rng.randint(2 * MS, 25 * MS), "pause", rng.choice((1, 3)) * SECOND, number + 1)
+        for number, at in enumerate(repairs)
+        if number % 2 == 0
+    ]
+    cuts = [
+        Fault(rng.randint(repairs[0], at), "power-cut", 50 * MS, rng.randint(0, 59))
+        for _ in range(8)
+    ]
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=quorum.ensemble_size + 2,
+        appends=((MS, 8),),
+        close_at=SECOND,
+        recoveries=(),
+        replaces=(),
+        reads=(),
+        repairs=tuple(repairs),
+        heal_at=12 * SECOND,
+        max_lost_copies=quorum.ack_quorum - 1,
+        faults=_in_order([*pauses, *cuts]),
+        is_deferred=True,
+    )
+
+
 def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.target)))
