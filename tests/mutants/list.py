@@ -62,7 +62,7 @@ from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
-from tests.sim.plan import draw_moves, draw_repairs
+from tests.sim.plan import draw_forks, draw_moves, draw_repairs
 from tests.sim.store import Store
 
 ONE: Final = Scope("one entry, one recoverer")
@@ -242,6 +242,15 @@ MACHINES: Final = (
         "a rebuild asks one bookie",
         "rule 18d",
         (Patch(rebuild, "decide", asked(lambda held: held[:1])),),
+    ),
+    Mutant(
+        "a rebuild takes the highest version, whatever line it is of",
+        "rule 18d",
+        (
+            Patch(rebuild, "_contradiction", always("")),
+            Patch(rebuild, "_fork", always("")),
+        ),
+        draw=draw_forks,
     ),
     Mutant(
         "a rebuild takes silent bookies for none",

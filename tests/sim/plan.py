@@ -255,5 +255,39 @@ def draw_moves(seed: int) -> Plan:
     )
 
 
+def draw_forks(seed: int) -> Plan:
+    """The plan of a seed whose row gets two lines of history: the ensemble changes often, a single bookie hears of the
+    last change, and is away while the store goes back and the ledger is closed. Then the store is rebuilt once more.
+    """
+    rng = random.Random(f"forks-{seed}")
+    quorum = Quorum(*rng.choice(((2, 2, 2), (3, 3, 2), (3, 2, 2))))
+    bookies = quorum.ensemble_size + 3
+    names = rng.sample(range(bookies), bookies)
+    writes = [20 * MS * number + rng.randint(0, 20 * MS) for number in range(8)]
+    changes = [200 * MS + rng.randint(0, 100 * MS) for _ in range(6)]
+    faults = [
+        *(Fault(310 * MS, "kill", 60 * MS, name) for name in names[: rng.choice((1, 2, 2, 3))]),
+        Fault(345 * MS, "kill", rng.choice((800, 1200)) * MS, names[-1]),
+        Fault(350 * MS, STORE_BACK, 5 * MS, 4 * rng.randint(8, 14), 4 * rng.randint(0, 14)),
+        Fault(2 * SECOND, STORE_BACK, 5 * MS, 32, 0),
+    ]
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=bookies,
+        appends=tuple((at, 1) for at in (*writes, 315 * MS, 325 * MS)),
+        close_at=None,
+        recoveries=(460 * MS, 600 * MS, 2500 * MS),
+        replaces=tuple(changes),
+        reads=(),
+        repairs=(),
+        heal_at=4 * SECOND,
+        request_timeout=20 * MS,
+        timers=0.02,
+        max_lost_copies=quorum.ack_quorum - 1,
+        faults=_in_order(faults),
+    )
+
+
 def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.target)))
