@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from quorumlog.errors import NotEnoughBookies, NotYetConfirmed, QuorumLogError
+from quorumlog.errors import DatabaseWentBack, NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
@@ -255,6 +255,16 @@ async def a_cached_row_never_goes_back() -> str | None:
     return None if known.version == 3 else f"the row goes back to version {known.version}"
 
 
+async def an_end_that_the_database_lacks_is_not_told() -> str | None:
+    for row in (ROW, closed(2)):
+        try:
+            told = await rows_of(Primary(row)).kept_end(closed(1))
+        except DatabaseWentBack:
+            continue
+        return f"rule 18b: the end {told.last_entry} is told, and the database has {row.last_entry}"
+    return None
+
+
 # --- rules 22 and 23 ------------------------------------------------------------------------------
 
 
@@ -363,6 +373,15 @@ def from_the_cache(original: Any) -> Any:
         return await original(self, ledger_id)
 
     return confirmed
+
+
+def as_it_was_answered(_original: Any) -> Any:
+    """The answer to a close is told however old it is."""
+
+    async def kept(_self: LedgerRows, row: LedgerMetadata) -> LedgerMetadata:
+        return row
+
+    return kept
 
 
 def whatever_comes(_original: Any) -> Any:
@@ -487,6 +506,14 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(LedgerRows, "put", whatever_comes),),
         ),
         a_cached_row_never_goes_back,
+    ),
+    (
+        Mutant(
+            "an end is told that the database lost before it was kept",
+            "rule 18b",
+            (Patch(LedgerRows, "kept_end", as_it_was_answered),),
+        ),
+        an_end_that_the_database_lacks_is_not_told,
     ),
     (
         Mutant(

@@ -62,7 +62,7 @@ from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
-from tests.sim.plan import draw_repairs
+from tests.sim.plan import draw_forks, draw_moves, draw_repairs
 from tests.sim.store import Store
 
 ONE: Final = Scope("one entry, one recoverer")
@@ -244,6 +244,15 @@ MACHINES: Final = (
         (Patch(rebuild, "decide", asked(lambda held: held[:1])),),
     ),
     Mutant(
+        "a rebuild takes the highest version, whatever line it is of",
+        "rule 18d",
+        (
+            Patch(rebuild, "_contradiction", always("")),
+            Patch(rebuild, "_fork", always("")),
+        ),
+        draw=draw_forks,
+    ),
+    Mutant(
         "a rebuild takes silent bookies for none",
         "rule 18d",
         (Patch(rebuild.Bookies, "lost_of", always(0)),),
@@ -345,7 +354,7 @@ MACHINES: Final = (
         "a repair gives a place what was copied for another one",
         "I25, I22",
         (Patch(FragmentRepair, "_is_same_place", always(True)),),
-        draw=draw_repairs,
+        draw=draw_moves,
     ),
     Mutant(
         "the writer forgets what a member missed",

@@ -33,10 +33,14 @@ class World:
         self.rows: list[tuple[bytes, LedgerMetadata]] = []
         self.timers: list[tuple[float, Callable[..., None]]] = []
         self.broken = ""
+        self.others: tuple[str, ...] = ()
 
     def _break(self, name: str) -> None:
         if name == self.broken:
             raise RuntimeError("a defect of a port")
+
+    def candidates(self, _ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(other for other in self.others if other not in exclude)
 
     def is_down(self, member: str) -> bool:
         self._break("is_down")
@@ -131,6 +135,50 @@ async def test_it_ends_with_the_deadline_of_an_add_and_later_answers_change_noth
 
     for done in world.asked.values():
         done(Status.OK)
+
+
+def answer(world: World, **statuses: Status) -> None:
+    for name, status in statuses.items():
+        world.asked[f"{name}@1"](status)
+
+
+async def test_others_keep_an_end_that_too_few_members_keep() -> None:
+    world = World("d@1")
+    world.others = ("a@1", "x@1", "y@1")
+    end = world.spread()
+
+    answer(world, a=Status.OK)
+    assert "x@1" not in world.asked
+    answer(world, b=Status.UNKNOWN)
+    assert "y@1" not in world.asked, "an ack quorum of copies is enough"
+    assert not end.done()
+    answer(world, x=Status.OK)
+
+    assert end.done()
+
+
+async def test_others_are_asked_after_the_deadline_once_and_no_longer_than_members() -> None:
+    world = World()
+    world.others = ("x@1", "y@1", "z@1")
+    end = world.spread()
+
+    world.timers[0][1]()
+    assert not end.done()
+    assert {"x@1", "y@1"} <= world.asked.keys()
+    answer(world, x=Status.UNKNOWN)
+    world.timers[1][1]()
+
+    assert end.done()
+    assert "z@1" not in world.asked
+    assert len(world.timers) == 2
+
+
+async def test_nobody_else_is_asked_to_keep_the_row_of_an_open_ledger() -> None:
+    world = World("a@1", "b@1", "d@1")
+    world.others = ("x@1", "y@1")
+
+    assert world.spread(OPEN).done()
+    assert "x@1" not in world.asked
 
 
 async def test_a_waiter_that_gave_up_is_no_defect() -> None:

@@ -124,8 +124,10 @@ class Checker:
             case UpdateMetadata(metadata=wanted):
                 self._wanted(client, wanted)
             case Closed(metadata):
-                if metadata.state is not State.CLOSED or self.world.store.row.state is not (
-                    State.CLOSED
+                # The answer may be of a store that is lost since: then nobody is told (`told`).
+                if metadata.state is not State.CLOSED or (
+                    self.world.store.row.state is not State.CLOSED
+                    and not self.world.store.is_lost(metadata)
                 ):
                     raise Violation("I4: told as closed, and it is not")
             case Failed():
@@ -187,9 +189,11 @@ class Checker:
         """A client was told that the ledger is CLOSED."""
         assert row.last_entry is not None
         assert row.length is not None
+        if self.world.store.row.state is not State.CLOSED:
+            raise Violation("I4: told as closed, and it is not")
         quorum, name = self.quorum, name_of(row)
-        kept = sum(name in self.copies.get(member, ()) for member in row.last_fragment.bookies)
-        if kept >= quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum:
+        kept = sum(name in names for names in self.copies.values())
+        if kept >= quorum.ack_quorum:
             self.history.closed(row.ledger_id, row.last_entry)
             self.told_ends.add((row.last_entry, row.length))
 

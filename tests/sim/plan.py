@@ -219,5 +219,75 @@ def _with_overlapping_repairs(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, repairs=repairs, faults=faults, heal_at=busy + span)
 
 
+def draw_moves(seed: int) -> Plan:
+    """The plan of a seed in which nothing happens but repairs of a closed ledger: every other one stands still
+    between its steps, and bookies come back as later incarnations, so that a place is another's when it goes on.
+    """
+    rng = random.Random(f"moves-{seed}")
+    quorum = Quorum(*rng.choice([shape for shape in SHAPES if shape[0] > shape[1]]))
+    repairs, at = [], 2 * SECOND
+    for _ in range(24):
+        at += rng.randint(20 * MS, 150 * MS)
+        repairs.append(at)
+    pauses = [
+        Fault(at + rng.randint(2 * MS, 25 * MS), "pause", rng.choice((1, 3)) * SECOND, number + 1)
+        for number, at in enumerate(repairs)
+        if number % 2 == 0
+    ]
+    cuts = [
+        Fault(rng.randint(repairs[0], at), "power-cut", 50 * MS, rng.randint(0, 59))
+        for _ in range(8)
+    ]
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=quorum.ensemble_size + 2,
+        appends=((MS, 8),),
+        close_at=SECOND,
+        recoveries=(),
+        replaces=(),
+        reads=(),
+        repairs=tuple(repairs),
+        heal_at=12 * SECOND,
+        max_lost_copies=quorum.ack_quorum - 1,
+        faults=_in_order([*pauses, *cuts]),
+        is_deferred=True,
+    )
+
+
+def draw_forks(seed: int) -> Plan:
+    """The plan of a seed whose row gets two lines of history: the ensemble changes often, a single bookie hears of the
+    last change, and is away while the store goes back and the ledger is closed. Then the store is rebuilt once more.
+    """
+    rng = random.Random(f"forks-{seed}")
+    quorum = Quorum(*rng.choice(((2, 2, 2), (3, 3, 2), (3, 2, 2))))
+    bookies = quorum.ensemble_size + 3
+    names = rng.sample(range(bookies), bookies)
+    writes = [20 * MS * number + rng.randint(0, 20 * MS) for number in range(8)]
+    changes = [200 * MS + rng.randint(0, 100 * MS) for _ in range(6)]
+    faults = [
+        *(Fault(310 * MS, "kill", 60 * MS, name) for name in names[: rng.choice((1, 2, 2, 3))]),
+        Fault(345 * MS, "kill", rng.choice((800, 1200)) * MS, names[-1]),
+        Fault(350 * MS, STORE_BACK, 5 * MS, 4 * rng.randint(8, 14), 4 * rng.randint(0, 14)),
+        Fault(2 * SECOND, STORE_BACK, 5 * MS, 32, 0),
+    ]
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=bookies,
+        appends=tuple((at, 1) for at in (*writes, 315 * MS, 325 * MS)),
+        close_at=None,
+        recoveries=(460 * MS, 600 * MS, 2500 * MS),
+        replaces=tuple(changes),
+        reads=(),
+        repairs=(),
+        heal_at=4 * SECOND,
+        request_timeout=20 * MS,
+        timers=0.02,
+        max_lost_copies=quorum.ack_quorum - 1,
+        faults=_in_order(faults),
+    )
+
+
 def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.target)))

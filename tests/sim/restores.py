@@ -111,15 +111,15 @@ class Restores:
         self.world.after(ASK_US + 1, self._decide, held, bookies, silent)
 
     def _restart_who_knows(self) -> None:
-        """The runbook stops gateways before a rebuild. At least those must go that know of changes which the store
-        lacks: a gateway would acknowledge entries by a row that nobody who recovers the ledger can know, or tell of an end.
+        """The runbook stops gateways before a rebuild. At least those writers must go that know of changes which the
+        store lacks: a writer would acknowledge entries by a row that nobody who recovers the ledger can know.
         Other clients live on with rows of the lost history, and change nothing by them.
         """
         for client in self.world.clients:
-            row = client.closed
-            if row is None and isinstance(client.machine, LedgerWriter):
-                row = client.machine.metadata
-            if client.is_alive and row is not None and self.world.store.is_lost(row):
+            machine = client.machine
+            if not client.is_alive or not isinstance(machine, LedgerWriter):
+                continue
+            if client.closed is None and self.world.store.is_lost(machine.metadata):
                 self.stranded += 1
                 client.is_alive = False
 

@@ -80,10 +80,15 @@ class Run:
     # --- clients -------------------------------------------------------------------------------
 
     def _closed(self, client: Client, row: LedgerMetadata) -> None:
-        """Who closed a ledger tells so once its members keep the row (rule 18b)."""
+        """Who closed a ledger tells so once its members keep the row, and the store has it then (rule 18b)."""
 
         def tell() -> None:
-            if client.is_alive:
+            store = self.world.store
+            if not client.is_alive:
+                return
+            if store.is_down:
+                self.world.after(SECOND, tell)
+            elif store.row.last_entry == row.last_entry:
                 self.checker.told(row)
                 client.is_alive = client is self.writer
 

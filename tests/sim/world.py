@@ -42,7 +42,7 @@ from quorumlog.protocol.messages import (
     TimerFired,
     UpdateMetadata,
 )
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.record import Entry
 from quorumlog.protocol.row_copy import RowName
 from tests.sim.limbo import DeferringBookie, LosingBookie
@@ -263,8 +263,8 @@ class World:
             return
         if isinstance(event, MetadataAnswered):
             row = event.metadata
-            if row is not None and self.store.is_lost(row):
-                # Connections break with the store that gave the answer: the client asks again.
+            if row is not None and self.store.is_lost(row) and row.state is not State.CLOSED:
+                # The runbook stops a writer with a row that the store lacks: here its connection breaks.
                 event = MetadataAnswered(event.attempt, CasStatus.UNKNOWN)
         self.messages += 1
         self.note(client.name, "<-", tell(event))
@@ -316,30 +316,47 @@ class World:
             client.on_output(client, effect)
 
     def spread(self, client: Client, row: LedgerMetadata, then: Callable[[], None]) -> None:
-        """Send copies of a row that no add brings, as `net/spread.py` does; `then` comes when enough members
-        have one, or after the time of an add (rule 18b).
+        """Send copies of a row that no add brings, as `net/spread.py` does; `then` comes when enough bookies
+        have one, or after twice the time of an add (rule 18b).
         """
-        quorum = row.quorum
+        quorum, last = row.quorum, set(row.last_fragment.bookies)
         lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
-        awaited, kept = set(row.last_fragment.bookies), set[str]()
-        is_over = [False]
+        awaited, kept = set(last), set[str]()
+        is_over, are_others_asked = [False], [row.state is State.OPEN]
 
         def settle() -> None:
             if not is_over[0]:
                 is_over[0] = True
                 then()
 
+        def members_are_over() -> None:
+            if is_over[0] or are_others_asked[0]:
+                settle()
+                return
+            are_others_asked[0] = True
+            found = self._live_bookies(row.last_fragment.bookies, tuple(row.all_members))
+            awaited.clear()
+            awaited.update(found[: max(quorum.ack_quorum - len(kept), 0)])
+            self.after(TIMER_TIMES[Timer.ADD], settle)
+            for member in sorted(awaited):
+                self._request(client, SendRow(member, row), hear)
+            if not awaited:
+                settle()
+
         def hear(event: Event) -> None:
             assert isinstance(event, RowAnswered)
-            if event.status is Status.OK and event.member in row.last_fragment.bookies:
+            if event.status is Status.OK:
                 kept.add(event.member)
             awaited.discard(event.member)
-            if len(kept) >= lacking or not awaited:
+            is_kept = len(kept & last) >= lacking
+            if is_kept or (are_others_asked[0] and len(kept) >= quorum.ack_quorum):
                 settle()
+            elif not awaited:
+                members_are_over()
 
         for member in row.all_members:
             self._request(client, SendRow(member, row), hear)
-        self.after(TIMER_TIMES[Timer.ADD], settle)
+        self.after(TIMER_TIMES[Timer.ADD], members_are_over)
 
     def _request(
         self, client: Client, effect: Request, listener: Callable[[Event], None] | None = None
@@ -440,19 +457,22 @@ class World:
                 if self.rng.random() < 0.6
             ]
         else:
-            staying = {member_name(member) for member in effect.ensemble}
-            found = [
-                bookie.member
-                for bookie in self.bookies.values()
-                if bookie.is_up
-                and not bookie.is_full
-                and bookie.name not in staying
-                and bookie.member not in effect.exclude
-            ]
+            found = self._live_bookies(effect.ensemble, effect.exclude)
         self.rng.shuffle(found)
         self.after(
             self._store_delay(), self.deliver, client, BookiesFound(effect.attempt, tuple(found))
         )
+
+    def _live_bookies(self, ensemble: Sequence[str], exclude: Sequence[str]) -> list[str]:
+        staying = {member_name(member) for member in ensemble}
+        return [
+            bookie.member
+            for bookie in self.bookies.values()
+            if bookie.is_up
+            and not bookie.is_full
+            and bookie.name not in staying
+            and bookie.member not in exclude
+        ]
 
     # --- faults -------------------------------------------------------------------------------
 

@@ -183,18 +183,19 @@ class Engine:
         """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         row = await self._closable(ledger_id, password)
         if row.writer is None or row.writer.id == self.writer.id:
-            return await self.handles.close(row)
+            return await self._rows.kept_end(await self.handles.close(row))
         try:
             await self.peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
             if is_closed(row):
-                return await self._copied(row)  # only the lost writer knew its own last entry
+                return await self._kept(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self._rows.fresh_closed(ledger_id)
 
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process, for another gateway."""
-        return await self.handles.close(await self._closable(ledger_id, password))
+        row = await self._closable(ledger_id, password)
+        return await self._rows.kept_end(await self.handles.close(row))
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         """The writer's close of a log's ledger (rule 27)."""
@@ -213,8 +214,9 @@ class Engine:
         """The reader's close: fence, recover, close. On a closed ledger: its row."""
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
-            return await self._copied(row)
-        return await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
+            return await self._kept(row)
+        row = await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
+        return await self._rows.kept_end(row)
 
     async def accept_loss(
         self,
@@ -231,7 +233,7 @@ class Engine:
         """
         row = await self._allowed(ledger_id, password)
         row = await self._losses.accept(row, first, last, _members(row, declare_lost))
-        return await self._copied(row)
+        return await self._kept(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
         """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
@@ -248,7 +250,7 @@ class Engine:
                 continue
             break
         self._rows.deleted(ledger_id)
-        await self._copied(row.deleted(attempt))
+        await spread(row.deleted(attempt), self._ports)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
         """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""
@@ -279,16 +281,16 @@ class Engine:
         async def copy(ledger_id: int) -> None:
             async with room:
                 with contextlib.suppress(QuorumLogError):
-                    await self._copied(await self._rows.fresh(ledger_id))
+                    await spread(await self._rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
 
-    async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row of an answered end, of which members have copies (rule 18b). A repeat sends them again: who was
-        asked first may have ended between the change and its copies.
+    async def _kept(self, row: LedgerMetadata) -> LedgerMetadata:
+        """The row of an end that is told (`kept_end`). A repeat sends copies again: who was asked first may have
+        ended between the change and its copies.
         """
         await spread(row, self._ports)
-        return row
+        return await self._rows.kept_end(row)
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row from the primary, for a caller with the ledger's password."""

@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
 
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, State
 
 log = logging.getLogger(__name__)
 
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[None]:
-    """Send copies of a committed row. The future has no error, and ends when enough members have a copy, or at
-    the latest with the deadline of an add.
+    """Send copies of a committed row. The future has no error, and ends when enough bookies have a copy, or at
+    the latest after twice the deadline of an add.
     """
     copies = RowSpread(row, ports)
     copies.send()
@@ -29,12 +30,13 @@ class RowSpread:
     Only members of the last fragment are waited for, and only until each write set has an ack quorum with a copy:
     the copy is then as safe as an entry, and a slow bookie delays no close where it delays no append. Members that
     are known to be down are not waited for, and nobody longer than for an add. What a member did not get,
-    autorecovery's check sends again.
+    autorecovery's check sends again. Where too few members have a copy of an end by then, other bookies get one, since
+    a rebuild asks all: an ack quorum of copies anywhere keeps an end.
 
     Invariant: `end` gets its result, whatever fails.
     """
 
-    __slots__ = ("_awaited", "_lacking", "_ports", "_row", "end")
+    __slots__ = ("_are_others_asked", "_awaited", "_kept", "_lacking", "_ports", "_row", "end")
 
     def __init__(self, row: LedgerMetadata, ports: Ports) -> None:
         """Nothing is sent yet."""
@@ -43,31 +45,63 @@ class RowSpread:
         self._awaited = set(row.last_fragment.bookies)
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
         """Copies that are needed yet: `write_quorum` - `ack_quorum` members may be without one."""
+        self._kept = 0
+        """Copies at any bookie."""
+        self._are_others_asked = False
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self) -> None:
         """Send the copies."""
         row, ports = self._row, self._ports
         try:
-            ports.clock.after(ports.times.add_s, self._settle)
+            ports.clock.after(ports.times.add_s, self._members_are_over)
             self._awaited -= {m for m in self._awaited if ports.placement.is_down(m)}
-            for member in row.all_members:
-                ports.bookies.keep_row(member, row.ledger_key, row, partial(self._answered, member))
+            self._send_to(sorted(row.all_members))
         except Exception:
             # A defect. The row is changed all the same, and who changed it must hear of that.
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
-            self._awaited.clear()
-        if not self._awaited:
             self._settle()
+        if not self._awaited:
+            self._members_are_over()
+
+    def _send_to(self, members: Iterable[str]) -> None:
+        for member in members:
+            answered = partial(self._answered, member)
+            self._ports.bookies.keep_row(member, self._row.ledger_key, self._row, answered)
 
     def _answered(self, member: str, status: Status) -> None:
         if status is not Status.OK:
             extra = {"ledger": self._row.ledger_id, "bookie": member, "status": status}
             log.debug("row-not-kept", extra=extra)
-        elif member in self._row.last_fragment.bookies:
-            self._lacking -= 1
+        else:
+            self._kept += 1
+            self._lacking -= member in self._row.last_fragment.bookies
         self._awaited.discard(member)
-        if self._lacking <= 0 or not self._awaited:
+        if self._lacking <= 0 or (self._are_others_asked and self._lacking_anywhere <= 0):
+            self._settle()
+        elif not self._awaited:
+            self._members_are_over()
+
+    @property
+    def _lacking_anywhere(self) -> int:
+        return self._row.quorum.ack_quorum - self._kept
+
+    def _members_are_over(self) -> None:
+        """Nobody more of those who were asked is waited for: ask others, once."""
+        row, placement = self._row, self._ports.placement
+        if self.end.done() or self._are_others_asked or row.state is State.OPEN:
+            self._settle()
+            return
+        self._are_others_asked = True
+        try:
+            others = placement.candidates(row.last_fragment.bookies, tuple(row.all_members))
+            self._awaited = set(others[: max(self._lacking_anywhere, 0)])
+            self._ports.clock.after(self._ports.times.add_s, self._settle)
+            self._send_to(sorted(self._awaited))
+        except Exception:
+            log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
+            self._settle()
+        if not self._awaited:
             self._settle()
 
     def _settle(self) -> None:

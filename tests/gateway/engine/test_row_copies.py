@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
+import asyncpg
 import pytest
 from aiohttp import web
 
 from loadtest.stores import Stores
-from quorumlog.errors import MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -109,6 +110,34 @@ async def test_an_end_is_not_answered_before_its_copies(stores: Stores, end: End
 
         assert not is_early
         assert len(keepers(world, done)) >= 2
+
+
+async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
+    stores: Stores,
+) -> None:
+    """The gateways stood still meanwhile, and rows were rebuilt without copies of the ends."""
+    async with world_of(stores) as world:
+        database = await asyncpg.connect(stores.postgres_dsn)
+        for end in (closed, recovered):
+            row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
+            slow = Withheld(*world.of(row))
+            asking = asyncio.ensure_future(end(world, row.ledger_id))
+            async with within("the members are asked"):
+                await slow.asked.wait()
+            await database.execute(
+                "UPDATE ledgers SET version = $2, attempt = $3,"
+                ' body = body || \'{"state": "OPEN", "last_entry": null, "length": null}\''
+                " WHERE ledger_id = $1",
+                row.ledger_id,
+                row.version,
+                row.attempt,
+            )
+            slow.allowed.set()
+
+            with pytest.raises(DatabaseWentBack) as told:
+                await asking
+            assert told.value.outcome == UNKNOWN
+        await database.close()
 
 
 async def test_a_close_is_answered_although_no_member_keeps_its_row(stores: Stores) -> None:
