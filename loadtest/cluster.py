@@ -22,6 +22,10 @@ from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
 from services.local.cluster import START_S, LocalCluster, Service, StartTimeout, Surroundings
 from services.local.config import LocalSettings
+from services.local.process import Program, Start, start
+
+started: Start = start
+"""How `running` starts processes. Tests put `forked.start` there."""
 
 
 class Cluster:
@@ -94,6 +98,10 @@ class Cluster:
         process = self._service(name).process
         assert process is not None
         return process.pid
+
+    def program(self, name: str) -> Program:
+        """What it is started as."""
+        return self._service(name).program
 
     def status(self, name: str) -> int | None:
         """How it ended: its exit status, or minus the signal; None while it runs."""
@@ -215,7 +223,7 @@ async def running(
                 redis_url=SecretStr(stores.redis_url) if stores else None,
                 **settings,
             ),
-            around=around or Surroundings(environment),
+            around=replace(around or Surroundings(environment), start=started),
         )
         cluster = Cluster(local)
         try:

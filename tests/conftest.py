@@ -10,6 +10,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from loadtest import cluster, forked
 from loadtest.stores import Stores, StoreServers, store_servers
 from services.local.process import die_with
 
@@ -39,6 +40,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # A run that is killed takes its workers with it, and they take all that they have started.
     die_with(os.getppid())
 
+# A cluster has eight processes, which import what the others import.
+cluster.started = forked.start
 # For the processes that tests start: they import what the tests import.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_ROOT), str(_ROOT / "shared")))
 # A CI may have a proxy; what listens here is not asked through it.

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
 from services.local.ports import free_ports, is_free
-from services.local.process import Program, start
+from services.local.process import Process, Program, Start, start
 from services.local.secret import kept_secret
 
 OpenSession = Callable[..., aiohttp.ClientSession]
@@ -75,6 +74,8 @@ class Surroundings:
     """Further settings of the services."""
     places: Mapping[str, ServicePlace] = field(default_factory=dict)
     """By the name of the service."""
+    start: Start = start
+    """Starts each process."""
     reach: Callable[[str], Awaitable[str]] | None = None
     """Maps the URL (or DSN) of an embedded database to one that leads there, through a proxy say."""
 
@@ -88,7 +89,7 @@ class Service:
     url: str
     is_up: Callable[[], Awaitable[bool]]
     """Whether the process is ready to work."""
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     started_at: float = 0.0
     is_expected: bool = field(default=False)
     """Whether it should be running; false after a test has killed it."""
@@ -424,7 +425,9 @@ class LocalCluster:
         assert not service.is_alive, f"{name} runs already"
         if service.log.exists() and service.log.stat().st_size > _LOG_BYTES_MAX:
             service.log.replace(service.log.with_suffix(".1.log"))
-        service.process = start(replace(program, argv=(*prefix, *program.argv)), service.log)
+        service.process = self._around.start(
+            replace(program, argv=(*prefix, *program.argv)), service.log
+        )
         service.started_at = time.monotonic()
         service.is_expected = True
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
@@ -530,7 +533,7 @@ async def _answers(open_session: OpenSession, url: str) -> bool:
 
 
 def _exit_reason(service: Service) -> str:
-    status = service.process.returncode if service.process else 0
+    status = (service.process.returncode or 0) if service.process else 0
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 

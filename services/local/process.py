@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 NOBODY: Final = 65534
 """The user that owns Postgres's files if the parent is root: initdb refuses root."""
@@ -57,6 +57,34 @@ class Program:
     """Sent by the kernel when the parent dies."""
 
 
+class Process(Protocol):
+    """A process that runs, or has ended. `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, as of the last `poll` or `wait`."""
+
+    def poll(self) -> int | None:
+        """How it ended: its exit status, or minus the signal; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises: subprocess.TimeoutExpired."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it still runs."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+Start = Callable[[Program, Path], Process]
+"""Starts a program with its output appended to a file."""
+
+
 def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
     """Start a program with its output appended to `log`.
 
@@ -75,7 +103,7 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def stop(process: subprocess.Popen[bytes], how: signal.Signals, deadline_s: float) -> bool:
+def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
     """Stop a process and wait for it. False if it had to be killed."""
     if process.poll() is not None:
         return True
@@ -89,9 +117,11 @@ def stop(process: subprocess.Popen[bytes], how: signal.Signals, deadline_s: floa
     return True
 
 
-def in_child(become: Become, orphan_signal: signal.Signals) -> Callable[[], None]:
-    """A function for the child to run between fork and exec."""
-    parent = os.getpid()
+def in_child(
+    become: Become, orphan_signal: signal.Signals, *, parent: int | None = None
+) -> Callable[[], None]:
+    """A function for the child to run between fork and exec. `parent`: who forks, if not this process."""
+    parent = parent or os.getpid()
     mask = set(signal.valid_signals())
 
     def prepare() -> None:

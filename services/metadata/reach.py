@@ -18,7 +18,10 @@ class Reach:
     def lost(self, error: BaseException) -> None:
         """A query failed."""
         is_late = isinstance(error, TimeoutError) and not str(error)
-        text = f"no answer within {self._deadline_s:g} s" if is_late else repr(error)
+        # redis-py's errors have no text in their repr.
+        text = f"{type(error).__name__}: {error}"
+        if is_late:
+            text = f"no answer within {self._deadline_s:g} s"
         self.is_up = False
         if text != self._told:
             log.warning(self._away, extra={"error": text})

@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
@@ -24,7 +24,8 @@ from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from services.local.config import inherited_environment
-from services.local.process import Program, start, stop
+from services.local.process import Process as Running
+from services.local.process import Program, stop
 from tests.bookie.support import KEY, run_of
 from tests.metadata.support import Service, serving
 from tests.support.proxy import proxy_to
@@ -48,7 +49,7 @@ class Process:
         self.url = f"http://127.0.0.1:{self.port}"
         self.session = session
         self.settings = {"METADATA_URLS": service.url, "BOOKIE_NAME": name}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
 
     def start(self, **settings: str) -> None:
         environment = inherited_environment() | {

@@ -186,6 +186,7 @@ async def test_the_secret_is_a_file_of_its_user_and_stands_nowhere_else(cluster:
         process = Path("/proc") / str(cluster.pid(name))
         for what in ("cmdline", "environ"):
             assert secret.encode() not in (process / what).read_bytes(), (name, what)
+        assert secret not in repr(cluster.program(name))  # a forked process shows its parent's
         assert secret not in cluster.log(name)
 
 

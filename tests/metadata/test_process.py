@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import aiohttp
 
+from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
-from services.local.process import Program, start, stop
+from services.local.process import Process, Program, stop
 from tests.metadata.support import DRAFT, PATIENT_S
 from tests.support.waiting import until
 
@@ -28,7 +28,7 @@ STOP_S = 30.0
 class Running:
     """A service's process."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     url: str
     log: Path
 
