@@ -143,6 +143,10 @@ chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until
 		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) \
 		--metadata-cuts $(or $(METADATA_CUTS),0) --failovers $(or $(FAILOVERS),0) $(ARGS)
 
+.PHONY: upgrade
+upgrade: setup ## a cluster of an earlier release (FROM= tag or commit) is upgraded service by service under load, and back
+	@exec $(PY) -m tests.upgrade $(if $(FROM),--from $(FROM)) --seed $(or $(SEED),1) $(ARGS)
+
 .PHONY: restore
 restore: setup ## a database restored (RESTORES=), failed over (FAILOVERS=), rebuilt (REBUILDS=) in a storm: SEED=
 	@exec $(PY) -m tests.restore --seed $(or $(SEED),1) $(if $(RESTORES),--restores $(RESTORES)) \

@@ -150,6 +150,13 @@ class Cluster:
         service = self._service(name)
         service.program = replace(service.program, env={**service.program.env, **settings})
 
+    def run_by(self, name: str, *prefix: str) -> None:
+        """Have a process run behind other words of a command (none: as itself), from its next start on."""
+        service = self._service(name)
+        argv = service.program.argv
+        own = argv[argv.index(sys.executable) :]
+        service.program = replace(service.program, argv=(*prefix, *own))
+
     async def kill_all(self) -> None:
         """End every process at once, as a machine that loses power does (its disk stays)."""
         services = list(self._local.services.values())

@@ -45,6 +45,7 @@ from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
+from services.metadata.older import answers_older_services
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
@@ -97,6 +98,7 @@ def build(config: Config) -> web.Application:
     app = web.Application(
         middlewares=[
             measures,
+            answers_older_services,
             witness_handlers.presents_witnesses,
             answers_problems,
             keeps_audited,

@@ -47,6 +47,7 @@ from quorumlog.wire.bodies import (
     received,
 )
 from quorumlog.wire.problems import from_answer
+from quorumlog.wire.versions import RELEASE
 from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
 B = TypeVar("B", bound=Body)
@@ -192,7 +193,9 @@ class MetadataRequests:
         *,
         proof: bool,
     ) -> B:
-        headers = {} if data is None else {"Content-Type": "application/json"}
+        headers = {header.RELEASE: RELEASE}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
         if method != "GET" and (audited := audit.current()) is not None:
             headers[header.AUDITED] = audited.body.to_header()

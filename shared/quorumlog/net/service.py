@@ -75,7 +75,7 @@ DRAINING: Final = web.AppKey("draining", asyncio.Event)
 HOSTS: Final = web.AppKey("hosts", Hosts)
 """The hosts that the process answers to."""
 
-VERSIONS: Final[web.AppKey[dict[str, str]]] = web.AppKey("versions", dict)
+VERSIONS: Final = web.AppKey("versions", dict[str, str])
 """The release of the process, and the formats that it reads and writes, by name."""
 
 AUTHENTICATOR: Final = web.AppKey("authenticator", Authenticator)
@@ -447,7 +447,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
                     part.tls.watch(listener)
             _tune_collector()
             versions = parts[0].app[VERSIONS]
-            log.info("started", extra={"url": settings.url, **versions})
+            log.info("started", extra={"url": settings.url} | versions)
             tasks = Tasks()
             tasks.start(trim_forever())
             _follow_certificates(settings.certificates(), parts[0].app, tasks)
