@@ -28,18 +28,19 @@ async def answers_older_services(request: web.Request, handler: Handler) -> web.
         return response
     if isinstance(response, web.Response) and "json" in response.headers.get(hdrs.CONTENT_TYPE, ""):
         assert isinstance(response.body, bytes)
-        response.body = orjson.dumps(_without_later(orjson.loads(response.body)))
+        response.body = orjson.dumps(without_later(orjson.loads(response.body)))
     return response
 
 
-def _without_later(value: Any) -> Any:
+def without_later(value: Any) -> Any:
+    """A body without the fields that these releases refuse."""
     if isinstance(value, list):
-        return [_without_later(item) for item in value]
+        return [without_later(item) for item in value]
     if not isinstance(value, dict):
         return value
     is_log = _OF_LOG in value
     return {
-        name: item if name == _USERS else _without_later(item)
+        name: item if name == _USERS else without_later(item)
         for name, item in value.items()
         if name not in _LATER and not (is_log and name == "attempt")
     }
