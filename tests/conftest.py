@@ -16,7 +16,7 @@ from services.local.process import die_with
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PURE: Final = (
-    "explore", "fuzz", "mutants", "protocol", "regressions", "scenarios", "sim", "wire",
+    "explore", "fuzz", "mutants", "protocol", "regressions", "scenarios", "sim", "upgrade", "wire",
 )  # fmt: skip
 """Folders whose tests run in one process, without servers; all others count as `processes`."""
 

@@ -58,6 +58,23 @@ def names(kinds: tuple[str, ...]) -> list[str]:
     return [f"{kind}-{number + 1}" for kind in kinds for number in range(COUNTS[kind])]
 
 
+def reversible(release: Release) -> tuple[str, ...]:
+    """The kinds that go back to a release."""
+    return ORDER if release.accepts_later_tables else ORDER[1:]
+
+
+def steps(release: Release, kinds: tuple[str, ...]) -> list[list[str]]:
+    """What is replaced at a time, in order."""
+    if release.has_internal_listeners:
+        return [[name] for name in names(kinds)]
+    # Such gateways ask others at their public port, where nothing internal answers any more.
+    return [
+        step
+        for kind in kinds
+        for step in ([names((kind,))] if kind == "gateway" else [[name] for name in names((kind,))])
+    ]
+
+
 class Storm:
     """One cluster on its way."""
 
@@ -81,27 +98,12 @@ class Storm:
 
     async def _replace_all(self) -> None:
         await self._more()
-        for step in self._steps(ORDER):
+        for step in steps(self._release, ORDER):
             await self._replace(step, "")
             self._report.replaced += len(step)
-        for step in self._steps(tuple(reversed(self._reversible))):
+        for step in steps(self._release, tuple(reversed(reversible(self._release)))):
             await self._replace(step, self._release.command)
             self._report.back += len(step)
-
-    def _steps(self, kinds: tuple[str, ...]) -> list[list[str]]:
-        """What is replaced at a time, in order."""
-        one_by_one = [[name] for kind in kinds for name in names((kind,))]
-        if self._release.has_internal_listeners:
-            return one_by_one
-        # Such gateways ask others at their public port, where nothing internal answers any more.
-        others = [step for step in one_by_one if not step[0].startswith("gateway")]
-        first = kinds[0] == "gateway"
-        return [names(("gateway",)), *others] if first else [*others, names(("gateway",))]
-
-    @property
-    def _reversible(self) -> tuple[str, ...]:
-        """The kinds that go back to the earlier release."""
-        return ORDER if self._release.accepts_later_tables else ORDER[1:]
 
     async def _replace(self, step: list[str], command: str) -> None:
         """Stop processes, and start them as the other release."""
