@@ -22,11 +22,11 @@ from quorumlog.cli.session import _token_of
 from quorumlog.client import Client
 from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
 from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import ClusterAccess
 from tests.attack import doors
 from tests.attack.arena import Arena, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
-from quorumlog.spark.options import ClusterAccess
 from tests.client.test_guides import BLOCK, ROOT, output_of
 from tests.support.issuer import AUDIENCE, NAME, Issuer
 from tests.support.waiting import UNHURRIED
