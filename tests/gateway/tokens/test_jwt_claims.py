@@ -203,7 +203,10 @@ def test_a_jwt_for_several_audiences_or_of_a_clock_beside_ours_is_taken(
     ("claim", "grants"),
     [
         ("openid  read:logs/a profile read:org", ("read:logs/a",)),
-        (["openid", "append:cluster", 7, "admin:*", "read:logs/"], ("append:cluster", "admin:*")),
+        (
+            ["openid", "append:cluster", 7, "admin:*", "read:logs/", "read:clusters"],
+            ("append:cluster", "admin:*"),
+        ),
         ("", ()),
         (None, ()),
         ({"read:*": True}, ()),
@@ -337,6 +340,27 @@ def test_one_jwt_more_than_are_remembered_makes_room_but_not_of_who_is_connected
     callers.refresh()
     assert ended == ["aborted"]
     assert callers._known == {}
+
+
+def test_a_ticket_of_a_jwt_whose_key_is_gone_is_refused_and_a_new_key_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    issuer = Issuer(tmp_path / "keys.json")
+    said = Jwts(issuer.rules).verified(issuer.jwt())
+    issuer.add("ES256")
+    callers = IssuedCallers(Jwts(issuer.rules), lambda: NOW)
+
+    with pytest.raises(Unauthenticated, match="has its key no longer"):
+        callers.identify_by_ticket(said)
+    issuer.add("new")
+    new = Jwts(issuer.rules).verified(issuer.jwt(key_id="new"))
+    known = callers.identify_by_ticket(new)
+    assert known.issued == new
+    issuer.drop("new")
+    callers.refresh()
+
+    with pytest.raises(Unauthenticated, match="has its key no longer"):
+        callers.identify_by_ticket(new)
 
 
 async def test_the_use_of_a_subject_counts_for_all_its_jwts_and_the_oldest_is_forgotten(
