@@ -348,7 +348,7 @@ def test_a_ticket_of_a_jwt_whose_key_is_gone_is_refused_and_a_new_key_is_looked_
     issuer = Issuer(tmp_path / "keys.json")
     said = Jwts(issuer.rules).verified(issuer.jwt())
     issuer.add("ES256")
-    callers = IssuedCallers(Jwts(issuer.rules), lambda: NOW)
+    callers = IssuedCallers(Jwts(issuer.rules), now)
 
     with pytest.raises(Unauthenticated, match="has its key no longer"):
         callers.identify_by_ticket(said)
