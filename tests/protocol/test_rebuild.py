@@ -101,6 +101,24 @@ def test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_bet
     assert lost.action is Action.CONFLICT
 
 
+def test_a_closed_row_is_not_moved_to_members_that_may_have_dropped_their_entries() -> None:
+    """Two lines of history moved the ledger's places. The database's row does not name b1, which holds no copy that
+    the database lacks: b1 may have dropped its entries, and b5 would by the copies' row.
+    """
+    ours = later(later(CLOSED.with_member_replaced(0, "b1@1", "b5@1"), "z"), "z")
+    theirs = CLOSED.with_member_replaced(0, "b2@1", "b6@1")
+    for _ in range(3):
+        theirs = later(theirs)
+    theirs = replace(theirs, repairs=())
+    copies = [held(CLOSED), held(CLOSED, theirs, by="b6@1")]
+
+    decision = decide(known(replace(ours, repairs=()), CLOSED.attempt), copies, ALL)
+    kept = decide(known(replace(ours, repairs=()), CLOSED.attempt), [*copies, held(theirs)], ALL)
+
+    assert decision.action is Action.CONFLICT
+    assert kept.action is Action.WRITE
+
+
 def test_a_row_gets_the_place_in_its_log_that_its_copies_tell() -> None:
     """The change of the log is lost that placed the ledger, and the ledger's creation is not."""
     lineage = Lineage("2026-01-01", ((3, 0),))

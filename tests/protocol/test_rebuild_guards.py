@@ -89,7 +89,7 @@ GUARDS: Final = (
         "a CLOSED row stays where no copy tells the steps of its repairs",
         rebuild,
         "_is_moved",
-        lambda _known, _newest: False,
+        lambda _known, _newest, _keeping: False,
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
     ),
     Guard(
@@ -98,6 +98,13 @@ GUARDS: Final = (
         "_but_members",
         lambda row: row.last_entry,
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
+    ),
+    Guard(
+        "a CLOSED row is moved to members that may have dropped their entries",
+        rebuild,
+        "_is_moved",
+        lambda known, newest, _keeping: rebuild._but_members(known) == rebuild._but_members(newest),
+        claims.test_a_closed_row_is_not_moved_to_members_that_may_have_dropped_their_entries,
     ),
     Guard(
         "a place that the database lacks is no change",

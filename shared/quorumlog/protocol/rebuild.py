@@ -114,7 +114,8 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
             return _newest_or_wait(placed, keys | {placed.ledger_key}, bookies)
         why = _unproven(known.row, bookies)
         return Decision(Action.WAIT if why else Action.SAME, why=why)
-    if problem := _fork(known.row, rows, unknown):
+    keeping = {one.member for one in held if not all(_contains(known, row) for row in one.rows)}
+    if problem := _fork(known.row, rows, unknown, keeping):
         return Decision(Action.CONFLICT, why=problem)
     newest = rows[-1]
     newest = replace(
@@ -191,9 +192,12 @@ def _contains(known: Known, row: LedgerMetadata) -> bool:
 
 
 def _fork(
-    known: LedgerMetadata, rows: Sequence[LedgerMetadata], unknown: Sequence[LedgerMetadata]
+    known: LedgerMetadata,
+    rows: Sequence[LedgerMetadata],
+    unknown: Sequence[LedgerMetadata],
+    keeping: Collection[str],
 ) -> str:
-    """Why the copies do not descend from the database's row, or ""."""
+    """Why the copies do not descend from the database's row, or "". `keeping`: who holds a copy that the database lacks."""
     if unknown[0].version <= known.version:
         return (
             f"the database's row has version {known.version}, and bookies hold a version"
@@ -202,7 +206,7 @@ def _fork(
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
     # An end is final whatever line the open row is of: no writer appends after it, and no recovery finds another.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
-    if is_base or is_end or _is_moved(known, rows[-1]):
+    if is_base or is_end or _is_moved(known, rows[-1], keeping):
         return ""
     return (
         f"nothing tells that version {rows[-1].version} came of the database's version"
@@ -210,16 +214,19 @@ def _fork(
     )
 
 
-def _is_moved(known: LedgerMetadata, newest: LedgerMetadata) -> bool:
-    """Whether two CLOSED rows say the same but for members and a later place. No copy need tell of the steps between:
-    nobody sends the rows that mark a repair and let a member go (rule 20b). Were `newest` of another line, its members
-    would have the entries all the same: who holds a copy that the database lacks drops nothing (rule 18c).
+def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection[str]) -> bool:
+    """Whether two CLOSED rows say the same but for members and a later place, and all members of the later one have the
+    entries still. No copy need tell of the steps between: nobody sends the rows that mark a repair and let a member
+    go (rule 20b). `newest` may be of another line: a member drops its entries on account of the database's row only if
+    that one does not name it, and if the database contains all copies that it holds (rule 18c).
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
+    members = {member for fragment in newest.fragments for member in fragment.bookies}
     return (
         known.state is State.CLOSED
         and known.first_offset in {None, newest.first_offset}
         and _but_members(placed) == _but_members(newest)
+        and members <= {*known.all_members, *keeping}
     )
 
 
