@@ -109,3 +109,33 @@ async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
         await gateway.end()
 
     assert len(page.records) == 1
+
+
+async def test_a_log_whose_last_ledger_has_no_row_takes_nothing_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rule 18d: its next owner would give the offsets of that ledger to other records. A rebuild closes the hole."""
+    async with within("the log is asked"):
+        cluster, gateway, ledger_id = await filled(b"a")
+        gateway.kill()
+        other = cluster.gateway()
+        hole = cluster.ledgers.pop(ledger_id)
+
+        async def recover(_ledger_id: int) -> object:
+            raise NoSuchLedger("there is no such ledger", ledger_id=ledger_id, deleted=False)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(other, "recover", recover)
+            patch.setattr(other, "get", recover)
+            with pytest.raises(EntryUnavailable, match="run `quorumlog metadata rebuild`") as told:
+                await other.logs.append(LOG, Append.of((Record(b"b"),)))
+        row = cluster.logs[LOG]
+        cluster.ledgers[ledger_id] = hole
+        done = await other.logs.append(LOG, Append.of((Record(b"b"),)))
+        await other.end()
+        await gateway.end()
+
+    assert told.value.outcome == "not-done"
+    assert told.value.ledger_id == ledger_id
+    assert [item.ledger_id for item in row.items] == [ledger_id]
+    assert done.first_offset == 1

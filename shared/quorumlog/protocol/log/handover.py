@@ -32,7 +32,7 @@ from quorumlog.protocol.log.messages import (
     Wait,
 )
 from quorumlog.protocol.log.row import LogItem, LogMetadata, LogState
-from quorumlog.protocol.log.takeover import ending
+from quorumlog.protocol.log.takeover import ending, without_row
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 
 CONFLICTS_MAX: Final = 20
@@ -172,7 +172,9 @@ class Handover:
         if self.step is HandoverStep.YIELDING:
             return self._look()
         if isinstance(value, NoSuchLedger) and self.step is HandoverStep.FINDING:
-            return self._yield()  # the row was changed since it was read
+            found = without_row(value, self.log)
+            # Where it is deleted, the row was changed since it was read.
+            return self._yield() if found is value else HandoverDone(found)
         is_gone = isinstance(value, NoSuchLedger) and self.step is HandoverStep.FENCING
         if isinstance(value, QuorumLogError) and not is_gone:
             return HandoverDone(value)

@@ -8,7 +8,14 @@ that it created, in a transaction that sees no log naming it, and yields (rule 2
 from enum import Enum
 from typing import Any
 
-from quorumlog.errors import EntryUnavailable, Overloaded, QuorumLogError, WriterLost
+from quorumlog.errors import (
+    NOT_DONE,
+    EntryUnavailable,
+    NoSuchLedger,
+    Overloaded,
+    QuorumLogError,
+    WriterLost,
+)
 from quorumlog.protocol import batch
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
@@ -98,7 +105,7 @@ class Takeover:
         if self.stage is TakeoverStage.DISCARDING:
             self._done(self._result)  # the sweep does what failed here
         elif isinstance(value, QuorumLogError):
-            self._give_up(value)
+            self._give_up(without_row(value, self._log.name))
         elif self.stage in (TakeoverStage.RECOVERING, TakeoverStage.MEASURING):
             self._measure(value, now)
         elif self.stage is TakeoverStage.REPLAYING:
@@ -253,6 +260,22 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
     return Overloaded(
         f"the log has {len(log.items)} ledgers: truncate it, or let its retention do so",
         log=log.name,
+    )
+
+
+def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
+    """What the failure of a question about a ledger means that the log `name` names. Where it has no row, and was not
+    deleted, a rebuild has not found the row (rule 18d), and nobody knows where the log's next ledger begins.
+    """
+    if not (isinstance(error, NoSuchLedger) and error.members.get("deleted") is False):
+        return error
+    return EntryUnavailable(
+        f"the log takes no records now: the database lacks the row of ledger {error.ledger_id}, where it goes on. A rebuild"
+        " makes the row again once a bookie that holds a copy answers: start the bookies, and run `quorumlog metadata"
+        " rebuild`",
+        log=name,
+        ledger_id=error.ledger_id,
+        outcome=NOT_DONE,
     )
 
 
