@@ -187,6 +187,12 @@ class EngineInterface(Protocol):
         """The reader's close: fence, recover, close. On a closed ledger: its row."""
         ...
 
+    async def change_password(
+        self, ledger_id: int, new: str, *, password: str | None = None
+    ) -> LedgerMetadata:
+        """Set another password. Raises: WrongPassword."""
+        ...
+
     async def accept_loss(
         self,
         ledger_id: int,

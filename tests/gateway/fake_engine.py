@@ -248,6 +248,12 @@ class FakeEngine(EngineInterface):
         del declare_lost
         return await self.close(ledger_id, password=password)
 
+    async def change_password(
+        self, ledger_id: int, new: str, *, password: str | None = None
+    ) -> LedgerMetadata:
+        del new
+        return await self._open(ledger_id, password)
+
     async def accept_loss(
         self,
         ledger_id: int,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.changes import check_ledger, check_log, check_new_ledger, published_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
@@ -167,3 +168,23 @@ def test_a_commit_publishes_behind_what_was_there(items: tuple[LogItem, ...]) ->
 
     with pytest.raises(InvalidRequest):
         published_by(old, replace(old, items=items), [Sealed(5)])
+
+
+def test_a_password_changes_alone_and_takes_the_mac_key_along() -> None:
+    old = replace(OPEN, access_key=b"a" * 48, mac_key=b"m" * 32)
+    new = replace(old, access_key=b"b" * 48, wrapped_mac_key=b"w" * 40)
+    check_ledger(old, new)
+    check_ledger(new, replace(new, access_key=b"c" * 48, wrapped_mac_key=b"x" * 40))
+
+    for wrong in (
+        replace(new, mac_key=b"n" * 32),
+        replace(new, wrapped_mac_key=b""),
+        replace(new, access_key=b""),
+        replace(new, access_key=sealed(b"s" * 16, b"d" * 32)),
+        replace(new, may_lack_entries=True),
+        replace(new, custom=(("a", "b"),)),
+    ):
+        with pytest.raises(InvalidRequest):
+            check_ledger(old, wrong)
+    with pytest.raises(InvalidRequest):
+        check_ledger(replace(old, access_key=b""), new)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.metadata import (
     PREDECESSORS_KEPT,
@@ -671,3 +672,16 @@ def test_a_log_is_made_again_as_it_was_from_any_state_that_it_went_back_to(
     assert [item.first_offset for item in row.items] == [item.first_offset for item in items]
     assert all(a.last_offset == b.last_offset for a, b in zip(row.items[:-1], items, strict=False))
     assert count == len(items) or row.forgotten_end >= (items[-1].first_offset or 0)
+
+
+def test_a_copy_of_a_later_password_is_made_again_with_the_known_mac_key() -> None:
+    old = replace(CLOSED, access_key=b"s" * 16 + b"a" * 32, mac_key=b"m" * 32)
+    digest = sealed(b"t" * 16, b"d" * 32)
+    before = replace(CLOSED, access_key=sealed(*salt_and_digest(old.access_key)))
+    copy = later(replace(CLOSED, access_key=digest, wrapped_mac_key=b"w" * 40))
+
+    decision = decide(known(old, old.attempt), [held(before, copy)], ALL)
+
+    assert decision.action is Action.WRITE
+    assert decision.row is not None
+    assert (decision.row.access_key, decision.row.mac_key) == (digest, b"m" * 32)

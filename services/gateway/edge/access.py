@@ -89,6 +89,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "closeLedger": _on(Named.LEDGER, Scope.APPEND),
     # With `declare_lost`: admin.
     "recoverLedger": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
+    "changePassword": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
     "acceptLoss": _on(Named.LEDGER, Scope.ADMIN),
     "deleteLedger": _on(Named.LEDGER, Scope.MANAGE),
     "appendRecords": _on(Named.LOG, Scope.APPEND),
@@ -129,6 +130,7 @@ AUDITED: Final = frozenset(
     {
         "recoverLedger",
         "acceptLoss",
+        "changePassword",
         "deleteLedger",
         "putLog",
         "patchLog",

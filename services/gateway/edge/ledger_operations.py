@@ -176,6 +176,20 @@ RECOVER: Final = Operation(
     gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.NotEnoughBookies),
 )
+CHANGE_PASSWORD: Final = Operation(
+    "PUT",
+    "/v1/ledgers/{ledger_id}/password",
+    "changePassword",
+    "Ledgers",
+    "Change a ledger's password",
+    "Whoever has the present one sets another. Within seconds all gateways refuse the old one; entries of before verify"
+    " as before. A repeat succeeds.",
+    (LEDGER_ID, PASSWORD),
+    {JSON: Content(models.PasswordChange, {"another": {"password": "a new secret"}})},
+    gives("The ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
+    (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
+    needs_body=True,
+)
 ACCEPT_LOSS: Final = Operation(
     "POST",
     "/v1/ledgers/{ledger_id}/accept-loss",

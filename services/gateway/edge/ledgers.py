@@ -13,6 +13,7 @@ from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.models import (
     AcceptLoss,
     LedgerCreate,
+    PasswordChange,
     Recover,
     TransactionLedgerCreate,
     ledger_json,
@@ -113,6 +114,14 @@ class LedgerRoutes:
         )
         return _shown(ledger)
 
+    async def change_password(self, request: web.Request, given: Given) -> web.Response:
+        """PUT /v1/ledgers/{ledger_id}/password."""
+        wanted = await body.read_model(request, self._room, PasswordChange)
+        ledger = await self._engine.change_password(
+            given[LEDGER_ID], wanted.password, password=given[PASSWORD]
+        )
+        return _shown(ledger)
+
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/accept-loss."""
         wanted = await body.read_model(request, self._room, AcceptLoss)
@@ -138,6 +147,7 @@ class LedgerRoutes:
             Route(op.GET, self.get),
             Route(op.CLOSE, self.close),
             Route(op.RECOVER, self.recover),
+            Route(op.CHANGE_PASSWORD, self.change_password),
             Route(op.ACCEPT_LOSS, self.accept_loss),
             Route(op.DELETE, self.delete),
         ]

@@ -347,6 +347,14 @@ class Recover(Model):
     declare_lost: Members = Field(default_factory=list)
 
 
+class PasswordChange(Model):
+    """A ledger's next password."""
+
+    password: Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] = (
+        Field(description="The value that `Ledger-Password` must have from then on.")
+    )
+
+
 class AcceptLoss(Model):
     """Which entries are given up."""
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from quorumlog.errors import (
     InvalidRequest,
+    MetadataUnavailable,
     NoSuchLedger,
     OwnedByLog,
     QuorumLogError,
@@ -33,13 +34,14 @@ from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
 from services.gateway.engine.creations import Creations
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper
+from services.gateway.engine.keys import Gatekeeper, with_password
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.losses import LossAcceptance
 from services.gateway.engine.peers import Peers
@@ -82,7 +84,7 @@ class Engine:
         """Called at gaps in the stream of changes (rule 16a)."""
         self._recoveries = Recoveries(self._rows, ports)
         self._losses = LossAcceptance(self._rows, self.throttled, holdings)
-        self._gatekeeper = Gatekeeper()
+        self._gatekeeper = Gatekeeper(self._rows.cached)
         self.handles = Handles(
             self.writer,
             config,
@@ -217,6 +219,29 @@ class Engine:
             return await self._kept(row)
         row = await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
         return await self._rows.kept_end(row)
+
+    async def change_password(
+        self, ledger_id: int, new: str, *, password: str | None = None
+    ) -> LedgerMetadata:
+        """Set another password (rule 30); a repeat, which shows the old one, succeeds.
+
+        Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
+        """
+        while True:
+            row = await self._rows.fresh(ledger_id)
+            if not row.access_key:
+                raise InvalidRequest("the ledger has no password", ledger_id=ledger_id)
+            if self._gatekeeper.opens(row, new):
+                return await self._copied(row)
+            row = await self._allowed(ledger_id, password)
+            status, changed = await self.metadata.cas(with_password(row, new))
+            if status is CasStatus.OK and changed is not None:
+                self._rows.put(changed)
+                return await self._copied(changed)
+            if status is CasStatus.MISSING:
+                raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
+            if changed is None:
+                raise MetadataUnavailable(ledger_id=ledger_id)
 
     async def accept_loss(
         self,
@@ -392,6 +417,13 @@ class Engine:
     def _row_changed(self, ledger_id: int) -> None:
         self.reading.tails.changed(ledger_id)
         self.handles.row_changed(ledger_id)
+        if self.appends.is_checked_here(ledger_id):
+            self._ports.tasks.start(self._reread(ledger_id))
+
+    async def _reread(self, ledger_id: int) -> None:
+        """Learn another password of a ledger that is written here."""
+        with contextlib.suppress(QuorumLogError):
+            await self._rows.row(ledger_id)
 
     def _ledger_ended(self, ledger_id: int) -> None:
         self.handles.ledger_ended(ledger_id)

@@ -9,12 +9,14 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.keywrap import aes_key_unwrap, aes_key_wrap
 
 from quorumlog.errors import WrongPassword
 from quorumlog.net import audit
@@ -24,6 +26,7 @@ from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 
 _ACCESS_KEY: Final = b"quorumlog access key"
 _MAC_KEY: Final = b"quorumlog MAC key"
+_WRAPPING_KEY: Final = b"quorumlog MAC key's wrapping key"
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
 _VERIFIED_MAX: Final = 10_000
@@ -52,11 +55,24 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
     return LedgerKeys(ledger_key, access_key, mac_key)
 
 
+def with_password(row: LedgerMetadata, password: str) -> LedgerMetadata:
+    """The row of a ledger, whose keys are known, with another password. The MAC key stays, so that entries of before
+    verify, and is wrapped under a key that the new password gives.
+    """
+    salt = secrets.token_bytes(SALT_BYTES)
+    wrapped = b""
+    if row.mac_key:
+        wrapped = aes_key_wrap(_derive(password, salt, _WRAPPING_KEY), row.mac_key)
+    access_key = salt + _derive(password, salt, _ACCESS_KEY)
+    return replace(row, access_key=access_key, wrapped_mac_key=wrapped)
+
+
 class Gatekeeper:
     """Checks passwords of ledgers."""
 
-    def __init__(self) -> None:
-        """No password is remembered yet."""
+    def __init__(self, cached: Callable[[int], LedgerMetadata | None] = lambda _: None) -> None:
+        """No password is remembered yet. `cached`: the newest known row of a ledger."""
+        self._cached = cached
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
@@ -68,17 +84,29 @@ class Gatekeeper:
         try:
             if password is None:
                 raise WrongPassword("the ledger has a password", ledger_id=row.ledger_id)
-            salt, _ = salt_and_digest(row.access_key)
-            self._verify(row, password, salt)
+            self._verify(self._newest(row), password)
         except WrongPassword as error:
             _note(row, error.status, error.code)
             raise
-        return _with_keys(row, password, salt) if is_sealed(row.access_key) else row
+        return _with_keys(row, password) if is_sealed(row.access_key) else row
 
-    def _verify(self, row: LedgerMetadata, password: str, salt: bytes) -> None:
+    def opens(self, row: LedgerMetadata, password: str) -> bool:
+        """Whether a password is the ledger's. Audits nothing."""
+        salt, _ = salt_and_digest(row.access_key)
+        return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
+
+    def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
+        """The row by which a password is judged: that of a writer may be from before another gateway changed the
+        password.
+        """
+        known = self._cached(row.ledger_id)
+        return row if known is None or known.version <= row.version else known
+
+    def _verify(self, row: LedgerMetadata, password: str) -> None:
         mark = hashlib.sha256(row.access_key + password.encode(errors="surrogatepass")).digest()
         if mark in self._verified:
             return
+        salt, _ = salt_and_digest(row.access_key)
         derived = salt + _derive(password, salt, _ACCESS_KEY)
         if not is_same(derived, row.access_key):
             raise WrongPassword("the password is another one", ledger_id=row.ledger_id)
@@ -94,10 +122,14 @@ def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
     audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 
 
-def _with_keys(row: LedgerMetadata, password: str, salt: bytes) -> LedgerMetadata:
+def _with_keys(row: LedgerMetadata, password: str) -> LedgerMetadata:
+    salt, _ = salt_and_digest(row.access_key)
     access_key = salt + _derive(password, salt, _ACCESS_KEY)
-    has_mac = row.digest is DigestKind.HMAC_SHA256
-    mac_key = _derive(password, salt, _MAC_KEY) if has_mac else b""
+    mac_key = b""
+    if row.wrapped_mac_key:
+        mac_key = aes_key_unwrap(_derive(password, salt, _WRAPPING_KEY), row.wrapped_mac_key)
+    elif row.digest is DigestKind.HMAC_SHA256:
+        mac_key = _derive(password, salt, _MAC_KEY)
     return replace(row, access_key=access_key, mac_key=mac_key)
 
 

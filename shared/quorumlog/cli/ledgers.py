@@ -189,6 +189,24 @@ def list_(
     print_rows(run(work), columns)
 
 
+@app.command(name="password")
+def change_password(
+    ledger_id: LedgerArgument,
+    password: PasswordOption = None,
+    new_password: Annotated[
+        str,
+        typer.Option(
+            "--new-password", envvar="QUORUMLOG_NEW_PASSWORD", help="The password from then on."
+        ),
+    ] = "",
+) -> None:
+    """Change a ledger's password. The environment is the better place for both: everyone on a machine sees arguments."""
+    ledger = run(
+        lambda client: client.ledger(ledger_id, password=password).change_password(new_password)
+    )
+    print_object(ledger)
+
+
 @app.command()
 def close(
     ledger_id: LedgerArgument,

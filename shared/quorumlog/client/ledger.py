@@ -209,6 +209,22 @@ class Ledger:
         lost = orjson.dumps({"declare_lost": named}) if named else None
         return await self._call("POST", "/recover", lost)
 
+    async def change_password(self, password: str) -> dict[str, Any]:
+        """Set another password in place of this handle's, which goes on with it.
+
+        Raises: WrongPassword, InvalidRequest for a ledger without one.
+        """
+        headers = with_password(password)
+        answer = await self._transport.request(
+            "PUT",
+            f"{self._path}/password",
+            body=checks.json_of({"password": password}),
+            headers=self._headers,
+            is_repeatable=True,
+        )
+        self._headers = headers
+        return answer.json()
+
     async def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:

@@ -186,6 +186,13 @@ class Ledger(Face[_async.Ledger]):
         """
         return self._portal.run(self._inner.recover(declare_lost=declare_lost))
 
+    def change_password(self, password: str) -> dict[str, Any]:
+        """Set another password in place of this handle's, which goes on with it.
+
+        Raises: WrongPassword, InvalidRequest for a ledger without one.
+        """
+        return self._portal.run(self._inner.change_password(password))
+
     def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:

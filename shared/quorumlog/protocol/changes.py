@@ -6,6 +6,7 @@ the tests ask the same ones. A single row was checked when it was parsed (`Ledge
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from quorumlog.errors import InvalidRequest, LogProtected
@@ -29,6 +30,7 @@ _FIXED: Final[dict[str, Callable[[LedgerMetadata], Any]]] = {
     "ledger_key": lambda row: row.ledger_key,
     "mac_key": lambda row: row.mac_key,
     "access_key": lambda row: row.access_key,
+    "wrapped_mac_key": lambda row: row.wrapped_mac_key,
     "metadata": lambda row: row.custom,
     "log": lambda row: row.log,
     "extra": lambda row: row.extra,
@@ -37,6 +39,9 @@ _FIXED: Final[dict[str, Callable[[LedgerMetadata], Any]]] = {
 
 _KEYS: Final = {"access_key", "mac_key"}
 """What comes from the ledger's password."""
+
+_OF_PASSWORD: Final = {"access_key", "wrapped_mac_key"}
+"""What another password changes."""
 
 _Problems = list[tuple[str, str]]
 """Pointer and detail of each."""
@@ -84,7 +89,9 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     problems = [
         (f"/row/{name}", "never changes")
         for name, get in _FIXED.items()
-        if get(old) != get(new) and not (name in _KEYS and _learns_keys(old, new))
+        if get(old) != get(new)
+        and not (name in _KEYS and _learns_keys(old, new))
+        and not (name in _OF_PASSWORD and _changes_password(old, new))
     ]
     if new.state not in _NEXT[old.state]:
         problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
@@ -105,8 +112,18 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
 
 def _learns_keys(old: LedgerMetadata, new: LedgerMetadata) -> bool:
     """Whether somebody with the password gives a row that was made again its keys (rule 18d)."""
-    is_unknown = is_sealed(old.access_key) and not old.mac_key
+    is_unknown = is_sealed(old.access_key) and old.mac_key in (b"", new.mac_key)
     return is_unknown and not is_sealed(new.access_key) and is_same(new.access_key, old.access_key)
+
+
+def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
+    """Whether the ledger gets another password, and nothing else changes (rule 30): the MAC key goes on, and is wrapped
+    for those who learn it from the password.
+    """
+    are_known = all(row.access_key and not is_sealed(row.access_key) for row in (old, new))
+    is_wrapped = bool(new.wrapped_mac_key) == bool(old.mac_key)
+    same = replace(new, access_key=old.access_key, wrapped_mac_key=old.wrapped_mac_key)
+    return are_known and is_wrapped and same == old
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:

@@ -116,6 +116,9 @@ class LedgerMetadata:
     """Key of the authentication code; empty unless the digest is hmac-sha256. Never sent to bookies."""
     access_key: bytes = b""
     """Derived from the password (rule 30); empty where the ledger has none."""
+    wrapped_mac_key: bytes = b""
+    """The MAC key, encrypted under a key that only the password gives: once the password is another one than that from
+    which the MAC key was derived."""
     custom: tuple[tuple[str, str], ...] = ()
     log: str | None = None
     """The log that the ledger was created for, or None."""

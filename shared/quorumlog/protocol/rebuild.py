@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
+from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
@@ -118,10 +119,15 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     if problem := _fork(known.row, rows, unknown, keeping):
         return Decision(Action.CONFLICT, why=problem)
     newest = rows[-1]
-    newest = replace(
-        newest, mac_key=known.row.mac_key, access_key=known.row.access_key or newest.access_key
-    )
+    newest = _with_known_keys(newest, known.row)
     return _newest_or_wait(newest, keys | {known.row.ledger_key}, bookies)
+
+
+def _with_known_keys(newest: LedgerMetadata, known: LedgerMetadata) -> LedgerMetadata:
+    """A copy's row with the keys of the database's row: but for an access key of an older password."""
+    is_same = salt_and_digest(known.access_key) == salt_and_digest(newest.access_key)
+    access_key = known.access_key if is_same or not newest.access_key else newest.access_key
+    return replace(newest, mac_key=known.mac_key, access_key=access_key)
 
 
 def _is_deletion_proven(held: Iterable[Held]) -> bool:
@@ -233,7 +239,9 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
     """The row without what a repair changes, and without what no copy tells."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
-    keyless = replace(row, ledger_key=b"", mac_key=b"", access_key=b"")
+    # A copy tells of the access key only the digest.
+    access_key = row.access_key and sealed(*salt_and_digest(row.access_key))
+    keyless = replace(row, ledger_key=b"", mac_key=b"", access_key=access_key)
     return replace(keyless, fragments=fragments, repairs=(), version=0, attempt="")
 
 

@@ -177,6 +177,8 @@ class LedgerDraft(Body):
     ledger_key: Key = b""
     mac_key: Key = b""
     access_key: Key = b""
+    wrapped_mac_key: Annotated[Key, Field(exclude_if=lambda key: not key)] = b""
+    """Absent until the password is changed: services of before this field forbid it."""
     metadata: dict[Text, Text] = Field(default_factory=dict)
     log: LogName | None = None
     declared_lost: tuple[Member, ...] = ()
@@ -244,7 +246,8 @@ ROW_FIELDS: Final = ("ledger_id", "version", "attempt", "first_offset", "lineage
 """The fields of a row that the store sets, whatever a change says."""
 QUORUM_SIZES: Final = ("ensemble_size", "write_quorum", "ack_quorum")
 _SAME: Final = (
-    "state", "digest", "last_entry", "length", "ledger_key", "mac_key", "access_key", "log",
+    "state", "digest", "last_entry", "length", "ledger_key", "mac_key", "access_key",
+    "wrapped_mac_key", "log",
     "declared_lost", "may_lack_entries", "lost_entries",
 )  # fmt: skip
 """Fields of a draft that the protocol's value has too, under the same names."""

@@ -1,6 +1,6 @@
 """Passwords of ledgers whose keys nobody knows any more: rows made again from bookies' copies (rule 18d)."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ from quorumlog.protocol.changes import check_ledger
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire import row_copies
-from services.gateway.engine.keys import Gatekeeper, LedgerKeys, new_keys
+from services.gateway.engine.keys import Gatekeeper, LedgerKeys, new_keys, with_password
 
 ROW = LedgerMetadata(7, Quorum(1, 1, 1), DigestKind.HMAC_SHA256, (Fragment(0, ("b1@1",)),))
 
@@ -76,3 +76,17 @@ def test_only_the_very_access_key_is_the_same() -> None:
     assert not is_same(b"t" * 16 + b"k" * 32, unknown)
     assert not is_sealed(known)
     assert salt_and_digest(b"") == (b"", b"")
+
+
+def test_a_row_that_was_made_again_learns_the_mac_key_from_a_later_password() -> None:
+    keys = new_keys("old", DigestKind.HMAC_SHA256)
+    known = replace(ROW, digest=DigestKind.HMAC_SHA256, **asdict(keys))
+    changed = with_password(with_password(known, "middle"), "new")
+
+    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(changed)))
+
+    assert not made_again.mac_key
+    assert Gatekeeper().check(made_again, "new").mac_key == keys.mac_key
+    for wrong in ("old", "middle"):
+        with pytest.raises(WrongPassword):
+            Gatekeeper().check(made_again, wrong)

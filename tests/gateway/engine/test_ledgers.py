@@ -25,6 +25,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.budget import PEER
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from services.gateway.engine import Engine
 from services.gateway.interface import DEGRADED, EntriesAppended
 from tests.gateway.engine.support import ledger, payloads, world_of
 from tests.support.waiting import until
@@ -128,6 +129,54 @@ async def test_passwords_are_asked_for_everywhere_and_stored_nowhere(stores: Sto
         assert [run.count for run in page.runs] == [2]
         with pytest.raises(InvalidRequest):
             await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
+
+
+async def test_a_changed_password_is_the_only_one_at_each_gateway_and_entries_of_before_verify(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, password="old", digest=DigestKind.HMAC_SHA256)
+        await world.engine.append(row.ledger_id, [b"before"], password="old")
+        await world.other.append(row.ledger_id, [b"too"], password="old")
+        with pytest.raises(WrongPassword):
+            await world.other.change_password(row.ledger_id, "new", password="wrong")
+
+        changed = await world.other.change_password(row.ledger_id, "new", password="old")
+        again = await world.engine.change_password(row.ledger_id, "new", password="old")
+
+        assert again == changed
+        assert changed.mac_key == row.mac_key
+        for engine in (world.engine, world.other):
+
+            async def is_refused(engine: Engine = engine) -> bool:
+                try:
+                    await engine.append(row.ledger_id, [b"late"], password="old")
+                except WrongPassword:
+                    return True
+                return False
+
+            await until(is_refused, "the gateway refuses appends with the old password")
+            with pytest.raises(WrongPassword):
+                await engine.read(row.ledger_id, 0, password="old")
+            await engine.append(row.ledger_id, [b"after"], password="new")
+        closed = await world.other.close(row.ledger_id, password="new")
+        page = await world.other.read(row.ledger_id, 0, password="new")
+        read = [bytes(run.payload(n)) for run in page.runs for n in range(run.count)]
+        assert [value for value in read if value != b"late"] == [
+            b"before",
+            b"too",
+            b"after",
+            b"after",
+        ]
+        assert closed.access_key == changed.access_key
+
+
+async def test_a_ledger_without_a_password_gets_none(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine)
+
+        with pytest.raises(InvalidRequest):
+            await world.engine.change_password(row.ledger_id, "new")
 
 
 async def test_a_deleted_ledger_is_gone_and_its_id_is_not_reused(stores: Stores) -> None:
