@@ -21,6 +21,7 @@ from quorumlog.net.timers import restarted
 from services.metadata import (
     audit_handlers,
     handlers,
+    key_handlers,
     log_handlers,
     rebuild_handlers,
     repair_handlers,
@@ -50,6 +51,7 @@ from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.resealing import KeyMissing, SealingStore, check_keys
 from services.metadata.roles import AUDITED, ROLES
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
@@ -60,6 +62,7 @@ log = logging.getLogger(__name__)
 ROUTES: Final = (
     *audit_handlers.ROUTES,
     *handlers.ROUTES,
+    *key_handlers.ROUTES,
     *log_handlers.ROUTES,
     *rebuild_handlers.ROUTES,
     *repair_handlers.ROUTES,
@@ -82,6 +85,7 @@ def build(config: Config) -> web.Application:
         with_password(config.postgres_dsn, config.postgres_password),
         connections_max=config.connections_max,
         deadline_s=config.database_deadline_s,
+        key_ring=config.key_ring,
     )
     liveness = Liveness(
         with_password(config.redis_url, config.redis_password),
@@ -116,6 +120,7 @@ def build(config: Config) -> web.Application:
         repair_settings=RepairSettingsStore(database),
         leases=leases,
         audit=audit,
+        sealing=SealingStore(database),
         tokens=TokenStore(database),
         transactions=transactions,
         witnesses=WitnessStore(database, inquiry, rebuilder),
@@ -169,6 +174,7 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
             try:
                 migrated = await migrate(connection, contract_through=contract_through)
+                await check_keys(connection)
                 cluster_id = await connection.fetchval("SELECT cluster_id::text FROM cluster")
             finally:
                 connection.terminate()
@@ -178,6 +184,9 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
         except TablesTooNew as error:
             # An operator must act.
             log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
+            await asyncio.sleep(_NEWER_RETRY_S)
+        except KeyMissing as error:
+            log.error("key-missing", extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal

@@ -1,9 +1,13 @@
 """The metadata service's settings; nothing else reads the environment."""
 
+from functools import cached_property
+from pathlib import Path
+
 from pydantic import Field, SecretStr, field_validator
 
 from quorumlog.net.service import ServiceSettings
 from quorumlog.net.settings import checked_url
+from services.metadata.sealing import KeyRing, read_key_file
 
 
 class Config(ServiceSettings):
@@ -45,6 +49,11 @@ class Config(ServiceSettings):
     expiry_every_s: float = Field(
         5.0, gt=0, le=1000, description="interval of aborting expired transactions"
     )
+    key_file: Path | None = Field(
+        default=None,
+        description="keys with which the MAC and access keys of ledgers are encrypted in the database, one a line (`openssl"
+        " rand -base64 32`), mode 0600: the first one encrypts, all decrypt",
+    )
     audit_days: int = Field(
         90, ge=1, le=3650, description="how long the audit log keeps what was done, in days"
     )
@@ -79,3 +88,15 @@ class Config(ServiceSettings):
     @classmethod
     def _is_of_redis(cls, url: SecretStr) -> SecretStr:
         return checked_url(url, ("redis", "rediss", "unix"))
+
+    @field_validator("key_file")
+    @classmethod
+    def _holds_keys(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_key_file(file)
+        return file
+
+    @cached_property
+    def key_ring(self) -> KeyRing:
+        """The keys of the key file."""
+        return KeyRing() if self.key_file is None else read_key_file(self.key_file)

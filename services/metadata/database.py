@@ -24,6 +24,7 @@ from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.audit import keep as keep_audited
 from services.metadata.memory import PRESENTED, Memory, Presented
 from services.metadata.reach import Reach
+from services.metadata.sealing import KeyRing
 from services.metadata.servers import connect_to_primary, dsn_of_each
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Connection(_Connection):
     is_new = True
     settled: str | None = None
     """The attempt token written by the transaction on this connection, if any."""
+    key_ring = KeyRing()
 
 
 _UNAVAILABLE: Final = (
@@ -96,9 +98,18 @@ class Database:
     18a).
     """
 
-    def __init__(self, dsn: str, *, connections_max: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        connections_max: int,
+        deadline_s: float,
+        key_ring: KeyRing | None = None,
+    ) -> None:
+        """`key_ring` seals the keys of ledgers."""
         self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
+        self.key_ring = key_ring or KeyRing()
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
@@ -288,7 +299,7 @@ class Database:
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
         limit_ms = str(int(self._deadline_s * 1000))
-        return await asyncpg.connect(
+        connection: Connection = await asyncpg.connect(
             dsn,
             connection_class=Connection,
             target_session_attrs=_PRIMARY_ONLY,
@@ -307,6 +318,8 @@ class Database:
             }
             | settings,
         )
+        connection.key_ring = self.key_ring
+        return connection
 
     async def _has_history(self, connection: Connection) -> bool:
         """Whether a server has every change known to have been answered (rule 18a)."""

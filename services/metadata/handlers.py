@@ -72,6 +72,7 @@ from services.metadata.losses import RowUnproven
 from services.metadata.rebuild import Rebuilder
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
+from services.metadata.resealing import SealingStore
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
@@ -114,6 +115,7 @@ class MetadataParts:
     repair_settings: RepairSettingsStore
     leases: LeaseStore
     audit: AuditStore
+    sealing: SealingStore
     tokens: TokenStore
     transactions: TransactionStore
     witnesses: WitnessStore

@@ -95,7 +95,7 @@ class LedgerStore(RowStore):
         record = await connection.fetchrow(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
-        return row_of(record, ledger_id)
+        return row_of(connection, record, ledger_id)
 
     @proven
     async def heads(
@@ -153,7 +153,7 @@ class LedgerStore(RowStore):
             f" RETURNING {ROW}",
             row.ledger_id,
             row.version,
-            body_of(row),
+            body_of(connection, row, row.ledger_id),
             attempt,
         )
         await record_attempt(connection, attempt, target)
@@ -173,7 +173,7 @@ class LedgerStore(RowStore):
                 for gap in missed
             ],
         )
-        return row_of(record, row.ledger_id)
+        return row_of(connection, record, row.ledger_id)
 
     @transactional
     async def delete(
@@ -217,7 +217,7 @@ class LedgerStore(RowStore):
         """One page by ledger id, each row as its JSON, and the `after` of the next page."""
         query, values = list_query(wanted, after=after, limit=limit)
         records = await connection.fetch(query, *values)
-        rows = [_json_of(record) for record in records if record["is_match"]]
+        rows = [_json_of(connection, record) for record in records if record["is_match"]]
         return rows, records[-1]["ledger_id"] if has_more(records) else None
 
 
@@ -267,19 +267,21 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
     return page_of(rows, order="ledger_id", row=row, limit=value(limit)), values
 
 
-def _json_of(record: asyncpg.Record) -> bytes:
-    """A row's JSON."""
+def _json_of(connection: Connection, record: asyncpg.Record) -> bytes:
+    """A row's JSON. Raises: MetadataUnavailable for a sealing key that is not here."""
     attempt, offset = (record["attempt"] or "").encode(), record["first_offset"]
     return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,"lineage":%b,%b' % (
         record["ledger_id"],
         attempt,
         b"null" if offset is None else b"%d" % offset,
         (record["lineage"] or "null").encode(),
-        json_rest(record),
+        json_rest(record, connection.key_ring.opened(record["ledger_id"], record["body"])),
     )
 
 
-def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> LedgerRow:
+def row_of(
+    connection: Connection, record: asyncpg.Record | None, ledger_id: int | None = None
+) -> LedgerRow:
     """A database row as a body. Raises: NoSuchLedger, with `deleted`."""
     if record is None or record["body"] is None:
         is_deleted = record is not None
@@ -287,12 +289,12 @@ def row_of(record: asyncpg.Record | None, ledger_id: int | None = None) -> Ledge
             f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
         )
         raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
-    return received(LedgerRow, _json_of(record))
+    return received(LedgerRow, _json_of(connection, record))
 
 
-def body_of(row: LedgerDraft) -> str:
-    """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude=_COLUMNS)
+def body_of(connection: Connection, row: LedgerDraft, ledger_id: int) -> str:
+    """The content of the column `body`: all fields without a column of their own, its keys sealed."""
+    return connection.key_ring.sealed(ledger_id, row.model_dump_json(exclude=_COLUMNS))
 
 
 def conflict(current: LedgerRow) -> VersionConflict:
@@ -315,7 +317,7 @@ class _AlreadyCreated(Exception):
 async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRow:
     await _raise_if_created(connection, request.attempt)
     record = await _insert(connection, request)
-    row = row_of(record)
+    row = row_of(connection, record)
     if request.idempotency_key is not None:
         await _claim_key(connection, request.idempotency_key, row.ledger_id)
     # Of two concurrent tries the later one waits here for the earlier one's end.
@@ -376,7 +378,7 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
             " VALUES ($1, 1, $2::text::jsonb, $3)"
             f" ON CONFLICT DO NOTHING RETURNING {ROW}",
             ledger_id,
-            body_of(request.row),
+            body_of(connection, request.row, ledger_id),
             request.attempt,
         )
         if record is not None:
@@ -421,7 +423,7 @@ async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
     record = await connection.fetchrow(
         f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
     )
-    return row_of(record, ledger_id)
+    return row_of(connection, record, ledger_id)
 
 
 async def index_members(connection: Connection, rows: Mapping[int, LedgerDraft]) -> None:

@@ -195,7 +195,7 @@ class RebuildTables:
         found = frozenset(record["attempt"] for record in contained)
         known = {ledger_id: Known(attempts=found) for ledger_id in ledger_ids}
         for record in records:
-            row = None if record["body"] is None else row_of(record).to_core()
+            row = None if record["body"] is None else row_of(self._connection, record).to_core()
             known[record["ledger_id"]] = Known(row, is_deleted=row is None, attempts=found)
         return known
 
@@ -245,7 +245,7 @@ class RebuildTables:
             " SELECT id, version, nullif(attempt, '')::uuid, body::jsonb,"
             " coalesce(nullif(created_at, '')::timestamptz, now()), first_offset, lineage::jsonb"
             f" FROM {_MADE}",
-            *_columns(rows),
+            *_columns(self._connection, rows),
         )
         await index_members(self._connection, rows)
         await index_tags(self._connection, rows)
@@ -261,7 +261,7 @@ class RebuildTables:
             " body = made.body::jsonb, first_offset = made.first_offset,"
             " lineage = made.lineage::jsonb, changed_at = now()"
             f" FROM {_MADE} WHERE l.ledger_id = made.id",
-            *_columns(rows),
+            *_columns(self._connection, rows),
         )
         await self._connection.execute(
             "DELETE FROM ledger_members WHERE ledger_id = ANY($1::bigint[])", list(rows)
@@ -409,12 +409,12 @@ def _target_of(row: LedgerMetadata) -> str:
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
 
 
-def _columns(rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:
+def _columns(connection: Connection, rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:
     return (
         list(rows),
         [row.version for row in rows.values()],
         [row.attempt for row in rows.values()],
-        [body_of(row) for row in rows.values()],
+        [body_of(connection, row, ledger_id) for ledger_id, row in rows.items()],
         [row.created_at for row in rows.values()],
         [row.first_offset for row in rows.values()],
         [row.lineage and row.lineage.model_dump_json() for row in rows.values()],

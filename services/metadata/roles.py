@@ -73,6 +73,7 @@ ROLES: Final[Table] = {
     "GET /v1/witnesses": _GATEWAY | _OPERATOR,
     "POST /v1/witnesses/accept": _OPERATOR,
     "GET /v1/audit": _GATEWAY | _OPERATOR,
+    "POST /v1/keys/reseal": _OPERATOR,
 }
 
 AUDITED: Final = frozenset(
@@ -87,6 +88,7 @@ AUDITED: Final = frozenset(
         "PATCH /v1/repair-settings",
         "POST /v1/rebuild",
         "POST /v1/witnesses/accept",
+        "POST /v1/keys/reseal",
     }
 )
 """What is noted in the audit log, whoever asks."""

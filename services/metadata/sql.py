@@ -22,15 +22,15 @@ def utc(column: str) -> str:
     return f"to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}"
 
 
-def json_rest(record: asyncpg.Record) -> bytes:
-    """The JSON of a row with a body, behind the row's key.
+def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:
+    """The JSON of a row with a body, behind the row's key. `body`: in place of the record's.
 
     No model checks the rows of a page here: their reader does, and that takes most of a page's time.
     """
     return b'"version":%d,"created_at":"%b",%b' % (
         record["version"],
         record["created_at"].encode(),
-        record["body"].removeprefix("{").encode(),
+        (body or record["body"]).removeprefix("{").encode(),
     )
 
 

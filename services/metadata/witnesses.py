@@ -126,7 +126,7 @@ class WitnessStore(RowStore):
             " changed_at = now() WHERE ledger_id = $1",
             ledger_id,
             attempt,
-            body_of(row.model_copy(update={"may_lack_entries": True})),
+            body_of(connection, row.model_copy(update={"may_lack_entries": True}), ledger_id),
         )
         await record_attempt(connection, attempt, f"ledger {ledger_id}")
         log.warning("loss-of-rows-accepted", extra={"ledger": ledger_id})

@@ -30,7 +30,18 @@ _ARGUMENTS: Final = {
     "limit": ("--concurrency", "2"),
     "truncate": ("x", "1"),
     **dict.fromkeys(
-        ("check", "create", "list", "pause", "rebuild", "resume", "status", "trigger", "witnesses"),
+        (
+            "check",
+            "create",
+            "list",
+            "pause",
+            "rebuild",
+            "reseal",
+            "resume",
+            "status",
+            "trigger",
+            "witnesses",
+        ),
         (),
     ),
 }
@@ -51,7 +62,11 @@ def commands(tree: typer.Typer, *path: str) -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS: Final = sorted(commands(app))
-ASKING: Final = [command for command in COMMANDS if command[0] != "certificates"]
+ASKING: Final = [
+    command
+    for command in COMMANDS
+    if command[0] != "certificates" and command != ("metadata", "new-key")
+]
 """Commands that ask a server."""
 
 

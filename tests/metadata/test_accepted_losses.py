@@ -22,6 +22,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.witnesses import witness_of
 from services.bookie.runtime import BookieRuntime
+from services.metadata.database import Connection
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import _Work
 from tests.metadata.support import Service, serving
@@ -64,14 +65,14 @@ async def put(connection: Any, row: LedgerMetadata) -> str:
         row.ledger_id,
         row.version,
         row.attempt,
-        body_of(LedgerRow.from_core(row)),
+        body_of(connection, LedgerRow.from_core(row), row.ledger_id),
     )
     return was
 
 
 async def go_back(stores: Stores, service: Service, row: LedgerMetadata) -> list[str]:
     """The database has this row, and not what came of it; a witness of what it lacks."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     lost = await put(connection, row)
     await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
     await connection.close()
@@ -80,7 +81,7 @@ async def go_back(stores: Stores, service: Service, row: LedgerMetadata) -> list
 
 async def fork(stores: Stores, row: LedgerMetadata) -> None:
     """A service that did not know has changed the row in the database's line of history."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     await put(connection, row)
     await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
     await connection.close()
@@ -264,7 +265,7 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
             patch.setattr(_Work, "_decide_ledgers", lambda work, *_given: cut(work))
             assert (await rebuild(service, take_over=True))[0] is None
 
-        connection = await asyncpg.connect(stores.postgres_dsn)
+        connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
         accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
         await connection.close()
         assert accepted is None
@@ -299,7 +300,7 @@ async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
     service: Service, stores: Stores
 ) -> None:
     witness = witness_of(await service.client.cluster_id(), new_attempt())
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
 
     refused = await accept(service, [witness])

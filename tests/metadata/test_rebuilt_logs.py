@@ -336,6 +336,7 @@ REBUILT = {
     "access_tokens": "access tokens",
     "access_token_list": "access tokens",
     "audit": "the audit log",
+    "sealing_keys": "",
 }
 """Each table, and what of it no bookie holds; leases, kept and unproven ledgers are told anew by those who hold them."""
 

@@ -1,23 +1,55 @@
 """`quorumlog metadata …`: commands for the metadata's database. They ask the metadata service itself."""
 
 import asyncio
+import base64
+import os
+import secrets
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quorumlog.cli.cookies import MetadataOption
 from quorumlog.cli.ends import EndedEarly
-from quorumlog.cli.operator import WorkEnded, follow_work
-from quorumlog.cli.printing import print_json, print_line, print_rows
+from quorumlog.cli.operator import WorkEnded, ask, follow_work
+from quorumlog.cli.printing import print_answer, print_json, print_line, print_rows
 from quorumlog.cli.session import common_options, parse_urls, run_async
 from quorumlog.errors import QuorumLogError
 
 app = typer.Typer(no_args_is_help=True, help="The metadata's database. Asks the metadata service.")
 
 
-@app.callback()
-def group() -> None:
-    """Keep `rebuild` a command of the group, though it is the only one."""
+@app.command(name="new-key")
+def new_key(
+    file: Annotated[Path, typer.Argument(help="The key file, which is made where there is none.")],
+) -> None:
+    """Add a key to a key file, behind its other keys: the first one of the file encrypts (docs/guides/keys.md)."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as keys:
+        keys.write(base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
+
+
+@app.command()
+def reseal(
+    metadata: MetadataOption,
+    after: Annotated[
+        int, typer.Option(min=-1, help="Go on: only ledgers with ids above this one.")
+    ] = -1,
+) -> None:
+    """Encrypt the keys of all ledgers under the first key of KEY_FILE. Afterwards its other keys are needed no more."""
+    urls = ",".join(parse_urls(metadata))
+
+    async def work() -> int:
+        resealed, above = 0, after
+        while True:
+            query = "" if above < 0 else f"?after={above}"
+            done: dict[str, Any] = await ask("POST", f"{urls}/v1/keys/reseal{query}")
+            resealed += int(done["resealed"])
+            if done["next"] is None:
+                return resealed
+            above = done["next"]
+
+    count = run_async(work)
+    print_answer({"resealed": count}, f"resealed: {count}")
 
 
 @app.command()
@@ -48,14 +80,14 @@ def rebuild(
     ] = None,
 ) -> None:
     """Make the rows that the database lacks again from what the bookies hold (docs/guides/rebuild.md)."""
-    ask = {
+    asked = {
         "dry_run": dry_run,
         "take_over": take_over,
         "bookies": bookie or [],
         "without": without or [],
         "after": after,
     }
-    report = run_async(lambda: _rebuild(parse_urls(metadata)[0], ask))
+    report = run_async(lambda: _rebuild(parse_urls(metadata)[0], asked))
     if common_options().as_json:
         print_json(report)
     else:

@@ -306,6 +306,13 @@ class LedgerDelete(Body):
     attempt: Attempt
 
 
+class Resealed(Body):
+    """How many rows were sealed anew; `next` is the next `after`, null at the end."""
+
+    resealed: int
+    next: LedgerId | None
+
+
 COPIES_PRESENTED_MAX = 1000
 """Witnesses of copies in one request of a bookie (taste)."""
 

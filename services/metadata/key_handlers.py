@@ -1,0 +1,20 @@
+"""The route of sealed keys."""
+
+from typing import Final
+
+from aiohttp import web
+
+from quorumlog.net.json_bodies import answer
+from quorumlog.net.operations import route
+from quorumlog.net.parameters import Given
+from quorumlog.wire.bodies import Resealed
+from services.metadata.handlers import AFTER, PARTS
+
+
+async def reseal(request: web.Request, given: Given) -> web.Response:
+    """Encrypt the keys of some ledgers above `after` under the first key of the key file."""
+    after = given[AFTER]
+    return answer(await request.app[PARTS].sealing.reseal(after=-1 if after is None else after))
+
+
+ROUTES: Final = (route("POST", "/v1/keys/reseal", reseal, AFTER, gives=Resealed),)

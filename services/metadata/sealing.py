@@ -1,0 +1,118 @@
+"""Ledgers' keys at rest: the MAC key and the access key of a row are encrypted under a key of KEY_FILE, so that a copy of
+the database, or of its backups, gives nobody access (docs/adr/0029-keys-at-rest.md).
+
+AES-256-GCM with the ledger's id and the field's name as associated data: a key that is put into another row does not open.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from quorumlog.errors import MetadataUnavailable
+
+SEALED: Final = ("mac_key", "access_key")
+"""The fields of a row that are encrypted."""
+
+_MARK: Final = "sealed:"
+"""Begins an encrypted field; base64, as a plain one is, has no colon."""
+_NONCE_BYTES: Final = 12
+_LINE: Final = re.compile(r"[A-Za-z0-9+/]{43}=")
+
+
+class KeyFileUnusable(ValueError):
+    """A key file can't be used; says why, and nothing of what is in it."""
+
+
+class KeyRing:
+    """The keys of a key file: the first one encrypts, all decrypt. Without keys everything stays as it is."""
+
+    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+        """Keys of 32 bytes each."""
+        self._ciphers = {key_id(key): AESGCM(key) for key in keys}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The names of the keys, that of the one that encrypts first."""
+        return tuple(self._ciphers)
+
+    def sealed(self, ledger_id: int, body: str) -> str:
+        """A row's JSON as it is stored."""
+        if not self._ciphers:
+            return body
+        fields = orjson.loads(body)
+        for name in SEALED:
+            if fields.get(name):
+                fields[name] = self._seal(ledger_id, name, fields[name])
+        return orjson.dumps(fields).decode()
+
+    def opened(self, ledger_id: int, body: str) -> str:
+        """A row's JSON as it was before it was sealed. Raises: MetadataUnavailable for a key that is not here."""
+        if '": "sealed:' not in body:
+            return body
+        fields = orjson.loads(body)
+        for name in SEALED:
+            if str(fields.get(name, "")).startswith(_MARK):
+                fields[name] = self._open(ledger_id, name, fields[name])
+        return orjson.dumps(fields).decode()
+
+    def is_current(self, body: str) -> bool:
+        """Whether a stored row needs no sealing anew."""
+        fields: dict[str, Any] = orjson.loads(body)
+        mark = f"{_MARK}{self.ids[0]}:" if self._ciphers else ""
+        return all(fields[name].startswith(mark) for name in SEALED if fields.get(name))
+
+    def _seal(self, ledger_id: int, name: str, value: str) -> str:
+        used = self.ids[0]
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._ciphers[used].encrypt(nonce, value.encode(), _bound_to(ledger_id, name))
+        return f"{_MARK}{used}:{base64.b64encode(nonce + sealed).decode()}"
+
+    def _open(self, ledger_id: int, name: str, text: str) -> str:
+        _, used, sealed = text.split(":")
+        cipher = self._ciphers.get(used)
+        if cipher is None:
+            raise MetadataUnavailable(f"KEY_FILE of the metadata service has no key {used}")
+        data = base64.b64decode(sealed)
+        try:
+            return cipher.decrypt(
+                data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(ledger_id, name)
+            ).decode()
+        except InvalidTag:
+            raise MetadataUnavailable(
+                f"the {name} in the row of ledger {ledger_id} was changed in the database"
+            ) from None
+
+
+def key_id(key: bytes) -> str:
+    """The name of a key, which tells nothing of it."""
+    return hashlib.sha256(b"quorumlog key id" + key).hexdigest()[:16]
+
+
+def read_key_file(file: Path) -> KeyRing:
+    """The keys of a file that nobody else may read: one a line, 32 bytes as base64. Raises: KeyFileUnusable."""
+    try:
+        mode, text = file.stat().st_mode, file.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not ASCII"
+        raise KeyFileUnusable(f"{file}: {why}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileUnusable(f"{file}: others may read it: chmod 600")
+    lines = text.split()
+    if not lines or not all(map(_LINE.fullmatch, lines)):
+        raise KeyFileUnusable(
+            f"{file}: one key a line, 32 bytes as base64, as of `openssl rand -base64 32`"
+        )
+    return KeyRing([base64.b64decode(line) for line in lines])
+
+
+def _bound_to(ledger_id: int, name: str) -> bytes:
+    return f"quorumlog {name} of ledger {ledger_id}".encode()

@@ -1,0 +1,165 @@
+"""Ledgers' keys at rest: what a copy of the database tells, and how the key file changes."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from pydantic import ValidationError
+
+from loadtest.stores import Stores
+from quorumlog.cli.metadata import new_key
+from quorumlog.errors import MetadataUnavailable
+from services.metadata.config import Config
+from services.metadata.sealing import KeyRing, key_id
+from tests.metadata.restores import _run
+from tests.metadata.support import DRAFT, Service, serving
+from tests.support.waiting import until
+
+MAC_KEY, ACCESS_KEY = (
+    b"the MAC key of the ledger 012345",
+    b"s" * 16 + b"the access key of the ledger 012",
+)
+KEYED = replace(DRAFT, mac_key=MAC_KEY, access_key=ACCESS_KEY, custom=(("note", "sealed:x"),))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    new_key(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+async def dump(stores: Stores, folder: Path) -> bytes:
+    """The database in plain text."""
+    file = folder / "dump"
+    await asyncio.to_thread(
+        _run, "pg_dump", "--format=plain", f"--file={file}", stores.postgres_dsn
+    )
+    return await asyncio.to_thread(file.read_bytes)
+
+
+def cut(keys: Path) -> None:
+    """Only the first key stays."""
+    keys.write_text(keys.read_text().split()[0] + "\n")
+
+
+def turned(keys: Path) -> None:
+    """The last key comes first."""
+    *others, last = keys.read_text().split()
+    keys.write_text("\n".join((last, *others)) + "\n")
+
+
+async def listed(service: Service) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await service.send("GET", "/v1/ledgers"))[1]["ledgers"]
+    return rows
+
+
+async def test_a_dump_of_the_database_has_no_keys_and_gateways_get_them(
+    stores: Stores, keys: Path
+) -> None:
+    async with serving(stores, key_file=keys) as service:
+        made = await service.client.create(KEYED)
+        _, closed = await service.client.cas(made.closed(last_entry=-1, length=0))
+        read = await service.client.get(made.ledger_id)
+        (shown,) = await listed(service)
+        dumped = await dump(stores, keys.parent)
+
+    assert closed == read
+    assert (read.mac_key, read.access_key, read.custom) == (MAC_KEY, ACCESS_KEY, KEYED.custom)
+    assert "sealed" not in shown["mac_key"] + shown["access_key"]
+    for name in ("mac_key", "access_key"):
+        assert shown[name].encode() not in dumped
+    assert b"sealed:" in dumped
+
+
+async def test_plain_rows_are_read_and_sealed_by_the_command_and_a_new_key_takes_over(
+    stores: Stores, keys: Path
+) -> None:
+    async with serving(stores) as service:
+        made = await service.client.create(KEYED)
+        plain = (await listed(service))[0]["mac_key"].encode()
+    assert plain in await dump(stores, keys.parent)
+
+    async with serving(stores, key_file=keys) as service:
+        assert (await service.client.get(made.ledger_id)).mac_key == MAC_KEY
+        assert await resealed(service) == 1
+        assert await resealed(service) == 0
+        assert await service.client.get(made.ledger_id) == made
+    assert plain not in await dump(stores, keys.parent)
+
+    new_key(keys)
+    turned(keys)
+    async with serving(stores, key_file=keys) as service:
+        assert await service.client.get(made.ledger_id) == made
+        assert await resealed(service) == 1
+    cut(keys)
+    async with serving(stores, key_file=keys) as service:
+        assert await service.client.get(made.ledger_id) == made
+
+
+async def resealed(service: Service) -> int:
+    status, told = await service.send("POST", "/v1/keys/reseal")
+    assert (status, told["next"]) == (200, None)
+    count: int = told["resealed"]
+    return count
+
+
+async def test_a_service_without_a_key_of_the_rows_does_not_serve_and_says_so(
+    stores: Stores, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(stores, key_file=keys) as service:
+        await service.client.create(KEYED)
+
+    async with serving(stores, wait=False) as service:
+        await until(
+            lambda: _is_told(caplog, "key-missing"), "the service says that a key is missing"
+        )
+        assert (await service.send("GET", "/health/ready"))[0] == 503
+
+
+async def _is_told(caplog: pytest.LogCaptureFixture, event: str) -> bool:
+    return any(record.msg == event for record in caplog.records)
+
+
+async def test_keys_that_are_put_into_another_row_do_not_open(stores: Stores, keys: Path) -> None:
+    async with serving(stores, key_file=keys) as service:
+        one, two = [await service.client.create(KEYED) for _ in range(2)]
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        await connection.execute(
+            "UPDATE ledgers SET body = (SELECT body FROM ledgers WHERE ledger_id = $1)"
+            " WHERE ledger_id = $2",
+            one.ledger_id,
+            two.ledger_id,
+        )
+        await connection.close()
+
+        status, told = await service.send("GET", f"/v1/ledgers/{two.ledger_id}")
+
+    assert (status, told["code"]) == (503, MetadataUnavailable.code)
+
+
+def test_a_key_file_that_others_may_read_or_that_has_no_keys_is_refused(keys: Path) -> None:
+    def config() -> Config:
+        return Config.model_validate(
+            {"port": 1, "postgres_dsn": "x", "redis_url": "x", "key_file": keys}
+        )
+
+    key = keys.read_text().strip()
+    keys.chmod(0o640)
+    with pytest.raises(ValidationError, match="chmod 600"):
+        config()
+    keys.chmod(0o600)
+    assert len(config().key_ring.ids) == 1
+    keys.write_text("no key\n")
+    with pytest.raises(ValidationError, match="openssl rand") as refused:
+        config()
+    assert key not in str(refused.value)
+
+
+def test_the_name_of_a_key_tells_nothing_of_it() -> None:
+    key = bytes(range(32))
+
+    assert key_id(key) == KeyRing([key]).ids[0]
+    assert key.hex()[:16] not in key_id(key)
