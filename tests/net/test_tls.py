@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import uvloop
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client import CollectorRegistry, generate_latest
 
 from quorumlog.certificates import (
@@ -22,7 +23,7 @@ from quorumlog.certificates import (
     renew,
     revoke,
 )
-from quorumlog.errors import Forbidden, QuorumLogError
+from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
 from quorumlog.net import tls as tls_module
 from quorumlog.net.identity import Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
@@ -110,6 +111,19 @@ async def test_a_certificate_tells_the_role_the_name_and_the_hosts_of_a_caller(
 
     hosts = frozenset(("127.0.0.1", "::1", "store.example"))
     assert found == Identity(Role.BOOKIE, "bookie-1", hosts)
+
+
+@pytest.mark.parametrize("has_transport", [True, False])
+def test_a_request_without_a_verified_certificate_is_of_nobody(
+    authority: Authority, has_transport: bool
+) -> None:
+    """Of a connection without TLS, or one that has ended meanwhile."""
+    request = make_mocked_request("GET", "/", transport=asyncio.Transport())
+    if not has_transport:
+        request.protocol.transport = None
+
+    with pytest.raises(Unauthenticated, match="needs a client certificate"):
+        PeerCertificate(authority.tls("metadata", "metadata-1")).identify(request)
 
 
 async def test_a_socket_is_opened_with_the_same_certificate(authority: Authority) -> None:
@@ -240,7 +254,7 @@ async def test_a_new_authority_lets_its_own_in_and_the_old_one_s_out(
 
 
 async def test_a_revoked_peer_is_cut_and_refused_and_its_new_certificate_is_not(
-    authority: Authority,
+    authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = authority.tls("metadata", "metadata-1")
     old = authority.issue("bookie", "bookie-1")
@@ -271,8 +285,15 @@ async def test_a_revoked_peer_is_cut_and_refused_and_its_new_certificate_is_not(
                 await ask(listener, tls.credentials)
         await sockets[2].send_str("still here")
         assert (await sockets[2].receive()).type is aiohttp.WSMsgType.CLOSE
+        assert [record.message for record in caplog.records] == ["revoked-connections-cut"]
+        # Another list that cuts nobody.
+        revoke(authority.folder, "metadata", "metadata-1")
+        server.look()
+        server.look()
+        assert len(caplog.records) == 1
         again = authority.load(renew(authority.folder, old))
-        assert (await ask(listener, again.credentials)).name == "bookie-1"
+        by_anybody = Credentials(client_context=lambda: again.client)
+        assert (await ask(listener, by_anybody)).name == "bookie-1"
 
 
 @pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -104,7 +104,7 @@ class ClusterSecret:
     def identify(self, request: web.BaseRequest) -> Identity:
         """Any service of the cluster. Raises: Unauthenticated."""
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        if not token or scheme.lower() != "bearer":
+        if scheme.lower() != "bearer":
             raise Unauthenticated(
                 "only the cluster's services and operators may ask this, with its secret as"
                 " Authorization: Bearer (CLUSTER_SECRET_FILE; of the command line also --secret-file)"
