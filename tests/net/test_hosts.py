@@ -80,3 +80,44 @@ def test_an_origin_is_own_by_scheme_host_and_port(origin: str, *, is_own: bool) 
     else:
         with pytest.raises(Forbidden):
             hosts.check_origin(request)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        ("[::1]", True),
+        ("[::1]:8080", True),
+        ("[::1", False),
+        ("[::1]8080", False),
+        ("[localhost]", False),
+        ("one.localhost", True),
+        ("localhost.evil.example", False),
+        ("evillocalhost", False),
+    ],
+)
+def test_a_host_is_read_as_a_browser_writes_it(host: str, *, is_one: bool) -> None:
+    assert is_known(Hosts(), host) is is_one
+
+
+PAGE = "https://page.example"
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "allowed", "is_let_in"),
+    [
+        ("GET", {}, (), True),
+        ("POST", {}, (), False),
+        ("GET", {"Upgrade": "websocket"}, (), False),
+        ("POST", {}, (PAGE,), True),
+        ("POST", {}, ("*",), True),
+        ("POST", {}, ("https://other.example",), False),
+    ],
+)
+def test_a_page_changes_nothing_and_opens_no_socket_unless_it_is_allowed(
+    method: str, more: dict[str, str], allowed: tuple[str, ...], *, is_let_in: bool
+) -> None:
+    given = {"Host": "127.0.0.1:8080", "Origin": PAGE, **more}
+    request = make_mocked_request(method, "/", headers=given)
+
+    with nullcontext() if is_let_in else pytest.raises(Forbidden):
+        Hosts().check_origin(request, allowed)

@@ -113,6 +113,21 @@ async def test_a_certificate_tells_the_role_the_name_and_the_hosts_of_a_caller(
     assert found == Identity(Role.BOOKIE, "bookie-1", hosts)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        (("DNS", "quorumlog://tests/operator/anna"),),
+        (("URI", "quorumlog://tests/king/arthur"),),
+        (("URI", "quorumlog://tests/bookie/"),),
+        (("URI", "quorumlog://tests/bookie/a"), ("URI", "quorumlog://tests/operator/a")),
+        (("URI", "https://tests/bookie/a"),),
+    ],
+)
+def test_names_that_tell_no_role_are_of_no_service(names: tuple[tuple[str, str], ...]) -> None:
+    with pytest.raises(Forbidden):
+        tls_module._identity_of(names)
+
+
 @pytest.mark.parametrize("has_transport", [True, False])
 def test_a_request_without_a_verified_certificate_is_of_nobody(
     authority: Authority, has_transport: bool
