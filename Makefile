@@ -168,12 +168,12 @@ chart: setup build/chart ## render the Helm chart of deploy/ and check each obje
 	@[ ! -x build/chart ] || $(PYTEST) -q -n 0 tests/hosts/test_chart.py
 
 # Its modules come from Go's proxy, some 400 MB with what is compiled of them; the tests are skipped without it.
-GO := env GOPATH=$(CURDIR)/build/go GOCACHE=$(CURDIR)/build/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local CGO_ENABLED=0 \
+GO := env GOMODCACHE=$(CURDIR)/build/go/mod GOCACHE=$(CURDIR)/build/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local \
 	$(or $(shell command -v go),$(wildcard /usr/local/go/bin/go))
 
 build/chart: $(wildcard tests/hosts/chart/*)
 	@mkdir -p build
-	@$(if $(lastword $(GO)),cd tests/hosts/chart && $(GO) build -o $(CURDIR)/build/chart . ,false) \
+	@(cd tests/hosts/chart && $(GO) build -o $(CURDIR)/build/chart .) \
 		|| echo "no Go here, or no way to its modules: the chart is not rendered"
 
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn

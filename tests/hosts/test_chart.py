@@ -5,6 +5,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -35,11 +36,11 @@ class Refused(Exception):
     """The chart does not take these values."""
 
 
-def rendered(folder: Path, **values: Any) -> list[dict[str, Any]]:
+def rendered(folder: Path, chart: Path = _CHART, **values: Any) -> list[dict[str, Any]]:
     file = folder / "values.json"
     file.write_text(json.dumps(values))
     done = subprocess.run(
-        [_PROGRAM, _CHART, file], capture_output=True, text=True, timeout=120, check=False
+        [_PROGRAM, chart, file], capture_output=True, text=True, timeout=120, check=False
     )
     if done.returncode:
         raise Refused(done.stderr)
@@ -174,3 +175,13 @@ def test_values_that_the_schema_does_not_know_are_refused(
 ) -> None:
     with pytest.raises(Refused, match="schema"):
         rendered(tmp_path, **values)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused(tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(_CHART, chart)
+    helpers = chart / "templates/_helpers.tpl"
+    helpers.write_text(helpers.read_text().replace("maxUnavailable: 1", "maxUnavailabel: 1"))
+
+    with pytest.raises(Refused, match="unknown field"):
+        rendered(tmp_path, chart)
