@@ -7,6 +7,7 @@ What differs: /proc shows the command line and the environment of the fork serve
 The fork server ends with the process that asks it, and its services with it.
 """
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -46,7 +47,14 @@ def start(program: Program, log: Path) -> Process:
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
+    # Before multiprocessing waits for them: one that a test has stopped in its tracks would never end.
+    atexit.register(_kill_all)
     return context
+
+
+def _kill_all() -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 class _Forked:
@@ -83,6 +91,8 @@ class _Forked:
 def _run(program: Program, log: Path) -> None:
     """In the child: become what `process.start` would have made, and run the module."""
     gc.freeze()  # the modules are for ever: the collector need not look at them
+    # One of them keeps the fork server alive, which would outlive the process that asks it.
+    os.closerange(3, 1 + max(int(each.name) for each in Path("/proc/self/fd").iterdir()))
     os.setsid()
     with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
