@@ -314,8 +314,12 @@ class Engine:
         """The row of an end that is told (`kept_end`). A repeat sends copies again: who was asked first may have
         ended between the change and its copies.
         """
+        return await self._rows.kept_end(await self._copied(row))
+
+    async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
+        """The row, once its members have copies (rule 18b)."""
         await spread(row, self._ports)
-        return await self._rows.kept_end(row)
+        return row
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row from the primary, for a caller with the ledger's password."""
