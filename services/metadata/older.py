@@ -14,6 +14,8 @@ from quorumlog.net.service import AUTHENTICATOR
 
 _LATER: Final = frozenset(("lineage", "internal_url", "has_place", "leaves"))
 """Fields that these releases lack. `attempt` of a log's row is one too; a ledger's row had it before."""
+_LIBRARY: Final = "aiohttp"
+"""Services name it as their user agent; people's tools name others."""
 _OF_LOG: Final = "writer_token"
 """Only a log's row has it."""
 _USERS: Final = "metadata"
@@ -24,7 +26,8 @@ _USERS: Final = "metadata"
 async def answers_older_services(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Leave out what the caller's release does not know."""
     response = await handler(request)
-    if header.RELEASE in request.headers or AUTHENTICATOR in request.app:
+    is_service = _LIBRARY in request.headers.get(hdrs.USER_AGENT, "")
+    if header.RELEASE in request.headers or AUTHENTICATOR in request.app or not is_service:
         return response
     if isinstance(response, web.Response) and "json" in response.headers.get(hdrs.CONTENT_TYPE, ""):
         assert isinstance(response.body, bytes)

@@ -11,10 +11,12 @@ from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
+from quorumlog import header
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.versions import RELEASE
 from services.metadata.app import build
 from services.metadata.config import Config
 from tests.support.waiting import until
@@ -44,9 +46,10 @@ class Service:
     async def send(
         self, method: str, path: str, body: object = None, **kwargs: Any
     ) -> tuple[int, Any]:
-        """One plain request, as anybody can make it: status and JSON body."""
+        """One plain request, as anybody of this release can make it: status and JSON body."""
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json"} | kwargs.pop("headers", {})
+        headers = {"Content-Type": "application/json", header.RELEASE: RELEASE}
+        headers |= kwargs.pop("headers", {})
         async with self.session.request(
             method, self.url + path, data=data, headers=headers, **kwargs
         ) as response:

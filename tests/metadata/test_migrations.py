@@ -8,6 +8,8 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog import header
+from quorumlog.wire.versions import RELEASE
 from services.metadata import migrate as module
 from services.metadata.database import Connection
 from services.metadata.migrate import Kind, TablesTooNew, kind_of, migrate, migration_files
@@ -100,3 +102,17 @@ async def test_the_kind_of_each_migration_is_stored_for_older_processes(
     rows = await connection.fetch("SELECT name, kind FROM migrations WHERE number >= 90")
 
     assert {row["name"]: row["kind"] for row in rows} == {EXPAND: "expand", CONTRACT: "contract"}
+
+
+async def test_a_service_that_says_no_release_gets_no_field_that_it_would_refuse(
+    stores: Stores,
+) -> None:
+    async with serving(stores) as service:
+        row = await service.client.create(DRAFT)
+        url = f"{service.url}/v1/ledgers/{row.ledger_id}"
+        shown = []
+        for headers in ({}, {header.RELEASE: RELEASE}, {"User-Agent": "curl/8.0"}):
+            async with service.session.get(url, headers=headers) as answer:
+                shown.append(await answer.json())
+
+    assert ["lineage" in row for row in shown] == [False, True, True]
