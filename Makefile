@@ -176,6 +176,10 @@ build/chart: $(wildcard tests/hosts/chart/*)
 	@(cd tests/hosts/chart && $(GO) build -o $(CURDIR)/build/chart .) \
 		|| echo "no Go here, or no way to its modules: the chart is not rendered"
 
+.PHONY: e2e-compose
+e2e-compose: setup ## compose.yaml on an engine of its own (root, apt-get, Go): every container, the engine, networks hurt
+	@exec $(PY) -m tests.compose --seed $(or $(SEED),1) $(ARGS)
+
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
 

@@ -27,8 +27,7 @@ _WITHIN = ("quorumlog", "local", "jobs")
 """The library as a whole, a folder that uses nothing of ours, and programs within `spark`."""
 
 _READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py", "ready.py")
-"""embedded.py hands ours on to Postgres's tools; the command line and the containers' health check have their own
-settings."""
+"""embedded.py hands ours on to Postgres's tools; the command line has its own settings; ready.py is a program."""
 
 
 def sources(*folders: str) -> list[Path]:

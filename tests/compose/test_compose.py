@@ -119,7 +119,7 @@ def test_the_settings_are_settings_with_a_certificate_of_the_service(
     service = OURS[name]
     module = service["command"][0]
     assert role_of(service) == module.removeprefix("services.")
-    assert f"{role_of(service)}-credentials:/credentials:ro" in service["volumes"]
+    assert f"{role_of(service)}-credentials:/credentials:ro,nocopy" in service["volumes"]
     folder = credentials / role_of(service)
     # As the image sets it.
     environment = {**service["environment"], "HOST": "0.0.0.0"}
@@ -191,6 +191,18 @@ def test_the_image_has_a_folder_for_each_volume_of_credentials() -> None:
     found = re.search(r"for role in ([\w ]+);", (ROOT / "Dockerfile").read_text())
     assert found is not None
     assert set(found[1].split()) == mounted
+
+
+def test_only_the_job_gives_a_volume_of_credentials_its_owner() -> None:
+    # Containers are created in any order, and a volume takes over the folder of the first one that copies.
+    mounts = [
+        volume
+        for name, service in SERVICES.items()
+        for volume in service.get("volumes", ())
+        if "credentials:" in volume and name != "credentials"
+    ]
+    assert mounts
+    assert all(volume.endswith("nocopy") for volume in mounts)
 
 
 def test_volumes_are_declared_and_used() -> None:

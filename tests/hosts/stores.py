@@ -70,10 +70,10 @@ class HostStores:
 
     async def start_redis(self, settings: str) -> None:
         """Start Redis with the password of `database.env`."""
-        url = next(line for line in settings.splitlines() if line.startswith("REDIS_URL="))
+        url = dict(line.split("=", 1) for line in settings.splitlines())["REDIS_URL"]
         redis = set_up_redis(self._primary.home / "redis", _REDIS)
         argv = [word.replace("127.0.0.1", "0.0.0.0") for word in redis.program.argv]
-        self._start(self._primary, "redis", (*argv, "--requirepass", urlsplit(url).password or ""))
+        self._start(self._primary, "redis", (*argv, "--requirepass", str(urlsplit(url).password)))
 
     async def _run_postgres(self, host: Host, postgres: Postgres) -> None:
         data = host.home / "db/data"
