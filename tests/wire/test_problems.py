@@ -26,7 +26,7 @@ API_TABLE = {
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "
-    "loss-not-proven not-the-owner copy-lost",
+    "loss-not-proven not-the-owner copy-lost log-protected",
     410: "offset-truncated entry-lost",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     429: "overloaded",
