@@ -175,9 +175,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
 async def delete_ledger(request: web.Request, given: Given) -> web.Response:
     """Replace a CLOSED ledger's row by a tombstone."""
     body = await parsed(request, LedgerDelete)
-    await request.app[PARTS].ledgers.delete(
-        given[LEDGER_ID], version=body.version, attempt=body.attempt
-    )
+    await request.app[PARTS].ledgers.delete(given[LEDGER_ID], body)
     return web.Response(status=204)
 
 

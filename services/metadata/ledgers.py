@@ -24,13 +24,14 @@ from quorumlog.errors import (
     TransactionCommitted,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from
+from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from, is_row
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     ROW_FIELDS,
     LedgerCreateBody,
+    LedgerDelete,
     LedgerDraft,
     LedgerHeadBody,
     LedgerRow,
@@ -176,9 +177,7 @@ class LedgerStore(RowStore):
         return row_of(connection, record, row.ledger_id)
 
     @transactional
-    async def delete(
-        self, connection: Connection, ledger_id: int, *, version: int, attempt: str
-    ) -> None:
+    async def delete(self, connection: Connection, ledger_id: int, request: LedgerDelete) -> None:
         """Replace the row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
@@ -190,17 +189,17 @@ class LedgerStore(RowStore):
         try:
             old = await lock_ledger(connection, ledger_id)
         except NoSuchLedger:
-            if await is_applied(connection, attempt, target):
+            if await is_applied(connection, request.attempt, target):
                 return
             raise
-        if old.version != version:
+        if not is_row(old, version=request.version, attempt=request.row_attempt):
             raise conflict(old)
         if old.log is None and old.state is not State.CLOSED:
             raise InvalidRequest(
                 "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
             )
         await leave_tombstone(connection, old)
-        await record_attempt(connection, attempt, target)
+        await record_attempt(connection, request.attempt, target)
 
     @listing
     async def naming(

@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from
+from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from, is_row
 from quorumlog.wire.bodies import LineageBody, received
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
@@ -139,7 +139,7 @@ class LogStore(RowStore):
             raise
         if await is_applied(connection, request.attempt, target):
             return  # another log was created under the name since
-        if old.version != request.version:
+        if not is_row(old, version=request.version, attempt=request.row_attempt):
             raise conflict(old)
         check_unprotected(old.to_core())
         await bury_log(connection, old)

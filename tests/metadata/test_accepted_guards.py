@@ -65,9 +65,26 @@ async def names_the_log(stores: Stores, _folder: Path) -> None:
         )
 
 
+async def deletes_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def deletes_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_logs.test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is
+        await claim(service)
+
+
 def by_version(_original: Any) -> Any:
     """A compare-and-swap compares versions only."""
     return lambda old, new: old.version == new.version
+
+
+def of_version(_original: Any) -> Any:
+    """A deletion compares versions only."""
+    return lambda row, *, version, attempt: row.version == version  # noqa: ARG005
 
 
 GUARDS: Final = (
@@ -84,6 +101,20 @@ GUARDS: Final = (
         "is_made_from",
         by_version,
         names_the_log,
+    ),
+    Guard(
+        "a deletion of a ledger may be of another line of history",
+        ledgers,
+        "is_row",
+        of_version,
+        deletes_the_row,
+    ),
+    Guard(
+        "a deletion of a log may be of another line of history",
+        logs,
+        "is_row",
+        of_version,
+        deletes_the_log,
     ),
     Guard(
         "a change whose loss was accepted is never made",

@@ -164,6 +164,20 @@ async def test_a_change_of_another_line_of_history_conflicts_whatever_its_versio
     assert (await service.client.cas(unknown.closed(last_entry=2, length=9)))[0] is CasStatus.OK
 
 
+async def test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version(
+    service: Service,
+) -> None:
+    """Rule 18a: what has the ledger's id and version now may be another ledger."""
+    row = await closed(service, await service.client.create(DRAFT))
+
+    with pytest.raises(VersionConflict):
+        await service.client.delete(row.ledger_id, version=row.version, row_attempt=new_attempt())
+    assert await service.client.get(row.ledger_id) == row
+
+    await service.client.delete(row.ledger_id, version=row.version, row_attempt=row.attempt)
+    assert (await service.client.read(row.ledger_id))[0] is CasStatus.MISSING
+
+
 async def test_an_attempt_is_bound_to_its_change(service: Service) -> None:
     one, other = [await service.client.create(DRAFT) for _ in range(2)]
     attempt = new_attempt()

@@ -59,6 +59,19 @@ async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_i
     assert (done, now.version, now.attempt != row.attempt) == (True, 2, True)
 
 
+async def test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is(
+    service: Service,
+) -> None:
+    """Rule 18a: what has the name and version now may be another log, whose writer lives (rule 27)."""
+    logs = LogClient(service.client)
+    row, _ = await logs.create(LOG)
+
+    assert await logs.delete(replace(row, attempt=new_attempt())) == row
+    assert await logs.get(LOG.name) == row
+
+    assert await logs.delete(row) is None
+
+
 async def test_a_log_is_created_once(logs: LogClient) -> None:
     answers = await asyncio.gather(*(logs.create(LOG) for _ in range(5)))
 

@@ -269,9 +269,11 @@ class Engine:
             if not is_closed(row):
                 row = await self._recoveries.run(ledger_id)
             try:
-                attempt = await self.metadata.delete(ledger_id, version=row.version)
+                attempt = await self.metadata.delete(
+                    ledger_id, version=row.version, row_attempt=row.attempt
+                )
             except VersionConflict:
-                row = await self._rows.fresh(ledger_id)
+                row = await self._allowed(ledger_id, password)  # another password may be set since
                 continue
             break
         self._rows.deleted(ledger_id)

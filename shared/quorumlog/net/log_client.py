@@ -74,7 +74,7 @@ class LogClient:
 
         Returns once that is settled. Raises: NoSuchLog.
         """
-        body = LogDelete(version=log.version, attempt=new_attempt())
+        body = LogDelete(version=log.version, row_attempt=log.attempt, attempt=new_attempt())
         path = f"/v1/logs/{log.name}"
         try:
             await self._client.ask("DELETE", path, body, gives=Body, settles=True)

@@ -156,13 +156,17 @@ class MetadataClient(MetadataRequests):
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row.to_core()
 
-    async def delete(self, ledger_id: int, *, version: int, attempt: str | None = None) -> str:
-        """Replace the row by a tombstone. Returns the deletion's token once that is settled.
+    async def delete(
+        self, ledger_id: int, *, version: int, row_attempt: str = "", attempt: str | None = None
+    ) -> str:
+        """Replace the row of this version and attempt by a tombstone. Returns the deletion's token once that is settled.
 
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         where nothing was sent.
         """
-        body = LedgerDelete(version=version, attempt=attempt or new_attempt())
+        body = LedgerDelete(
+            version=version, row_attempt=row_attempt, attempt=attempt or new_attempt()
+        )
         await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
         return body.attempt
 

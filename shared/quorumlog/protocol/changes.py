@@ -65,8 +65,12 @@ def is_made_from(old: Versioned, new: Versioned) -> bool:
     """Whether a compare-and-swap to `new` is from the row as it is, and not from one of another line of history, whose
     version may be the same (rule 18a).
     """
-    is_same_change = "" in (old.attempt, new.attempt) or old.attempt == new.attempt
-    return old.version == new.version and is_same_change
+    return is_row(old, version=new.version, attempt=new.attempt)
+
+
+def is_row(row: Versioned, *, version: int, attempt: str) -> bool:
+    """Whether the row is the one that this change made; an empty attempt is that of nobody knows which change."""
+    return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
 
 # --- ledgers --------------------------------------------------------------------------------------

@@ -300,9 +300,11 @@ class LedgerChange(Body):
 
 
 class LedgerDelete(Body):
-    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if the row still has this version."""
+    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if it still is the one of this version."""
 
     version: Version
+    row_attempt: Attempt | Literal[""] = ""
+    """That of the row, as in a compare-and-swap: a row of another line of history may have the version too."""
     attempt: Attempt
 
 

@@ -206,9 +206,11 @@ deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."
 
 
 class LogDelete(Body):
-    """`DELETE /v1/logs/{name}`: the name is free again if the version still is this one."""
+    """`DELETE /v1/logs/{name}`: the name is free again if the row still is the one of this version."""
 
     version: Version
+    row_attempt: Attempt | Literal[""] = ""
+    """That of the row, as for a ledger."""
     attempt: Attempt
 
 

@@ -28,7 +28,7 @@ from quorumlog.errors import (
     RouteNotFound,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from
+from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from, is_row
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
@@ -352,7 +352,7 @@ class Metadata(Process):
         if ledger_id in self.tables.rows and self._is_settled(body.attempt, target):
             return Answer(204)
         old = self._row(ledger_id)
-        if old.version != body.version:
+        if not is_row(old, version=body.version, attempt=body.row_attempt):
             raise VersionConflict(ledger_id=ledger_id, current=old.model_dump(mode="json"))
         if old.state is not State.CLOSED:
             raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
