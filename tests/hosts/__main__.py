@@ -79,7 +79,9 @@ class Story:
         await self._appends_go_on()
         # The page says a minute; nothing else depends on it.
         await until(
-            lambda: bool(self._operate("quorumlog repair delay 1")), "the delay is short", SETTLED_S
+            lambda: bool(self._operate("quorumlog repair delay 1 && echo set")),
+            "the delay is short",
+            SETTLED_S,
         )
         await until(self._is_repaired, "what the lost host had is copied", SETTLED_S)
         _say(f"what {_LOST} had is copied to the others")
