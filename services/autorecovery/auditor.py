@@ -10,7 +10,7 @@ import logging
 from collections.abc import Container, Hashable, Iterable
 from typing import Final
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import NoSuchBookie, QuorumLogError
 from quorumlog.net.awake import awake
 from quorumlog.net.conclude import conclude
 from quorumlog.net.metadata_client import MetadataClient
@@ -213,7 +213,10 @@ class Auditor:
     async def _tell_of_drain(self, member: str) -> None:
         """Log why a drain waits, where that is new, and its end."""
         is_paused = self._steering.is_paused
-        left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
+        try:
+            left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
+        except NoSuchBookie:
+            return  # retired meanwhile
         told = (left.why, left.ledgers, left.repairs)
         if self._drains_told.get(member) == told:
             return

@@ -209,7 +209,7 @@ def _handles(client: Any) -> dict[str, Any]:
 
 _GOOD: dict[str, Any] = {"ledger_id": 1, "name": "a", "log": "a", "transaction_id": "t"}
 _GOOD |= {"owner": "me", "before": 1, "through": 1, "first": 0, "last": 0}
-_GOOD |= {"grants": ["read:*"], "token_id": "0" * 16}
+_GOOD |= {"password": "secret", "grants": ["read:*"], "token_id": "0" * 16}
 _GOOD |= {"payload": b"x", "payloads": [b"x"], "records": b"x", "ledger_ids": 1}
 
 

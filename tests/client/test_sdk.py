@@ -18,6 +18,7 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     LogFenced,
+    LogProtected,
     LossNotProven,
     NoSuchLedger,
     NoSuchLog,
@@ -289,10 +290,12 @@ async def test_a_token_from_its_creation_to_its_revocation(cluster: Cluster) -> 
         shown = [token for token in await client.tokens() if token["name"] == name]
         await client.revoke_token(made["id"])
         left = [token["name"] for token in await client.tokens()]
+        done = [entry async for entry in client.audit(target=f"tokens/{made['id']}")]
 
     assert [token["id"] for token in shown] == [made["id"]]
     assert "token" not in shown[0], "nobody can show it again"
     assert name not in left
+    assert len(done) == 2
 
 
 def use_a_token(urls: list[str]) -> None:
@@ -302,6 +305,40 @@ def use_a_token(urls: list[str]) -> None:
         client.revoke_token(made["id"])
         with pytest.raises(NoSuchToken):
             client.revoke_token(made["id"])
+        assert len(list(client.audit(target=f"tokens/{made['id']}"))) == 2
+
+
+async def test_a_changed_password_and_a_protected_log(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        ledger = await client.create_ledger(password="old")
+        await ledger.append(b"0")
+        await ledger.change_password("new")
+        assert await ledger.append(b"1") == 1
+        with pytest.raises(WrongPassword):
+            await client.ledger(ledger.ledger_id, password="old").append(b"2")
+        log = await client.create_log(new_name())
+        await log.protect()
+        with pytest.raises(LogProtected):
+            await log.delete()
+        await log.protect(deletion_protection=False)
+        await log.delete()
+
+
+def change_and_protect(urls: list[str]) -> None:
+    with sync.Client(*urls) as client:
+        ledger = client.create_ledger(password="old")
+        ledger.change_password("new")
+        assert ledger.append(b"0") == 0
+        log = client.create_log(new_name())
+        log.protect()
+        with pytest.raises(LogProtected):
+            log.delete()
+
+
+async def test_a_changed_password_and_a_protected_log_without_an_event_loop(
+    cluster: Cluster,
+) -> None:
+    await asyncio.to_thread(change_and_protect, cluster.gateways)
 
 
 async def test_a_token_without_an_event_loop(cluster: Cluster) -> None:

@@ -69,7 +69,7 @@ def begin(request: web.Request) -> Audited | None:
     resource = request.match_info.route.resource
     if resource is None:
         return None
-    name = request.app[AUDITED].get((request.method, resource.canonical))
+    name = request.app.get(AUDITED, {}).get((request.method, resource.canonical))
     if name is None:
         return None
     audited = Audited(request, name)
