@@ -467,7 +467,8 @@ GUARDS: Final = (
     Guard(
         "rule 6",
         "a repeat is answered although the standby lacks it",
-        ((cookies, "is_applied", unlocked),),
+        # What is kept of who asked is another write that waits for the standby.
+        ((cookies, "is_applied", unlocked), (database, "keep_audited", nothing)),
         a_repeat_waits_for_the_standby,
     ),
     Guard(

@@ -143,7 +143,12 @@ async def test_keys_that_are_put_into_another_row_do_not_open(stores: Stores, ke
 def test_a_key_file_that_others_may_read_or_that_has_no_keys_is_refused(keys: Path) -> None:
     def config() -> Config:
         return Config.model_validate(
-            {"port": 1, "postgres_dsn": "x", "redis_url": "x", "key_file": keys}
+            {
+                "port": 1,
+                "postgres_dsn": "postgresql://x",
+                "redis_url": "redis://x",
+                "key_file": keys,
+            }
         )
 
     key = keys.read_text().strip()

@@ -54,7 +54,7 @@ EXPLORED: Final = (
     Scope("an ensemble change", recoverers=0, spares=1, timeouts=1, closes=True),
 )
 SEEDS: Final = range(1, 61)
-SERVICE_SEEDS: Final = range(1, 5)
+SERVICE_SEEDS: Final = (*range(1, 5), 9)
 DAMAGED_SEEDS: Final = range(1, 31)
 """Tried until the check speaks: of a deleted ledger that is asked again it does in one of five."""
 LOG_SEEDS: Final = range(1, 61)

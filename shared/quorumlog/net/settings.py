@@ -211,7 +211,8 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
     fields = {name.upper(): field for name, field in model.model_fields.items()}
     secrets = {f"{name}_FILE" for name, field in fields.items() if kind_of(field) == "secret"}
     known = {*fields, *secrets}
-    for name in environ:
+    given = [name for name, value in environ.items() if value]  # make exports names without a value
+    for name in given:
         if name not in known and (near := difflib.get_close_matches(name, known, 1, _NEAR)):
             yield f"{name} is no setting; {near[0]} is one"
     for name in sorted(secrets | {name for name in fields if name.endswith("KEY_FILE")}):
