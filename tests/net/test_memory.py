@@ -1,8 +1,10 @@
 """Memory that was freed goes back to the system, whenever it was taken and freed."""
 
 import asyncio
+import gc
 import itertools
 import resource
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +96,30 @@ async def test_memory_goes_back_again_after_a_look_for_which_no_thread_could_be_
     await tasks.close()
 
     assert "background-work-failed" in caplog.text
+
+
+class Linked:
+    """One of a circle of objects."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.usefixtures("heap")
+async def test_objects_in_circles_are_freed_though_nobody_makes_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ledger's writer and its timers, say: the last ones before a quiet time stayed as long as that lasted."""
+    monkeypatch.setattr(memory, "_LOOK_S", 0.0)
+    gc.disable()
+    freed, tasks = asyncio.Event(), Tasks()
+    try:
+        reference = weakref.ref(Linked(), lambda _: freed.set())
+        tasks.start(trim_forever())
+        async with within("the circle is freed"):
+            await freed.wait()
+    finally:
+        gc.enable()
+        await tasks.close()
+
+    assert reference() is None
