@@ -1,5 +1,5 @@
 """Keeps audited requests beside their changes: the row of a request is of the first transaction that changes something
-for the request, so there is no change without its row (docs/adr/0022-audit-log.md).
+for the request, so there is no change without its row, and no row without a change (docs/adr/0022-audit-log.md).
 """
 
 from contextvars import ContextVar
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 _TRUSTED: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
 """Who asks for clients and operators, and tells for whom."""
 
+_LOCK: Final = 0x71756F74
+"""Any number that no other application of this database uses; migrations and rebuilds have others."""
 _INSERT: Final = (
-    "INSERT INTO audit (id, who, remote, operation, target, via) VALUES ($1, $2, $3, $4, $5, $6)"
-    " ON CONFLICT (id) DO NOTHING"
+    # Rows are committed in the order of their numbers: who reads on after a number misses none.
+    "INSERT INTO audit (id, who, remote, operation, target, via)"
+    f" SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text FROM pg_advisory_xact_lock({_LOCK})"
+    # A later step of the request uses up no number: the rows to delete are counted by numbers.
+    " WHERE NOT EXISTS (SELECT FROM audit WHERE id = $1::uuid) ON CONFLICT (id) DO NOTHING"
 )
 
 
@@ -47,7 +52,9 @@ async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def keep(connection: "Connection") -> None:
-    """Keep the request that the present transaction is for, if it is audited; once."""
+    """Keep the request that the present transaction has changed something for, if it is audited; once. Last in the
+    transaction, since those of other audited requests wait for its end.
+    """
     if (asked := _ASKED.get()) is None:
         return
     of = asked.request.body if isinstance(asked.request, audit.Audited) else asked.request

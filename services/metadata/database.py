@@ -208,7 +208,8 @@ class Database:
             try:
                 async with connection.transaction():
                     result = await work(connection)
-                    await keep_audited(connection)
+                    if connection.settled is not None:
+                        await keep_audited(connection)
                     # Check last: the locks now held keep the tables from being replaced.
                     seen = await self._check(connection)
             except DatabaseWentBack:

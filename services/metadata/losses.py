@@ -11,6 +11,7 @@ from typing import Final
 from quorumlog.errors import CopyLost
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import LedgerRow
+from services.metadata import audit
 from services.metadata.attempts import ACCEPTED
 from services.metadata.database import Connection
 from services.metadata.kept import HeldCopies, lacking
@@ -42,11 +43,16 @@ async def accept_tokens(connection: Connection, tokens: Collection[str]) -> None
         await connection.execute(_ACCEPT, sorted(tokens))
         await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
         await connection.execute(_UNPROVEN)
+        await audit.keep(connection)
 
 
 async def note_lost(connection: Connection, bookies: Collection[str]) -> None:
     """These bookies never return: nobody waits for copies that they may hold."""
-    await connection.execute(_LOST_BOOKIES, sorted(bookies))
+    if not bookies:
+        return
+    async with connection.transaction():
+        await connection.execute(_LOST_BOOKIES, sorted(bookies))
+        await audit.keep(connection)
 
 
 async def check_end(

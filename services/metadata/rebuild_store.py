@@ -27,6 +27,7 @@ from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
+from services.metadata import audit
 from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
@@ -117,6 +118,7 @@ class RebuildTables:
             await self._connection.execute(
                 "UPDATE cluster SET cluster_id = $1, rebuilt_at = now()", cluster_id
             )
+            await audit.keep(self._connection)
         self._database.memory.cluster_id = cluster_id
 
     async def accept_lost(
@@ -151,7 +153,9 @@ class RebuildTables:
 
     async def begin_writing(self, highest: int) -> int:
         """Bookies whose cookies are missing wait from now on, and new ledgers get ids above this one; the next id."""
-        await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
+        async with self._transaction():
+            await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
+            await audit.keep(self._connection)
         return 1 + int(
             await self._connection.fetchval(
                 "SELECT setval('ledger_ids', greatest($1, last_value)) FROM ledger_ids",

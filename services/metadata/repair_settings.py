@@ -7,6 +7,7 @@ import orjson
 
 from quorumlog.wire.bodies import received
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
+from services.metadata import audit
 from services.metadata.database import Connection, RowStore, plain, transactional
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
@@ -24,12 +25,14 @@ class RepairSettingsStore(RowStore):
     @transactional
     async def change(self, connection: Connection, change: RepairSettingsPut) -> RepairSettings:
         """Change the given fields; concurrent changes of different fields both apply."""
-        return _settings_of(
+        changed = _settings_of(
             await connection.fetchrow(
                 f"UPDATE repair_settings SET body = body || $1::text::jsonb, {_CHANGED}",
                 change.model_dump_json(),
             )
         )
+        await audit.keep(connection)
+        return changed
 
     @transactional
     async def trigger(self, connection: Connection) -> RepairSettings:

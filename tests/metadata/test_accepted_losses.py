@@ -127,6 +127,9 @@ async def rebuilds_before_it_accepts(stores: Stores, folder: Path) -> None:
         assert await service.client.get(old.ledger_id) == newest
         # All bookies are asked, and what they hold is contained.
         assert (await recover(service, newest))[0] == 200
+        _, audit = await service.send("GET", "/v1/audit")
+        operations = [row["operation"] for row in audit["audit"]]
+        assert [name for name in operations if name != "put_cookie"] == ["rebuild", "accept_lost"]
 
 
 async def test_a_loss_is_not_accepted_before_the_rows_are_rebuilt(

@@ -1,5 +1,6 @@
 """The audit log in the database: one row of each audited request that changed something, for a while."""
 
+import asyncio
 import base64
 import json
 import secrets
@@ -12,9 +13,20 @@ from loadtest.stores import Stores
 from quorumlog.header import AUDITED
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
-from tests.metadata.support import Service, serving
-from tests.metadata.test_unchecked import LOG
+from services.metadata import audit
+from services.metadata.audit_store import AuditStore
+from services.metadata.database import Connection, Database
+from services.metadata.roles import AUDITED as AUDITED_ROUTES
+from tests.metadata.support import PATIENT_S, WAITING, Service, serving
+from tests.metadata.test_unchecked import LOG, requests_of
 from tests.support.waiting import until
+
+KEPT_ELSEWHERE = {
+    "POST /v1/keys/reseal": "test_sealing.py",
+    "POST /v1/rebuild": "test_accepted_losses.py",
+}
+REPEATED = {"PATCH /v1/repair-settings", "POST /v1/witnesses/accept"}
+"""Routes whose repeat is another change: they have no attempt."""
 
 
 def told(**changed: str) -> dict[str, str]:
@@ -81,6 +93,65 @@ async def test_a_request_is_kept_once_and_only_with_a_change(service: Service) -
     assert [one["operation"] for one in found] == ["create_log", "deleteLog"]
 
 
+async def test_each_audited_route_keeps_a_row_and_a_repeat_of_it_none(stores: Stores) -> None:
+    async with serving(stores, expiry_every_s=1000) as service:
+        database = await asyncpg.connect(stores.postgres_dsn)
+        accept: Any = ("POST", "/v1/witnesses/accept", "/v1/witnesses/accept", {"lost": ["b7"]})
+        sent = [*await requests_of(service, database), accept]
+        await database.close()
+        tried = {f"{method} {route}" for method, route, _, _ in sent} & AUDITED_ROUTES
+        assert tried | KEPT_ELSEWHERE.keys() == AUDITED_ROUTES
+
+        for method, route, path, body in sent:
+            name = f"{method} {route}"
+            before = len(await rows(service, "limit=1000"))
+            for kept in (name in AUDITED_ROUTES, name in AUDITED_ROUTES and name in REPEATED):
+                status, problem = await service.send(method, path, body)
+                if name in AUDITED_ROUTES:
+                    assert status < 300, (name, problem)
+                before += kept
+                assert len(await rows(service, "limit=1000")) == before, (name, kept)
+
+
+async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_committed_later(
+    service: Service, stores: Stores
+) -> None:
+    slow = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
+    transaction = slow.transaction()
+    await transaction.start()
+    audit._ASKED.set(
+        audit._Asked(audit.AuditedRequest.model_validate_json(told(target="slow")[AUDITED]))
+    )
+    await audit.keep(slow)
+
+    making = asyncio.create_task(make_token(service))
+
+    async def is_made_or_waits() -> bool:
+        return making.done() or bool(await slow.fetchval(WAITING))
+
+    await until(is_made_or_waits, "the other change is made, or waits")
+    seen = await rows(service)
+    await transaction.commit()
+    await slow.close()
+    target = await making
+
+    seen += await rows(service, f"after={seen[-1]['number'] if seen else 0}")
+    assert [row["target"] for row in seen] == ["slow", target]
+
+
+async def test_the_steps_of_one_request_use_up_no_numbers(stores: Stores, service: Service) -> None:
+    """The last rows that are kept are counted by numbers."""
+    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
+    audit._ASKED.set(audit._Asked(audit.AuditedRequest.model_validate_json(told()[AUDITED])))
+    for _ in range(10):
+        await audit.keep(connection)
+    await connection.close()
+
+    await make_token(service)
+
+    assert [row["number"] for row in await rows(service)] == [1, 2]
+
+
 async def test_pages_go_on_after_a_number_and_begin_at_a_time(service: Service) -> None:
     targets = [await make_token(service) for _ in range(3)]
 
@@ -122,6 +193,27 @@ async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores)
             assert targets[1] not in await kept()
         finally:
             await connection.close()
+
+
+async def test_one_round_deletes_all_that_is_kept_no_longer(
+    service: Service, stores: Stores
+) -> None:
+    """However fast rows come, no more are left."""
+    await make_token(service)
+    database = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
+    database.is_open = True
+    await database.run(
+        lambda connection: connection.execute(
+            "INSERT INTO audit (id, who, remote, via, operation, target)"
+            " SELECT gen_random_uuid(), '', '', '', '', '' FROM generate_series(1, 5000)"
+        )
+    )
+    database.asked_about = database.server
+
+    await AuditStore(database, days=90, rows_max=1000).trim()
+
+    assert [row["number"] for row in await rows(service, "limit=1000")] == list(range(4002, 5002))
+    await database.close()
 
 
 async def _equal(found: Any, wanted: object) -> bool:

@@ -467,8 +467,7 @@ GUARDS: Final = (
     Guard(
         "rule 6",
         "a repeat is answered although the standby lacks it",
-        # What is kept of who asked is another write that waits for the standby.
-        ((cookies, "is_applied", unlocked), (database, "keep_audited", nothing)),
+        ((cookies, "is_applied", unlocked),),
         a_repeat_waits_for_the_standby,
     ),
     Guard(
