@@ -134,7 +134,7 @@ def build(config: Config) -> web.Application:
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrate_with_retries(database, config.contract_through)
-            watch = partial(_watch_database, database, cookies)
+            watch = partial(_watch_database, database, cookies, app[PARTS].sealing)
             parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(*(restarted(part) for part in parts))
 
@@ -202,7 +202,7 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             return
 
 
-async def _watch_database(database: Database, cookies: CookieStore) -> None:
+async def _watch_database(database: Database, cookies: CookieStore, sealing: SealingStore) -> None:
     """Notice a database that went back in time, or returned, without any requests too."""
     while True:
         await asyncio.sleep(_WATCH_S)
@@ -210,6 +210,8 @@ async def _watch_database(database: Database, cookies: CookieStore) -> None:
             await database.probe()
             # A rebuild through another process may have made an empty database its cluster's.
             database.memory.cluster_id = await cookies.cluster_id()
+            if database.key_ring.ids:
+                await sealing.note_key()
         except QuorumLogError:
             pass  # `ready` and the gauges report it
         except Exception:

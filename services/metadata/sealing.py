@@ -77,16 +77,16 @@ class KeyRing:
         return f"{_MARK}{used}:{base64.b64encode(nonce + sealed).decode()}"
 
     def _open(self, ledger_id: int, name: str, text: str) -> str:
-        _, used, sealed = text.split(":")
+        used, _, sealed = text.removeprefix(_MARK).partition(":")
         cipher = self._ciphers.get(used)
         if cipher is None:
             raise MetadataUnavailable(f"KEY_FILE of the metadata service has no key {used}")
-        data = base64.b64decode(sealed)
         try:
+            data = base64.b64decode(sealed)
             return cipher.decrypt(
                 data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(ledger_id, name)
             ).decode()
-        except InvalidTag:
+        except (InvalidTag, ValueError):
             raise MetadataUnavailable(
                 f"the {name} in the row of ledger {ledger_id} was changed in the database"
             ) from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import orjson
 import pytest
 from pydantic import ValidationError
 
@@ -13,7 +14,7 @@ from loadtest.stores import Stores
 from quorumlog.cli.metadata import new_key
 from quorumlog.errors import MetadataUnavailable
 from services.metadata.config import Config
-from services.metadata.sealing import KeyRing, key_id
+from services.metadata.sealing import KeyRing, key_id, read_key_file
 from tests.metadata.restores import _run
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
@@ -87,6 +88,7 @@ async def test_plain_rows_are_read_and_sealed_by_the_command_and_a_new_key_takes
         assert await resealed(service) == 1
         assert await resealed(service) == 0
         assert await service.client.get(made.ledger_id) == made
+        assert len((await service.send("GET", "/v1/audit"))[1]["audit"]) == 1
     assert plain not in await dump(stores, keys.parent)
 
     new_key(keys)
@@ -121,6 +123,56 @@ async def test_a_service_without_a_key_of_the_rows_does_not_serve_and_says_so(
 
 async def _is_told(caplog: pytest.LogCaptureFixture, event: str) -> bool:
     return any(record.msg == event for record in caplog.records)
+
+
+async def noted(stores: Stores) -> set[str]:
+    """The keys without which no service serves."""
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    records = await connection.fetch("SELECT id FROM sealing_keys")
+    await connection.close()
+    return {record["id"] for record in records}
+
+
+async def test_a_process_without_keys_seals_nothing_and_forgets_no_key(
+    stores: Stores, keys: Path
+) -> None:
+    """As while the processes get the key file one after the other."""
+    async with serving(stores) as without:
+        async with serving(stores, key_file=keys) as service:
+            await service.client.create(KEYED)
+            needed = await noted(stores)
+
+        status, problem = await without.send("POST", "/v1/keys/reseal")
+
+    assert (status, problem["code"]) == (422, "invalid")
+    assert "KEY_FILE" in problem["detail"]
+    assert await noted(stores) == needed != set()
+
+
+async def test_a_key_that_seals_is_noted_anew_in_a_database_that_lacks_it(
+    stores: Stores, keys: Path
+) -> None:
+    """One that was restored while the service ran, or was sealed anew by a process with the former first key."""
+    (used,) = read_key_file(keys).ids
+    async with serving(stores, key_file=keys) as service:
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        await connection.execute("DELETE FROM sealing_keys")
+        await connection.close()
+        await service.client.create(KEYED)
+
+        async def is_noted() -> bool:
+            return await noted(stores) == {used}
+
+        await until(is_noted, "the key is noted")
+
+
+@pytest.mark.parametrize("text", ["sealed:", "sealed:{key}", "sealed:{key}:AA==", "sealed:{key}:?"])
+def test_what_is_no_sealed_key_is_told_as_changed(keys: Path, text: str) -> None:
+    ring = read_key_file(keys)
+    body = orjson.dumps({"mac_key": text.format(key=ring.ids[0])}).decode().replace('":', '": ')
+
+    with pytest.raises(MetadataUnavailable):
+        ring.opened(7, body)
 
 
 async def test_keys_that_are_put_into_another_row_do_not_open(stores: Stores, keys: Path) -> None:
