@@ -74,6 +74,8 @@ ROUTES: Final = (
 _WATCH_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
+_LOCKED_RETRY_S: Final = 5.0
+"""In between, the other processes go on with the table that the migration waits for."""
 _MIGRATION_S: Final = 3600.0
 """A migration may rewrite the largest table (0011 reads every body), or wait for another process's: under a
 shorter limit the tables of a large cluster would never reach this version."""
@@ -178,6 +180,9 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
                 cluster_id = await connection.fetchval("SELECT cluster_id::text FROM cluster")
             finally:
                 connection.terminate()
+        except asyncpg.LockNotAvailableError as error:
+            log.warning("migration-waits", extra={"error": str(error)})
+            await asyncio.sleep(_LOCKED_RETRY_S)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)

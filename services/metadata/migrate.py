@@ -15,6 +15,9 @@ from services.metadata.database import Connection
 _FOLDER: Final = Path(__file__).parent / "migrations"
 _FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
 _LOCK: Final = 0x71756F72  # any number that no other application of this database uses
+_TABLE_LOCK_MS: Final = 1000
+"""How long a migration waits for a table that somebody reads, as a dump does. Whoever asks for the table later waits
+behind it: less than the deadline of other processes' work on the database."""
 
 
 class Kind(StrEnum):
@@ -45,10 +48,11 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
 
     Several services may start at once: an advisory lock lets one work while the others wait. Witnesses are
     not checked (rule 18a): these tables are those in place, and what the rows say stays.
-    Raises: TablesTooNew.
+    Raises: TablesTooNew; LockNotAvailableError while somebody else holds a table.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        await connection.execute(f"SET LOCAL lock_timeout = {_TABLE_LOCK_MS}")
         await connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
             " applied_at timestamptz NOT NULL DEFAULT now())"

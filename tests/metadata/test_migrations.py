@@ -1,5 +1,6 @@
 """Processes of two releases work on the same tables, as far as migrations say that they may."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 from loadtest.stores import Stores
 from quorumlog import header
 from quorumlog.wire.versions import RELEASE
+from services.metadata import app
 from services.metadata import migrate as module
 from services.metadata.database import Connection
 from services.metadata.migrate import Kind, TablesTooNew, kind_of, migrate, migration_files
-from tests.metadata.support import DRAFT, serving
+from tests.metadata.support import DRAFT, PATIENT_S, WAITING, is_ready, serving
+from tests.support.waiting import until
 
 TAKES_AWAY = re.compile(r"\b(DROP|RENAME|SET NOT NULL|ALTER COLUMN \w+ TYPE)\b", re.IGNORECASE)
 
@@ -30,6 +33,10 @@ async def connection(stores: Stores) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 def later_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    become_later(tmp_path, monkeypatch)
+
+
+def become_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is of a release that expands the tables, and takes away what the one before it added."""
     for path in migration_files():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -91,6 +98,40 @@ async def test_a_contracting_migration_waits_for_the_operators_word(connection: 
 
     assert await migrate(connection, contract_through=91) == module.Migrated((CONTRACT,), ())
     assert "later" not in await columns(connection)
+
+
+async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
+    stores: Stores,
+    connection: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A dump holds the tables for as long as it runs, and who asks for a table waits behind a waiting migration."""
+    await migrate(connection)
+    become_later(tmp_path, monkeypatch)
+    monkeypatch.setattr(app, "_LOCKED_RETRY_S", 0.1)
+    reader = await asyncpg.connect(stores.postgres_dsn)
+    dump = connection.transaction()
+    await dump.start()
+    await connection.execute("LOCK TABLE ledgers IN ACCESS SHARE MODE")
+
+    async def waits() -> bool:
+        return bool(await reader.fetchval(WAITING))
+
+    async def is_told() -> bool:
+        return any(record.msg == "migration-waits" for record in caplog.records)
+
+    async with serving(stores, wait=False) as service:
+        await until(waits, "the migration waits for the table")
+        async with asyncio.timeout(PATIENT_S):
+            assert await reader.fetchval("SELECT count(*) FROM ledgers") == 0
+        await until(is_told, "the service says so")
+        assert "later" not in await columns(connection)
+        await dump.rollback()
+        await until(lambda: is_ready(service), "the migration is made")
+        assert "later" in await columns(connection)
+    await reader.close()
 
 
 @pytest.mark.usefixtures("later_release")
