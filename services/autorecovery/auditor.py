@@ -216,7 +216,7 @@ class Auditor:
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
         except NoSuchBookie:
-            return  # retired meanwhile
+            return  # an older database without its cookie was restored meanwhile
         told = (left.why, left.ledgers, left.repairs)
         if self._drains_told.get(member) == told:
             return

@@ -23,7 +23,11 @@ from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 from tests.metadata.support import DRAFT, PATIENT_S, Service
 from tests.metadata.support import serving as metadata
+from tests.metadata.test_went_back import cookie
 from tests.support.waiting import turns, until
+
+DRAINS = {"drain-waits", "drained"}
+"""Events of the log about drains."""
 
 
 class Told(MetadataClient):
@@ -236,6 +240,23 @@ async def test_a_trigger_during_an_audit_starts_another_audit_after_it(
     await audits.auditor.audit()
     assert audits.metadata.lists == 2 * lists
     assert audits.auditor._open_check_due_at > 0
+
+
+async def test_a_draining_bookie_that_is_gone_when_it_is_asked_about_ends_no_audit(
+    audits: Audits, caplog: pytest.LogCaptureFixture
+) -> None:
+    """b1 has no cookie any more, since the database was restored meanwhile; b4 was retired; b2 has to wait."""
+    caplog.set_level("INFO", logger="services.autorecovery.auditor")
+    for name in ("b2", "b4"):
+        await audits.metadata.put_cookie(name, await cookie(audits.metadata), version=None)
+    await audits.metadata.retire("b4")
+    audits.metadata.bookie_list = liveness("draining", "draining", "writable", "draining")
+
+    await audits.auditor.audit()
+
+    told = {r.__dict__["bookie"]: r.msg for r in caplog.records if r.msg in DRAINS}
+    assert told == {"b2@1": "drain-waits", "b4@1": "drained"}
+    assert audits.auditor._open_check_due_at > 0, "the open ledgers were looked at"
 
 
 async def test_a_change_of_settings_hides_no_trigger(audits: Audits) -> None:
