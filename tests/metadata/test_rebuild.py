@@ -132,6 +132,18 @@ async def lose_database(stores: Stores) -> None:
         await connection.close()
 
 
+@contextlib.asynccontextmanager
+async def lost_after(
+    stores: Stores, bookies: Bookies, names: tuple[str, ...] = ("b1",)
+) -> AsyncIterator[tuple[Service, dict[str, BookieRuntime]]]:
+    """Bookies that are ready. At the end of the block they stop, and the database is lost."""
+    async with serving(stores) as service, bookies.running(service, names) as running:
+        for bookie in running.values():
+            await until_ready(bookie)
+        yield service, running
+    await lose_database(stores)
+
+
 async def rebuild(service: Service, **ask: Any) -> tuple[RebuildReport | None, str]:
     """The report, or the error."""
     body = RebuildAsk(**ask).model_dump_json()
@@ -159,9 +171,7 @@ async def closed(service: Service, row: LedgerMetadata, last: int = 4) -> Ledger
 async def test_an_empty_database_gets_every_row_that_bookies_prove(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+    async with lost_after(stores, bookies, ("b1", "b2", "b3")) as (service, running):
         cluster_id = await service.client.cluster_id()
         opened, deleted = await create(service), await create(service)
         ended = await closed(service, first := await create(service))
@@ -173,7 +183,6 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
         await keep(running["b2"], gone, gone.deleted(token))
         await keep(running["b3"], deleted)
         forget(running["b3"], deleted.ledger_id)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service) as running:
         for bookie in running.values():
@@ -261,11 +270,9 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
 async def test_an_open_row_waits_for_silent_bookies_unless_an_operator_gives_them_up(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         opened = await create(service)
         await keep(running["b1"], opened)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_replayed(running["b1"])
@@ -283,12 +290,9 @@ async def test_an_open_row_waits_for_silent_bookies_unless_an_operator_gives_the
 async def test_a_bookie_that_was_away_waits_and_brings_its_rows_the_next_time(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+    async with lost_after(stores, bookies, ("b1", "b2")) as (service, running):
         ended = await closed(service, await create(service))
         await keep(running["b2"], ended)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as first:
         await until_replayed(first["b1"])
@@ -314,11 +318,9 @@ async def test_a_bookie_that_was_away_waits_and_brings_its_rows_the_next_time(
 async def test_a_rebuild_continues_behind_the_ledger_that_it_came_to(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         rows = [await create(service) for _ in range(3)]
         await keep(running["b1"], *rows)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_replayed(running["b1"])
@@ -364,12 +366,10 @@ async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
     stores: Stores, bookies: Bookies
 ) -> None:
     access_key = b"s" * 16 + b"a" * 32
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         row = await create(service, access_key=access_key)
         ended = await closed(service, row)
         await keep(running["b1"], ended)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_replayed(running["b1"])
@@ -385,13 +385,11 @@ async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
 async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         log = LogMetadata(name="events", settings=LogSettings(quorum=Quorum(3, 3, 2)))
         await LogClient(service.client).create(log)
         ended = await closed(service, await create(service, log="events"))
         await keep(running["b1"], ended)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_replayed(running["b1"])

@@ -34,7 +34,7 @@ from tests.metadata.test_rebuild import (
     closed,
     create,
     keep,
-    lose_database,
+    lost_after,
     rebuild,
     until_ready,
     until_replayed,
@@ -115,12 +115,10 @@ async def rebuilt(
 async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_row_as_it_is(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         log = await Written.of(service, 1)
         before = replace(log.row, version=log.row.version - 1)
         await keep(running["b1"], *log.rows)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await rebuilt(service, bookies, running)
@@ -139,14 +137,11 @@ async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_
 async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_ledger(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+    async with lost_after(stores, bookies, ("b1", "b2")) as (service, running):
         log = await Written.of(service, 4)
         first, hole, third, last = log.rows
         await keep(running["b1"], first, third, last)
         await keep(running["b2"], hole)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         report = await rebuilt(service, bookies, running)
@@ -173,14 +168,12 @@ async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_le
 async def test_a_log_with_a_hole_lets_go_of_it_and_can_be_deleted(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         written = [
             await Written.of(service, 3, log=replace(LOG, name=name)) for name in ("one", "two")
         ]
         for log in written:
             await keep(running["b1"], log.rows[0], log.rows[2])
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         report = await rebuilt(service, bookies, running)
@@ -199,8 +192,7 @@ async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_
     stores: Stores, bookies: Bookies
 ) -> None:
     """Without it the log's next owner would give its offsets to other records."""
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         log = await Written.of(service, 1)
         opened = await create(service, log="events")
         await LogClient(service.client).cas(
@@ -208,7 +200,6 @@ async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_
         )
         opened = await service.client.get(opened.ledger_id)
         await keep(running["b1"], *log.rows, opened)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_replayed(running["b1"])
@@ -223,13 +214,11 @@ async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_
 async def test_a_ledger_of_a_deleted_log_is_not_in_the_log_that_has_its_name(
     stores: Stores, bookies: Bookies
 ) -> None:
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         earlier = await Written.of(service, 2)
         await LogClient(service.client).delete(earlier.row)
         log = await Written.of(service, 1)
         await keep(running["b1"], *earlier.rows, *log.rows)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         report = await rebuilt(service, bookies, running)
@@ -351,8 +340,7 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
         finally:
             await connection.close()
 
-    async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+    async with lost_after(stores, bookies) as (service, running):
         logs, transactions = LogClient(service.client), TransactionClient(service.client)
         await logs.create(replace(LOG, name="empty"))
         log = await Written.of(service, 2)
@@ -373,7 +361,6 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
         before = [await rows(table) for table in GONE]
         tables = await public_tables(stores)
         await keep(running["b1"], *log.rows, ledger_closed)
-    await lose_database(stores)
 
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         report = await rebuilt(service, bookies, running)
