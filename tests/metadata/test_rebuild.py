@@ -18,6 +18,7 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.cli.ends import ExitStatus
+from quorumlog.cli.metadata import new_key
 from quorumlog.errors import LedgerExists, NoSuchLedger
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.log_client import LogClient
@@ -363,7 +364,7 @@ async def test_one_rebuild_runs_at_a_time(service: Service, stores: Stores) -> N
 
 
 async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
-    stores: Stores, bookies: Bookies
+    stores: Stores, bookies: Bookies, tmp_path: Path
 ) -> None:
     access_key = b"s" * 16 + b"a" * 32
     async with lost_after(stores, bookies) as (service, running):
@@ -371,15 +372,23 @@ async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
         ended = await closed(service, row)
         await keep(running["b1"], ended)
 
-    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+    new_key(keys := tmp_path / "keys")
+    async with (
+        serving(stores, key_file=keys) as service,
+        bookies.running(service, ("b1",)) as running,
+    ):
         await until_replayed(running["b1"])
         report, _ = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
         found = await service.client.get(row.ledger_id)
+        connection = await asyncpg.connect(stores.postgres_dsn)
+        stored = await connection.fetchval("SELECT body ->> 'access_key' FROM ledgers")
+        await connection.close()
 
     assert report is not None
     assert report.sealed_passwords == 1
     unknown = sealed(b"s" * 16, hashlib.sha256(access_key).digest())
     assert found == replace(ended, access_key=unknown)
+    assert stored.startswith("sealed:"), "what is rebuilt is encrypted under the key file"
 
 
 async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it(
