@@ -22,6 +22,7 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.protocol.row_copy import RowCopy, RowName
+from services.bookie.cookie import LocalCookie
 from services.bookie.log import SECTOR, SEGMENT_HEAD, LogBatch, read_batches
 from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
@@ -30,6 +31,15 @@ from services.bookie.writer import Position
 
 ME = "b1@1"
 KEY = b"k" * 32
+COOKIE = LocalCookie(
+    name="b1",
+    incarnation=1,
+    cluster_id="cluster",
+    instance="instance",
+    directories=("/data",),
+    boots=1,
+    registered=True,
+)
 SMALL = StoreOptions(
     segment_bytes=64 * 1024,
     checkpoint_bytes=1 << 30,

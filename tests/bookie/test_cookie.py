@@ -12,24 +12,16 @@ import pytest
 from services.bookie.cookie import (
     PROCESSES_MAX,
     CookieRefused,
-    LocalCookie,
     Situation,
     decide,
     is_displaced,
 )
 from services.bookie.identity import HardLinked, Identity, identity_of
+from tests.bookie.support import COOKIE
 
 HERE = Identity(inode=7, born_ns=1_000)
-LOCAL = LocalCookie(
-    name="b1",
-    incarnation=2,
-    cluster_id="cluster",
-    instance="instance",
-    directories=("/data",),
-    boots=5,
-    registered=True,
-    identity=HERE,
-    processes=("first", "last"),
+LOCAL = COOKIE.model_copy(
+    update={"incarnation": 2, "boots": 5, "identity": HERE, "processes": ("first", "last")}
 )
 FOUND = Situation(
     name="b1",

@@ -14,11 +14,10 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
 from quorumlog.protocol.row_copy import RowName, name_of
-from services.bookie.cookie import LocalCookie
 from services.bookie.limbo import Limbo
 from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
-from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
+from tests.bookie.support import COOKIE, KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import bookie_of
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
@@ -268,21 +267,12 @@ async def test_a_kill_during_phase_one_leaves_no_ledger_unmarked(stores: Stores)
 
 
 def test_phase_one_is_due_until_a_start_has_completed_it() -> None:
-    first = LocalCookie(
-        name="b1",
-        incarnation=1,
-        cluster_id="cluster",
-        instance="instance",
-        directories=("/data",),
-        boots=1,
-        registered=True,
-    )
-    new = first.model_copy(update={"incarnation": 2, "registered": False})
+    new = COOKIE.model_copy(update={"incarnation": 2, "registered": False})
     done = new.model_copy(update={"registered": True})
 
-    assert not is_limbo_due(None, first)
-    assert not is_limbo_due(first, first)
+    assert not is_limbo_due(None, COOKIE)
+    assert not is_limbo_due(COOKIE, COOKIE)
     assert is_limbo_due(None, new)
-    assert is_limbo_due(first, new)
+    assert is_limbo_due(COOKIE, new)
     assert is_limbo_due(new, new)  # the start that was to do it did not end
     assert not is_limbo_due(done, new)
