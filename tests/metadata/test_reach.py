@@ -35,6 +35,20 @@ def test_each_outage_is_told_once_with_its_error(caplog: pytest.LogCaptureFixtur
     assert reach.is_up
 
 
+def test_an_outage_with_errors_that_take_turns_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reach = Reach(away="toy-away", there="toy-there", deadline_s=0.5)
+
+    for number in range(1000):
+        reach.lost(OSError("refused"))
+        reach.lost(OSError(f"reset {number % 100}"))
+
+    texts = [error for _, error in told(caplog)]
+    assert texts[:2] == ["OSError: refused", "OSError: reset 0"]
+    assert len(texts) == len(set(texts)) <= 10
+
+
 @pytest.mark.parametrize(
     ("store", "event"), [("redis", "redis-away"), ("postgres", "database-away")]
 )

@@ -5,6 +5,7 @@ handshake, as a subprotocol of WebSocket: the caller offers all that it speaks, 
 too. A process from before there were versions says nothing, and speaks version 1.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,6 +16,7 @@ CHANNEL: Final = range(1, 2)
 
 _UNSAID: Final = 1
 _SUBPROTOCOL: Final = "quorumlog."
+_NAME: Final = re.compile(rf"{re.escape(_SUBPROTOCOL)}([0-9]{{1,9}})")
 
 
 def subprotocols(spoken: range) -> tuple[str, ...]:
@@ -24,12 +26,8 @@ def subprotocols(spoken: range) -> tuple[str, ...]:
 
 def versions_in(names: Iterable[str]) -> list[int]:
     """The versions that a peer says it speaks, as far as their names are known here."""
-    numbers = [
-        int(name.removeprefix(_SUBPROTOCOL))
-        for name in names
-        if name.startswith(_SUBPROTOCOL) and name.removeprefix(_SUBPROTOCOL).isdecimal()
-    ]
-    return sorted(numbers) or [_UNSAID]
+    found = filter(None, map(_NAME.fullmatch, names))
+    return sorted(int(name[1]) for name in found) or [_UNSAID]
 
 
 def has_common(told: Iterable[str], spoken: range) -> bool:
