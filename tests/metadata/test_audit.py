@@ -53,7 +53,7 @@ async def make_token(service: Service, headers: dict[str, str] | None = None) ->
 
 
 async def test_a_change_keeps_for_whom_a_gateway_asks(service: Service) -> None:
-    await make_token(service, told(target="tokens/1"))
+    await make_token(service, told(target="tokens/1", later="a field of a later release"))
 
     (row,) = await rows(service, "target=tokens/1")
 
