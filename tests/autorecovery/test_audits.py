@@ -10,6 +10,8 @@ import pytest
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.errors import RecoveryBlocked
+from quorumlog.net.directory import Directory
+from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks
@@ -18,7 +20,9 @@ from quorumlog.wire.bodies import BookieInfo, BookieList
 from quorumlog.wire.repair_bodies import RepairSettingsPut
 from services.autorecovery import auditor as auditor_module
 from services.autorecovery.auditor import Auditor
+from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
+from services.autorecovery.losses import KnownLosses
 from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 from tests.metadata.support import DRAFT, PATIENT_S, Service
@@ -257,6 +261,36 @@ async def test_a_draining_bookie_that_is_gone_when_it_is_asked_about_ends_no_aud
     told = {r.__dict__["bookie"]: r.msg for r in caplog.records if r.msg in DRAINS}
     assert told == {"b2@1": "drain-waits", "b4@1": "drained"}
     assert audits.auditor._open_check_due_at > 0, "the open ledgers were looked at"
+
+
+async def test_the_check_queues_a_repair_that_lacks_its_last_step_and_its_item(
+    audits: Audits, service: Service
+) -> None:
+    """Rule 20b: as after a restore, or a rebuild. Nobody else would let go of the former member."""
+    client = audits.metadata
+    row = await client.get(audits.ledger_id)
+    _, grown = await client.cas(row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
+    assert grown is not None
+    await client.cas(grown.with_member_replaced(0, "b3@1", "b9@1"))
+    directory = Directory(client.bookies)
+    losses = KnownLosses(HoldingsClient(directory, service.session))
+    no_ports: Any = None
+    checker = Checker(
+        audits.auditor._config,
+        client,
+        audits.repairs,
+        directory,
+        service.session,
+        losses,
+        no_ports,
+    )
+
+    await checker.verify(audits.ledger_id, queue=False)
+    assert (await audits.repairs.list(after=None, limit=10))[0] == ()
+    await checker.verify(audits.ledger_id, queue=True)
+
+    (item,) = (await audits.repairs.list(after=None, limit=10))[0]
+    assert (item.member, item.ranges) == ("b9@1", ((0, 2),))
 
 
 async def test_a_change_of_settings_hides_no_trigger(audits: Audits) -> None:
