@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from loadtest.stores import Stores
 from quorumlog.cli.metadata import new_key
 from quorumlog.errors import MetadataUnavailable
+from services.metadata import resealing
 from services.metadata.config import Config
 from services.metadata.sealing import KeyRing, key_id, read_key_file
 from tests.metadata.restores import _run
@@ -123,6 +124,26 @@ async def test_a_service_without_a_key_of_the_rows_does_not_serve_and_says_so(
 
 async def _is_told(caplog: pytest.LogCaptureFixture, event: str) -> bool:
     return any(record.msg == event for record in caplog.records)
+
+
+async def test_a_reseal_goes_on_anywhere_and_the_older_key_is_needed_until_its_end(
+    stores: Stores, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resealing, "_AT_ONCE", 1)
+    async with serving(stores, key_file=keys) as service:
+        first, second = [(await service.client.create(KEYED)).ledger_id for _ in range(2)]
+    new_key(keys)
+    turned(keys)
+    new, old = read_key_file(keys).ids
+
+    async with serving(stores, key_file=keys) as service:
+        found = []
+        for after in ("", "", f"?after={first}", f"?after={second}"):
+            _, told = await service.send("POST", f"/v1/keys/reseal{after}")
+            found.append((told["resealed"], told["next"], old in await noted(stores)))
+
+    assert found == [(1, first, True), (0, first, True), (1, second, True), (0, None, False)]
+    assert await noted(stores) == {new}
 
 
 async def noted(stores: Stores) -> set[str]:
