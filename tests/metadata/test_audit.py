@@ -13,6 +13,7 @@ from loadtest.stores import Stores
 from quorumlog.header import AUDITED
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.wire.audit_bodies import AuditedRequest
 from services.metadata import audit
 from services.metadata.audit_store import AuditStore
 from services.metadata.database import Connection, Database
@@ -33,6 +34,12 @@ def told(**changed: str) -> dict[str, str]:
     """The header of a gateway's request for somebody."""
     fields = {"id": str(uuid4()), "who": "ann", "remote": "192.0.2.1", "operation": "createToken"}
     return {AUDITED: json.dumps({**fields, "target": "tokens", **changed})}
+
+
+def ask_here(**changed: str) -> None:
+    """This test makes changes for somebody's request."""
+    request = AuditedRequest.model_validate_json(told(**changed)[AUDITED])
+    audit._ASKED.set(audit._Asked(request))
 
 
 async def rows(service: Service, query: str = "") -> list[dict[str, Any]]:
@@ -119,9 +126,7 @@ async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_commit
     slow = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     transaction = slow.transaction()
     await transaction.start()
-    audit._ASKED.set(
-        audit._Asked(audit.AuditedRequest.model_validate_json(told(target="slow")[AUDITED]))
-    )
+    ask_here(target="slow")
     await audit.keep(slow)
 
     making = asyncio.create_task(make_token(service))
@@ -142,7 +147,7 @@ async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_commit
 async def test_the_steps_of_one_request_use_up_no_numbers(stores: Stores, service: Service) -> None:
     """The last rows that are kept are counted by numbers."""
     connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    audit._ASKED.set(audit._Asked(audit.AuditedRequest.model_validate_json(told()[AUDITED])))
+    ask_here()
     for _ in range(10):
         await audit.keep(connection)
     await connection.close()
