@@ -160,13 +160,16 @@ async def test_a_process_without_keys_seals_nothing_and_forgets_no_key(
     """As while the processes get the key file one after the other."""
     async with serving(stores) as without:
         async with serving(stores, key_file=keys) as service:
-            await service.client.create(KEYED)
+            made = await service.client.create(KEYED)
             needed = await noted(stores)
 
         status, problem = await without.send("POST", "/v1/keys/reseal")
+        read, why = await without.send("GET", f"/v1/ledgers/{made.ledger_id}")
 
     assert (status, problem["code"]) == (422, "invalid")
     assert "KEY_FILE" in problem["detail"]
+    assert (read, why["code"]) == (503, MetadataUnavailable.code)
+    assert why["detail"] == f"KEY_FILE of the metadata service has no key {min(needed)}"
     assert await noted(stores) == needed != set()
 
 
