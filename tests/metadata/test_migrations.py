@@ -134,6 +134,21 @@ async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
     await reader.close()
 
 
+async def test_a_service_starts_while_a_dump_reads_every_table(
+    stores: Stores, connection: Connection
+) -> None:
+    await migrate(connection)
+    tables = await connection.fetchval(
+        "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE schemaname = 'public'"
+    )
+    async with connection.transaction():
+        await connection.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+
+        async with serving(stores) as service:
+            row = await service.client.create(DRAFT)
+            assert await service.client.get(row.ledger_id) == row
+
+
 @pytest.mark.usefixtures("later_release")
 async def test_the_kind_of_each_migration_is_stored_for_older_processes(
     connection: Connection,
