@@ -243,6 +243,28 @@ def test_an_ack_from_before_a_change_of_a_member_that_is_down_does_not_count() -
     assert bench.ok(0, 1) == [Confirmed(0, 0)]
 
 
+def test_a_slow_member_that_stays_answers_for_confirmed_entries_after_a_change() -> None:
+    """What is confirmed is not sent again, so that nobody else ever answers for it: with that answer ignored, the
+    writer would take the member for silent, seek another one and queue repairs of entries that the member has.
+    """
+    bench = Bench()
+    bench.append()
+    bench.ok(0, 0, 1)
+    slow = bench.adds[0, 2]
+    bench.append()
+    bench.fails(1, 0)
+    bench.found(B4)
+    bench.cas(row=applied(bench.one(UpdateMetadata)))
+    bench.ok(1, 0, 1, 2)
+
+    bench.do(answer(slow))
+    bench.do(TimerFired(Timer.ADD, 2))
+
+    assert bench.writer.pending_bytes == 0
+    assert not bench.writer.is_degraded
+    assert bench.writer.missed == ()
+
+
 def test_rows_that_ride_on_adds_tell_the_place_in_the_log() -> None:
     bench = Bench()
     bench.do(PlacedInLog(7))

@@ -57,8 +57,7 @@ class Slots(Keyed):
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """From which generation on each slot's answers count: older ones are of another member, or of another row
-    (rules 7 and 18b)."""
+    """In which generation each slot's member came: older answers do not count (rule 7)."""
     _since: tuple[int, ...] = ()
     """The tick from which on each slot's silence counts."""
     _tick: int = 0
@@ -95,7 +94,7 @@ class Slots(Keyed):
         return SendAdd(
             position,
             self.members[position],
-            self._generations[position],
+            self._generation,
             part_of(run, self.window.quorum, position),
             self._ledger_key,
             self.is_recovery,
@@ -113,11 +112,14 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Rule 7, I18, X7: an answer of a replaced member, or of an earlier stay, does not count."""
-        return (
-            event.generation == self._generations[event.position]
-            and event.member == self.members[event.position]
-        )
+        """Rule 7, I18, X7: an answer of a replaced member, or of an earlier stay, does not count. Nor does a writer
+        count an answer from before a change for what is not confirmed: the member keeps the row of before (rule 18b).
+        """
+        came = self._generations[event.position]
+        if event.member != self.members[event.position] or event.generation < came:
+            return False
+        is_of_row = self.is_recovery or event.generation == self._generation
+        return is_of_row or event.first <= self.window.last_confirmed
 
     def settle(self, event: AddAnswered) -> None:
         """A request came to an end, well or not."""
@@ -168,9 +170,8 @@ class Slots(Keyed):
         self.members = members
         self.down &= ~mask
         self._generation += 1
-        anew = mask if self.is_recovery else self.everyone
         self._generations = tuple(
-            self._generation if anew & 1 << position else generation
+            self._generation if mask & 1 << position else generation
             for position, generation in enumerate(self._generations)
         )
         asked = self._ask(mask, first=first, is_anew=True)
