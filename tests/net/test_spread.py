@@ -173,6 +173,21 @@ async def test_others_are_asked_after_the_deadline_once_and_no_longer_than_membe
     assert len(world.timers) == 2
 
 
+async def test_the_deadline_of_the_members_is_none_of_the_others() -> None:
+    """Members that answer with errors just before their deadline leave the others as long as any."""
+    world = World()
+    world.others = ("x@1", "y@1")
+    end = world.spread()
+    answer(world, a=Status.UNKNOWN, b=Status.UNKNOWN, d=Status.UNKNOWN)
+
+    world.timers[0][1]()
+    answer(world, x=Status.OK)
+    assert not end.done()
+    answer(world, y=Status.OK)
+
+    assert end.done()
+
+
 async def test_nobody_else_is_asked_to_keep_the_row_of_an_open_ledger() -> None:
     world = World("a@1", "b@1", "d@1")
     world.others = ("x@1", "y@1")

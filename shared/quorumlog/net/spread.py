@@ -54,7 +54,7 @@ class RowSpread:
         """Send the copies."""
         row, ports = self._row, self._ports
         try:
-            ports.clock.after(ports.times.add_s, self._members_are_over)
+            ports.clock.after(ports.times.add_s, self._ask_others)
             self._awaited -= {m for m in self._awaited if ports.placement.is_down(m)}
             self._send_to(sorted(row.all_members))
         except Exception:
@@ -62,7 +62,7 @@ class RowSpread:
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
             self._settle()
         if not self._awaited:
-            self._members_are_over()
+            self._ask_others()
 
     def _send_to(self, members: Iterable[str]) -> None:
         for member in members:
@@ -77,19 +77,22 @@ class RowSpread:
             self._kept += 1
             self._lacking -= member in self._row.last_fragment.bookies
         self._awaited.discard(member)
-        if self._lacking <= 0 or (self._are_others_asked and self._lacking_anywhere <= 0):
+        is_over = not self._awaited or self._lacking_anywhere <= 0
+        if self._lacking <= 0 or (self._are_others_asked and is_over):
             self._settle()
         elif not self._awaited:
-            self._members_are_over()
+            self._ask_others()
 
     @property
     def _lacking_anywhere(self) -> int:
         return self._row.quorum.ack_quorum - self._kept
 
-    def _members_are_over(self) -> None:
-        """Nobody more of those who were asked is waited for: ask others, once."""
+    def _ask_others(self) -> None:
+        """No member more is waited for: ask others, once, who have a deadline of their own."""
         row, placement = self._row, self._ports.placement
-        if self.end.done() or self._are_others_asked or row.state is State.OPEN:
+        if self.end.done() or self._are_others_asked:
+            return
+        if row.state is State.OPEN:
             self._settle()
             return
         self._are_others_asked = True
