@@ -90,3 +90,18 @@ def test_a_row_that_was_made_again_learns_the_mac_key_from_a_later_password() ->
     for wrong in ("old", "middle"):
         with pytest.raises(WrongPassword):
             Gatekeeper().check(made_again, wrong)
+
+
+def test_a_row_that_was_made_again_is_opened_by_its_own_password_not_by_a_later_one_that_was_lost() -> (
+    None
+):
+    """A rebuild found a copy from before the password was changed, and this gateway remembers the change."""
+    keys = new_keys("old", DigestKind.HMAC_SHA256)
+    known = replace(ROW, digest=DigestKind.HMAC_SHA256, **asdict(keys))
+    lost = replace(with_password(known, "new"), version=known.version + 1)
+    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(known)))
+    gatekeeper = Gatekeeper({known.ledger_id: lost}.get)
+
+    assert gatekeeper.check(made_again, "old").mac_key == keys.mac_key
+    with pytest.raises(WrongPassword):
+        gatekeeper.check(made_again, "new")
