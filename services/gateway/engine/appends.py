@@ -80,11 +80,6 @@ class Appends:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
-    def is_checked_here(self, ledger_id: int) -> bool:
-        """Whether appends to a ledger of this process need a password."""
-        handle = self._handles.by_ledger.get(ledger_id)
-        return handle is not None and bool(handle.row.access_key)
-
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:

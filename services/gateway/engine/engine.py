@@ -6,7 +6,7 @@ moment (rule 11).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -49,6 +49,7 @@ from services.gateway.engine.placing import Placing
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
+from services.gateway.rereads import Rereads
 
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
@@ -84,7 +85,6 @@ class Engine:
         """Called at gaps in the stream of changes (rule 16a)."""
         self._recoveries = Recoveries(self._rows, ports)
         self._losses = LossAcceptance(self._rows, self.throttled, holdings)
-        self._gatekeeper = Gatekeeper(self._rows.cached)
         self.handles = Handles(
             self.writer,
             config,
@@ -94,9 +94,12 @@ class Engine:
             ports=ports,
             lacs=bookies,
         )
+        self._gatekeeper = Gatekeeper(self.handles.access_row)
         self.rereads = self.handles.rereads
+        self._passwords = Rereads(self.handles.with_password, self._read_rows, self._rows.put)
+        """The rows of ledgers that are written here, since another gateway may set another password."""
         self.place_in_log = self.handles.place_in_log
-        self.on_gap.append(self.rereads.gap)
+        self.on_gap += [self.rereads.gap, self._passwords.gap]
         self._creations = Creations(
             self.handles,
             rows=self._rows,
@@ -141,6 +144,7 @@ class Engine:
                 directory.follow,
                 engine._rows.follow,
                 engine.rereads.run,
+                engine._passwords.run,
                 engine._send_heartbeats,
                 partial(metadata.keep_confirmed, _HEARTBEAT_S),
             ):
@@ -423,13 +427,11 @@ class Engine:
     def _row_changed(self, ledger_id: int) -> None:
         self.reading.tails.changed(ledger_id)
         self.handles.row_changed(ledger_id)
-        if self.appends.is_checked_here(ledger_id):
-            self._ports.tasks.start(self._reread(ledger_id))
+        if not self._rows.is_current(ledger_id) and self.handles.has_password(ledger_id):
+            self._passwords.want(ledger_id)
 
-    async def _reread(self, ledger_id: int) -> None:
-        """Learn another password of a ledger that is written here."""
-        with contextlib.suppress(QuorumLogError):
-            await self._rows.row(ledger_id)
+    async def _read_rows(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerMetadata]:
+        return {row.ledger_id: row for row in await self.existing(ledger_ids)}
 
     def _ledger_ended(self, ledger_id: int) -> None:
         self.handles.ledger_ended(ledger_id)

@@ -128,7 +128,8 @@ class WriteHandle:
         """Created once, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The row as created: its keys never change."""
+        """The newest row that this process has read: the writer's own is older where another gateway set another
+        password."""
         self._machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
@@ -257,6 +258,11 @@ class WriteHandle:
         """Somebody else closed the ledger; noticed before a bookie answered fenced."""
         if self._close is None or self._close.done():
             self._ended(row)
+
+    def learn_row(self, row: LedgerMetadata) -> None:
+        """Keep a row, by which passwords are judged from now on."""
+        if row.version > self.access_row.version:
+            self.access_row = row
 
     def learn(self, head: LedgerHead) -> None:
         """Apply a row of the primary. If its version is above the writer's and it names another

@@ -118,6 +118,20 @@ class Handles:
         """The handles that still write."""
         return [handle for handle in self.by_ledger.values() if handle.is_live]
 
+    def access_row(self, ledger_id: int) -> LedgerMetadata | None:
+        """The newest known row of a ledger that is written here."""
+        handle = self.by_ledger.get(ledger_id)
+        return None if handle is None else handle.access_row
+
+    def has_password(self, ledger_id: int) -> bool:
+        """Whether a ledger is written here with a password."""
+        handle = self.by_ledger.get(ledger_id)
+        return handle is not None and handle.is_live and bool(handle.row.access_key)
+
+    def with_password(self) -> Sequence[int]:
+        """The ledgers that are written here with a password."""
+        return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
+
     def writer_of(self, row: LedgerMetadata) -> Writer:
         """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
@@ -236,6 +250,8 @@ class Handles:
     def row_changed(self, ledger_id: int) -> None:
         """The cached row of a ledger changed: its handle may be over."""
         handle, row = self.by_ledger.get(ledger_id), self._rows.cached(ledger_id)
+        if handle is not None and row is not None:
+            handle.learn_row(row)
         if handle is not None and row is not None and is_closed(row):
             handle.closed_by_other(row)
         elif handle is not None and not handle.is_live and self._rows.is_deleted(ledger_id):

@@ -70,9 +70,9 @@ def with_password(row: LedgerMetadata, password: str) -> LedgerMetadata:
 class Gatekeeper:
     """Checks passwords of ledgers."""
 
-    def __init__(self, cached: Callable[[int], LedgerMetadata | None] = lambda _: None) -> None:
-        """No password is remembered yet. `cached`: the newest known row of a ledger."""
-        self._cached = cached
+    def __init__(self, known: Callable[[int], LedgerMetadata | None] = lambda _: None) -> None:
+        """No password is remembered yet. `known`: the newest known row of a ledger that is written here."""
+        self._known = known
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
@@ -100,7 +100,7 @@ class Gatekeeper:
         password. A row that was made again is no writer's, and only its own password gives its keys: a known row of
         a higher version may be of the lost history.
         """
-        known = None if is_sealed(row.access_key) else self._cached(row.ledger_id)
+        known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known
 
     def _verify(self, row: LedgerMetadata, password: str) -> None:

@@ -91,6 +91,10 @@ class LedgerRows:
         """The last known row."""
         return self._rows.get(ledger_id)
 
+    def is_current(self, ledger_id: int) -> bool:
+        """Whether the row is known, and none of a higher version was heard of."""
+        return ledger_id in self._rows and ledger_id not in self._stale
+
     def put(self, row: LedgerMetadata) -> None:
         """Cache a row that was read or written."""
         known = self._rows.get(row.ledger_id)
@@ -210,7 +214,9 @@ class LedgerRows:
             reads = self._reads[ledger_id]
             reads.version = max(reads.version, version)
         known = self._rows.get(ledger_id)
-        if known is not None and known.version < version:
+        if known is None:
+            self._changed(ledger_id)
+        elif known.version < version:
             self._stale.add(ledger_id)
             self._changed(ledger_id)
 

@@ -26,6 +26,7 @@ from quorumlog.errors import (
 from quorumlog.net.budget import PEER
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
 from services.gateway.engine import Engine
+from services.gateway.engine import rows as rows_module
 from services.gateway.interface import DEGRADED, EntriesAppended
 from tests.gateway.engine.support import ledger, payloads, world_of
 from tests.support.waiting import until
@@ -169,6 +170,29 @@ async def test_a_changed_password_is_the_only_one_at_each_gateway_and_entries_of
             b"after",
         ]
         assert closed.access_key == changed.access_key
+
+
+async def test_a_writer_hears_of_a_changed_password_whose_row_it_keeps_no_more(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, password="old")
+        await ledger(world.engine)  # its row takes the place of the other one
+        await world.other.change_password(row.ledger_id, "new", password="old")
+
+        async def is_refused() -> bool:
+            try:
+                await world.engine.append(row.ledger_id, [b"late"], password="old")
+            except WrongPassword:
+                return True
+            return False
+
+        await until(is_refused, "the writer refuses appends with the old password")
+        await ledger(world.engine)
+        with pytest.raises(WrongPassword):
+            await world.engine.append(row.ledger_id, [b"late"], password="old")
+        await world.engine.append(row.ledger_id, [b"after"], password="new")
 
 
 async def test_a_ledger_without_a_password_gets_none(stores: Stores) -> None:
