@@ -32,7 +32,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 from services.gateway.logs.offsets import OffsetIndex
-from tests.support.waiting import turns
+from tests.support.waiting import turns, until
 
 
 class ScriptedMachine:
@@ -202,6 +202,25 @@ async def test_what_a_ledger_holds_that_its_log_does_not_name_is_not_done() -> N
     assert isinstance(failed.error, NoSuchLedger)
     assert isinstance(told[1], NoSuchLedger)
     assert told[2] == "the row of 1"
+
+
+async def test_entries_of_a_ledger_that_another_one_has_followed_are_told_of_no_more() -> None:
+    """Its owner has ended and is settled, while the log's row could not be read."""
+    rows = Rows(1, 2, errors=[MetadataUnavailable()])
+    machine = ScriptedMachine(Submit(1, 0, (b"a",)))
+    engine = BoundedEngine(room=99)
+    log = driver(machine, engine, rows)
+    log.post(Retired())
+    engine.acknowledge(0)
+    await turns()
+
+    machine.effects = [Submit(2, 0, (b"b",))]
+    log.post(Retired())
+    await until(lambda: rows.reads > 1, "the row is read for the first ledger")
+    engine.acknowledge(1)
+    await until(lambda: len(machine.heard) > 2, "the second ledger's entry is told of")
+
+    assert machine.heard[2:] == [EntriesDurable(2, 0)]
 
 
 async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_ends() -> None:

@@ -137,6 +137,7 @@ class LogDriver:
     """
 
     __slots__ = (
+        "_durable",
         "_inbox",
         "_is_broken",
         "_is_stepping",
@@ -157,8 +158,10 @@ class LogDriver:
         self._is_stepping = self._is_broken = False
         self._named = NO_LEDGER
         """The ledger that the log named when the first entries were on disk."""
-        self._unnamed: dict[int, int] = {}
-        """Ledgers with entries of which the log's row was not read yet, each with its last durable entry."""
+        self._unnamed, self._durable = NO_LEDGER, NO_ENTRY
+        """The ledger whose first entries the row was not read for yet, and the last one of these that is durable. It is
+        the last ledger with entries: those before it are settled (rule 24).
+        """
 
     def post(self, event: Event) -> None:
         """Step the machine with an event: now, or after the events that it is stepped with now."""
@@ -209,8 +212,8 @@ class LogDriver:
 
     def _submit(self, effect: Submit) -> None:
         first, error = effect.first_entry, None
-        if effect.ledger_id != self._named:
-            self._unnamed.setdefault(effect.ledger_id, NO_ENTRY)
+        if effect.ledger_id not in (self._named, self._unnamed):
+            self._unnamed, self._durable = effect.ledger_id, NO_ENTRY
         for payloads in _cut(effect.payloads):
             error = self._send(effect.ledger_id, first, payloads)
             if isinstance(error, Overloaded) and len(payloads) > 1:
@@ -249,17 +252,17 @@ class LogDriver:
         elif done.result().first != first:
             wrong = WriterLost("an entry got another id than the one it was encoded for")
             self.post(SubmitFailed(ledger_id, wrong))
-        elif ledger_id in self._unnamed:
-            self._first_durable(ledger_id, last)
-        else:
+        elif ledger_id == self._named:
             self.post(EntriesDurable(ledger_id, last))
+        elif ledger_id == self._unnamed:
+            self._first_durable(ledger_id, last)
 
     # The first entries of a ledger.
 
     def _first_durable(self, ledger_id: int, last: int) -> None:
         """Tell of durable entries once the log's row was read."""
-        is_first = self._unnamed[ledger_id] == NO_ENTRY
-        self._unnamed[ledger_id] = last
+        is_first = self._durable == NO_ENTRY
+        self._durable = last
         if is_first:
             asked = self._ports.start(self._confirm_named(ledger_id))
             asked.add_done_callback(self._asked)
@@ -270,9 +273,11 @@ class LogDriver:
         while told is not None and told.retryable:
             await asyncio.sleep(self._ports.jitter_s)
             told = await self._try_named(ledger_id)
+        if ledger_id != self._unnamed:
+            return  # it is settled, and another one is written to
         if told is None:
-            self._named = ledger_id
-            self.post(EntriesDurable(ledger_id, self._unnamed.pop(ledger_id)))
+            self._named, self._unnamed = ledger_id, NO_LEDGER
+            self.post(EntriesDurable(ledger_id, self._durable))
         else:
             self.post(SubmitFailed(ledger_id, told))
 
@@ -358,7 +363,7 @@ class LogDriver:
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
         row = await self._ports.engine.recover(ledger_id)
-        if ledger_id in self._unnamed:
+        if ledger_id == self._unnamed:
             await self._require_named(ledger_id)
         return row
 
