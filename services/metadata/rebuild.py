@@ -43,7 +43,7 @@ from quorumlog.wire.rebuild_bodies import (
 )
 from services.metadata.cookies import CookieStore
 from services.metadata.liveness import Liveness
-from services.metadata.rebuild_sources import Source, find_sources, merged
+from services.metadata.rebuild_sources import Source, SourceAway, find_sources, merged
 from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,9 @@ class _Work:
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
     async def count_behind(self, places: tuple[set[str], set[str]]) -> int:
-        """How many rows would be written."""
+        """How many rows would be written. Each registered bookie is heard: one that answers other questions only may
+        hold the copy.
+        """
         urls, registered = places
         cluster_id = await self._tables.cluster_id()
         sources = [
@@ -201,6 +203,9 @@ class _Work:
             for source in await find_sources(self._session, urls)
             if _cluster_of(source) == cluster_id
         ]
+        untold = registered - {source.name for source in sources} - set(self._ask.without)
+        if untold:
+            raise SourceAway(f"{', '.join(sorted(untold))}: no answer to what rows it holds")
         survey = await self._survey(sources)
         await self._decide_ledgers(
             sources, self._bookies(sources, registered | survey.named), survey

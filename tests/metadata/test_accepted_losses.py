@@ -22,9 +22,11 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.witnesses import witness_of
 from services.bookie.runtime import BookieRuntime
+from services.metadata import rebuild_sources
 from services.metadata.database import Connection
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import _Work
+from services.metadata.rebuild_sources import SourceAway
 from tests.metadata.support import Service, serving
 from tests.metadata.test_rebuild import NAMES, Bookies, create, keep, rebuild, until_ready
 
@@ -136,6 +138,32 @@ async def test_a_loss_is_not_accepted_before_the_rows_are_rebuilt(
     stores: Stores, folder: Path
 ) -> None:
     await rebuilds_before_it_accepts(stores, folder)
+
+
+async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
+    stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers other questions, so that it does not count as silent."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        old = await create(service, **NARROW)
+        await keep(running["b3"], old, await moved(service, old))
+        witnesses = await go_back(stores, service, old)
+        told = rebuild_sources._page
+
+        async def refused(session: Any, url: str, **which: int) -> Any:
+            page = await told(session, url, **which)
+            if page.bookie == "b3@1":
+                raise SourceAway("403 forbidden")
+            return page
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rebuild_sources, "_page", refused)
+            status, problem = await accept(service, witnesses)
+            assert (status, problem.get("code")) == (503, "source-away")
+            assert "b3" in problem["detail"]
+        assert (await accept(service, witnesses))[1].get("code") == "copy-lost"
 
 
 async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
