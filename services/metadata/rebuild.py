@@ -80,6 +80,8 @@ class _Tally:
     findings: list[RebuildFinding] = field(default_factory=list)
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
+    freed: int = 0
+    """Deleted ledgers whose ids the database would give to others, which a later rebuild would bury."""
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
     """By name: the last ledger that was deleted together with a log of this name."""
@@ -108,6 +110,7 @@ class _Tally:
             )
         if decision.action is Action.TOMBSTONE:
             self.buried.add(judged.ledger_id)
+            self.freed += judged.is_free
         elif row is not None and row.log is not None:
             place = _place_of(row, has_row=judged.has_row)
             self.by_log.setdefault(row.log, []).append(place)
@@ -141,7 +144,7 @@ class Rebuilder:
             return await _Work(tables, session, ask, tell).run(await self._places(ask))
 
     async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
-        """How many ledgers' rows a rebuild would write, since bookies hold copies of later ones. `lost`: bookies that
+        """How many rows a rebuild would write, since bookies know of later ones, or of deleted ids that are free. `lost`: bookies that
         never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = RebuildAsk(dry_run=True, without=tuple(lost))
@@ -193,7 +196,7 @@ class _Work:
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
     async def count_behind(self, places: tuple[set[str], set[str]]) -> int:
-        """How many rows would be written. Each registered bookie is heard: one that answers other questions only may
+        """How many rows would be written, and tombstones of ids that are free. Each registered bookie is heard: one that answers other questions only may
         hold the copy.
         """
         urls, registered = places
@@ -210,7 +213,7 @@ class _Work:
         await self._decide_ledgers(
             sources, self._bookies(sources, registered | survey.named), survey
         )
-        return self._tally.ledgers[Action.WRITE]
+        return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
         """The cluster that all bookies are of. An empty database becomes its database. Raises: InvalidRequest."""

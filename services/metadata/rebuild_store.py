@@ -90,6 +90,8 @@ class Judged:
     """The latest row that tells of it, whether it is proven or not; None for a deleted ledger."""
     has_row: bool = False
     """Whether the database has a row then."""
+    is_free: bool = False
+    """Whether the database had neither a row nor a tombstone, so that another ledger may get the id."""
 
 
 class RebuildTables:
@@ -178,7 +180,7 @@ class RebuildTables:
             if writes:
                 await self._write(known, decisions, held)
         return [
-            _judged(ledger_id, decisions[ledger_id], known[ledger_id].row, each)
+            _judged(ledger_id, decisions[ledger_id], known[ledger_id], each)
             for ledger_id, each in held.items()
         ]
 
@@ -397,13 +399,11 @@ class RebuildTables:
             self._noted = (token,)
 
 
-def _judged(
-    ledger_id: int, decision: Decision, known: LedgerMetadata | None, held: Sequence[Held]
-) -> Judged:
-    row = decision.row or known
-    if decision.action in {Action.WAIT, Action.CONFLICT}:
-        return Judged(ledger_id, decision, newest_of(held) or row, has_row=row is not None)
-    return Judged(ledger_id, decision, row, has_row=row is not None)
+def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Held]) -> Judged:
+    row = decision.row or known.row
+    is_free = known.row is None and not known.is_deleted
+    told = newest_of(held) if decision.action in {Action.WAIT, Action.CONFLICT} else None
+    return Judged(ledger_id, decision, told or row, has_row=row is not None, is_free=is_free)
 
 
 def _target_of(row: LedgerMetadata) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import CopyLost, MetadataUnavailable
+from quorumlog.errors import CopyLost, LedgerExists, MetadataUnavailable
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
@@ -28,7 +28,7 @@ from services.metadata.ledgers import body_of
 from services.metadata.rebuild import _Work
 from services.metadata.rebuild_sources import SourceAway
 from tests.metadata.support import Service, serving
-from tests.metadata.test_rebuild import NAMES, Bookies, create, keep, rebuild, until_ready
+from tests.metadata.test_rebuild import NAMES, Bookies, create, forget, keep, rebuild, until_ready
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
@@ -164,6 +164,26 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
             assert (status, problem.get("code")) == (503, "source-away")
             assert "b3" in problem["detail"]
         assert (await accept(service, witnesses))[1].get("code") == "copy-lost"
+
+
+async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
+    stores: Stores, folder: Path
+) -> None:
+    """The id could be given to another ledger, which a later rebuild would take for the deleted one."""
+    places = bookies_in(folder)
+    async with serving(stores) as service, places.running(service) as running:
+        await ready(running)
+        chosen = 77
+        forget(running["b1"], chosen)
+        witnesses = [witness_of(await service.client.cluster_id(), new_attempt())]
+
+        status, problem = await accept(service, witnesses)
+        assert (status, problem.get("code"), problem.get("ledgers")) == (409, "copy-lost", 1)
+        await rebuild(service)
+        assert (await accept(service, witnesses))[0] == 200
+
+        with pytest.raises(LedgerExists):
+            await create(service, ledger_id=chosen)
 
 
 async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
