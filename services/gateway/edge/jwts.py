@@ -179,8 +179,8 @@ def _usable(data: object) -> _Key | None:
         return None
     try:
         jwk = jwt.PyJWK(data)
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-        return None
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError, NotImplementedError):
+        return None  # NotImplementedError: the algorithm "none", which has no keys
     is_for_signatures = data.get("use", "sig") == "sig" and jwk.algorithm_name in _ALGORITHMS
     if not is_for_signatures or jwk.Algorithm.check_key_length(jwk.key) is not None:
         return None

@@ -295,6 +295,7 @@ def test_keys_that_are_weak_or_for_something_else_are_passed_over(tmp_path: Path
         {"kty": "oct", "k": base64.urlsafe_b64encode(bytes(32)).decode(), "kid": "shared"},
         issuer.public("ES256") | {"kid": "for encryption", "use": "enc"},
         issuer.public("ES256") | {"kid": "another algorithm", "alg": "HS256"},
+        issuer.public("ES256") | {"kid": "no algorithm", "alg": "none"},
         {name: value for name, value in issuer.public("ES256").items() if name != "kid"},
         {"kty": "EC", "kid": "broken"},
         {"kty": "EC", "crv": ["P-256"], "x": 1, "y": {}, "kid": "strange"},
@@ -305,7 +306,7 @@ def test_keys_that_are_weak_or_for_something_else_are_passed_over(tmp_path: Path
     jwts = Jwts(issuer.rules)
 
     assert jwts.verified(issuer.jwt()).subject == "ann"
-    for other in others[:4]:
+    for other in others[:5]:
         assert isinstance(other, dict)
         with pytest.raises(Unauthenticated, match="no key that the issuer has"):
             jwts.verified(issuer.jwt(header={"kid": other["kid"]}))
