@@ -133,7 +133,13 @@ def build_app(
     table = table_of(app, operations)
     guard = None
     if callers is not None:
-        guard = Guard(table, callers, ledger=engine.row, transactions=transactions)
+        guard = Guard(
+            table,
+            callers,
+            ledger=engine.row,
+            transactions=transactions,
+            body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
+        )
     app.middlewares.append(
         edge_middleware(
             room,

@@ -110,6 +110,7 @@ class Callers:
             except QuorumLogError as error:
                 log.info("tokens-unknown", extra={"why": error.detail})
             self._end_expired()
+            self._charge_flows()
             await asyncio.sleep(REFRESH_S)
 
     async def identify(self, secret: str) -> Caller:
@@ -211,6 +212,13 @@ class Callers:
                 caller.end()
         if self._issued is not None:
             self._issued.refresh()
+
+    def _charge_flows(self) -> None:
+        for known in self._known.values():
+            if known.caller.usage is not None:
+                known.caller.usage.charge_flows()
+        if self._issued is not None:
+            self._issued.charge_flows()
 
 
 def _digest(secret: str) -> bytes:

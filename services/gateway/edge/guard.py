@@ -23,12 +23,15 @@ from services.gateway.edge.access import (
 )
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET
+from services.gateway.edge.quotas import Flow
 from services.gateway.edge.transaction_operations import TRANSACTION
 from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"
 _CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
 """Where a request came from, which does not know any more once the client is gone."""
+_FLOW: Final = web.RequestKey("flow", Flow)
+"""Where the token has quotas."""
 
 
 class Unguarded(Exception):
@@ -62,9 +65,12 @@ class Guard:
         *,
         ledger: Callable[[int], Awaitable[LedgerMetadata]],
         transactions: Transactions | None,
+        body_bytes_max: int,
     ) -> None:
-        """`ledger`: a ledger's row, of which only what never changes is used."""
-        self._table, self._callers = table, callers
+        """`ledger`: a ledger's row, of which only what never changes is used. `body_bytes_max`: of a body that is
+        taken whole; a longer one is refused, or taken as it comes.
+        """
+        self._table, self._callers, self._body_bytes_max = table, callers, body_bytes_max
         self._ledger, self._transactions = ledger, transactions
 
     async def admit(self, request: web.Request, path: str) -> None:
@@ -78,13 +84,15 @@ class Guard:
         caller = await self._identify(request)
         request[CALLER] = caller
         audit.identified(caller.who)
+        announced = min(request.content_length or 0, self._body_bytes_max)
         if caller.usage is not None:
-            caller.usage.begin(request.content_length or 0)
+            caller.usage.begin(announced)
         if request.transport is not None:
             request[_CONNECTION] = request.transport
             caller.connections.add(request.transport)
             if caller.usage is not None:
-                caller.usage.connections.add(request.transport)
+                flow = request[_FLOW] = Flow(request, request.transport, announced)
+                caller.usage.flows.add(flow)
         if access.scopes <= caller.everywhere:
             request[SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
@@ -110,9 +118,9 @@ class Guard:
         caller = request[CALLER]
         caller.connections.discard(connection)
         if caller.usage is not None:
-            caller.usage.connections.discard(connection)
-            streamed = 0 if request.content_length else request.content.total_bytes
-            caller.usage.charge(streamed + _answered_bytes(request, response))
+            flow = request[_FLOW]
+            caller.usage.flows.discard(flow)
+            caller.usage.charge(flow.more() + _unsent_bytes(request, response))
 
     async def _check(self, request: web.Request, access: Access) -> None:
         given = request.match_info
@@ -135,12 +143,12 @@ class Guard:
                 pass
 
 
-def _answered_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
-    """The bytes of an answer; of a stream and a socket those that were sent."""
-    sent = request.writer.output_size
-    if not sent and isinstance(response, web.Response) and isinstance(response.body, bytes):
-        return len(response.body)
-    return sent
+def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
+    """The bytes of an answer that is about to be sent."""
+    if not isinstance(response, web.Response) or response.prepared:
+        return 0
+    body = None if request.method == hdrs.METH_HEAD else response.body
+    return len(body) if isinstance(body, bytes) else 0
 
 
 def needed(operation: Operation) -> str:

@@ -51,6 +51,11 @@ class IssuedCallers:
                 del self._known[key]
                 caller.end()
 
+    def charge_flows(self) -> None:
+        """Charge subjects what has come and was sent of their requests that are under way."""
+        for usage in self._usages.values():
+            usage.charge_flows()
+
     def _note(self, key: bytes | IssuedToken, issued: IssuedToken) -> Caller:
         who = f"the JWT of {issued.subject}"
         caller = Caller(who, issued.grants, ends_at=issued.ends_at, issued=issued)

@@ -1,5 +1,7 @@
 """The resource /v1/ledgers: create, look, list, close, recover, delete."""
 
+from typing import Any
+
 from aiohttp import web
 
 from quorumlog.errors import NoSuchTransaction
@@ -39,20 +41,12 @@ class LedgerRoutes:
         key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
         caller = caller_of(request)
-        if caller.usage is not None:
-            caller.usage.begin_ledger(self._engine.writes)
-        if "transaction" in value:
-            wanted = body.parsed(value, TransactionLedgerCreate)
-            ledger = await self._create(caller, wanted, key)
+        if caller.usage is None:
+            ledger = await self._create(caller, value, key)
         else:
-            options = body.parsed(value, LedgerCreate).options(key)
-            namespace = dict(options.custom).get(NAMESPACE, "")
-            caller.check(Scope.APPEND, Kind.LEDGERS, namespace)
-            ledger = await self._engine.create(options)
-            # The key may be another caller's, and so the ledger.
-            caller.check(Scope.APPEND, *place_of(ledger))
-        if caller.usage is not None:
-            caller.usage.note_ledger(ledger.ledger_id)
+            with caller.usage.new_ledger(self._engine.writes) as counted:
+                ledger = await self._create(caller, value, key)
+                counted.add(ledger.ledger_id)
         return json_value(
             ledger_json(ledger),
             201,
@@ -60,6 +54,21 @@ class LedgerRoutes:
         )
 
     async def _create(
+        self, caller: Caller, value: dict[str, Any], key: str | None
+    ) -> LedgerMetadata:
+        if "transaction" in value:
+            wanted = body.parsed(value, TransactionLedgerCreate)
+            ledger = await self._create_of_log(caller, wanted, key)
+        else:
+            options = body.parsed(value, LedgerCreate).options(key)
+            namespace = dict(options.custom).get(NAMESPACE, "")
+            caller.check(Scope.APPEND, Kind.LEDGERS, namespace)
+            ledger = await self._engine.create(options)
+        # The key may be another caller's, and so the ledger.
+        caller.check(Scope.APPEND, *place_of(ledger))
+        return ledger
+
+    async def _create_of_log(
         self, caller: Caller, wanted: TransactionLedgerCreate, key: str | None
     ) -> LedgerMetadata:
         if self._transactions is None:
@@ -69,9 +78,7 @@ class LedgerRoutes:
             caller.check(Scope.APPEND, Kind.LOGS, found.log)
         whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
-        ledger = await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
-        caller.check(Scope.APPEND, *place_of(ledger))
-        return ledger
+        return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""

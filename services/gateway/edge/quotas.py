@@ -4,9 +4,12 @@ Each gateway counts for itself, so a token gets as much as its quotas at each ga
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
+
+from aiohttp import web
 
 from quorumlog.errors import Overloaded
 from quorumlog.wire.token_bodies import TokenQuotas
@@ -36,10 +39,27 @@ class Bucket:
         self._level -= count
 
 
+class Flow:
+    """A request under way, as its bytes come and go."""
+
+    __slots__ = ("_announced", "_charged", "_request", "connection")
+
+    def __init__(self, request: web.Request, connection: asyncio.Transport, announced: int) -> None:
+        """`announced`: what of the body is charged already."""
+        self._request, self.connection = request, connection
+        self._announced = self._charged = announced
+
+    def more(self) -> int:
+        """The bytes that came and were sent since the last call."""
+        came = max(self._request.content.total_bytes, self._announced)
+        before, self._charged = self._charged, came + self._request.writer.output_size
+        return self._charged - before
+
+
 class Usage:
     """What one token uses here, or the JWTs of one subject together."""
 
-    __slots__ = ("_bytes", "_ledgers", "_quotas", "_requests", "_who", "connections")
+    __slots__ = ("_begun_ledgers", "_bytes", "_ledgers", "_quotas", "_requests", "_who", "flows")
 
     def __init__(
         self, who: str, quotas: TokenQuotas, clock: Callable[[], float] | None = None
@@ -51,14 +71,19 @@ class Usage:
         self._bytes = None if count is None else Bucket(count, clock)
         self._ledgers: set[int] = set()
         """Those that were created here."""
-        self.connections: set[asyncio.Transport] = set()
+        self._begun_ledgers = 0
+        """Those that are being created."""
+        self.flows: set[Flow] = set()
         """Those of the requests that are under way."""
 
     def begin(self, announced: int) -> None:
         """A request comes, with a body of so many bytes. Raises: Overloaded, and nothing is used."""
         most = self._quotas.connections
         # A tail whose client is gone notices that when it has something to send.
-        if most is not None and sum(not one.is_closing() for one in self.connections) >= most:
+        if (
+            most is not None
+            and sum(not flow.connection.is_closing() for flow in self.flows) >= most
+        ):
             raise self._beyond(f"{most} connections with requests under way", 1)
         if self._bytes is not None and (wait_s := self._bytes.wait_s(1)):
             raise self._beyond(f"{self._quotas.bytes_per_s} bytes per second", wait_s)
@@ -73,19 +98,26 @@ class Usage:
         if self._bytes is not None:
             self._bytes.use(count)
 
-    def begin_ledger(self, is_open: Callable[[int], bool]) -> None:
-        """A ledger is about to be created. Raises: Overloaded."""
-        most = self._quotas.open_ledgers
-        if most is None or len(self._ledgers) < most:
-            return
-        self._ledgers = {ledger_id for ledger_id in self._ledgers if is_open(ledger_id)}
-        if len(self._ledgers) >= most:
-            raise self._beyond(f"{most} open ledgers", 1)
+    def charge_flows(self) -> None:
+        """Charge what has come and was sent of the requests that are under way."""
+        self.charge(sum(flow.more() for flow in self.flows))
 
-    def note_ledger(self, ledger_id: int) -> None:
-        """A ledger was created."""
-        if self._quotas.open_ledgers is not None:
-            self._ledgers.add(ledger_id)
+    @contextlib.contextmanager
+    def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
+        """Around the creation of a ledger, whose id goes into the set. Raises: Overloaded."""
+        most = self._quotas.open_ledgers
+        if most is None:
+            yield set()
+            return
+        if len(self._ledgers) + self._begun_ledgers >= most:
+            self._ledgers -= {one for one in self._ledgers if not is_open(one)}
+        if len(self._ledgers) + self._begun_ledgers >= most:
+            raise self._beyond(f"{most} open ledgers", 1)
+        self._begun_ledgers += 1
+        try:
+            yield self._ledgers
+        finally:
+            self._begun_ledgers -= 1
 
     def _beyond(self, quota: str, wait_s: float) -> Overloaded:
         return Overloaded(

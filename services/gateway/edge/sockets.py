@@ -81,10 +81,10 @@ async def serve(
             beside(session.follow()),
         ):
             async for appended in runs:
-                await socket.send_str(orjson.dumps(target.acknowledged(appended)).decode())
+                await session.send(orjson.dumps(target.acknowledged(appended)).decode())
         if pipe.error is not None:
             document = problems.to_bytes(pipe.error, request[REQUEST_ID])
-            await socket.send_str(document.decode())
+            await session.send(document.decode())
             await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
         await socket.close(code=WSCloseCode.GOING_AWAY)
     return socket
@@ -115,8 +115,7 @@ class _Session(Generic[T, P]):
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
-                if (usage := caller_of(self._request).usage) is not None:
-                    usage.charge(len(message.data))
+                self._charge(message.data)
                 if not self._is_for_the_tail(message.data):
                     check_scope(self._request, Scope.APPEND)
                     await pipe.put(self._target.items(message.data))
@@ -160,10 +159,20 @@ class _Session(Generic[T, P]):
                     is_large = len(message) > LARGE_BYTES
                     # Twice: the message's page is held as long.
                     with self._room.kept(2 * len(message)) if is_large else nullcontext():
-                        if isinstance(message, bytes):
-                            await self._socket.send_bytes(message)
-                        else:
-                            await self._socket.send_str(message)
+                        await self.send(message)
+
+    async def send(self, message: Message) -> None:
+        """Send a message."""
+        self._charge(message)
+        if isinstance(message, bytes):
+            await self._socket.send_bytes(message)
+        else:
+            await self._socket.send_str(message)
+
+    def _charge(self, message: Message) -> None:
+        # aiohttp counts the bytes of an answer, and of a socket's messages none.
+        if (usage := caller_of(self._request).usage) is not None:
+            usage.charge(len(message))
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:

@@ -1,5 +1,6 @@
 """What a token may use of a gateway, and what it gets beyond."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateways(servers: StoreServers) -> AsyncIterator[Guarded]:
-    async with guarded(servers.fresh()) as found:
+    async with guarded(servers.fresh(), follow=(0,)) as found:
         await found.log(LOG)
         yield found
 
@@ -87,6 +88,49 @@ async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(
     assert (await gateways.ask(other, "HEAD", path)).status == 200
 
 
+@pytest.mark.parametrize("through", ["events", "socket"])
+async def test_bytes_of_a_tail_count_while_it_goes_on(gateways: Guarded, through: str) -> None:
+    await gateways.log(through)
+    entries = f"/v1/logs/{through}/entries"
+    await gateways.done("POST", entries, {"text": "x" * 1_000_000})
+    secret, _ = await gateways.token("read:*", quotas=TokenQuotas(bytes_per_s=10_000))
+    headers = {"Authorization": f"Bearer {secret}"}
+    session, gateway = gateways.http.session, gateways.http.urls[0]
+
+    async def is_refused() -> bool:
+        answer = await gateways.ask(secret, "GET", f"{entries}?from=2")
+        return is_beyond(answer, "10000 bytes per second")
+
+    assert not await is_refused()
+    if through == "events":
+        headers["Accept"] = "text/event-stream"
+        async with session.get(gateway + entries, headers=headers) as tail:
+            await tail.content.readexactly(1_000_000)
+            await until(is_refused, "the bytes count")
+            assert not tail.content.is_eof()
+    else:
+        async with session.ws_connect(f"{gateway}/v1/logs/{through}/ws", headers=headers) as socket:
+            await socket.send_str('{"tail":{"from":0}}')
+            assert "entries" in await socket.receive_json()
+            await until(is_refused, "the bytes count")
+
+
+async def test_a_body_that_is_refused_for_its_size_is_no_debt_of_years(gateways: Guarded) -> None:
+    secret, _ = await gateways.token("append:*", quotas=TokenQuotas(bytes_per_s=1 << 40))
+    port = int(gateways.http.urls[0].rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"POST /v1/logs/{LOG}/entries HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {1 << 60}\r\n"
+        f"Content-Type: application/json\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+    )
+    assert b"413" in await reader.readline()
+    writer.close()
+
+    answer = await gateways.ask(secret, "POST", f"/v1/logs/{LOG}/entries", {"text": "a"})
+
+    assert answer.status == 201
+
+
 async def test_connections_beyond_the_quota_are_refused_until_one_ends(gateways: Guarded) -> None:
     secret, _ = await gateways.token("read:*", quotas=TokenQuotas(connections=1))
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
@@ -119,3 +163,16 @@ async def test_open_ledgers_beyond_the_quota_are_refused_until_one_is_closed(
 
     assert is_beyond(refused, "1 open ledgers")
     assert (made.status, closed.status, again.status) == (201, 200, 201)
+
+
+async def test_ledgers_that_are_created_at_once_are_no_more_than_the_quota(
+    gateways: Guarded,
+) -> None:
+    secret, _ = await gateways.token("append:*", quotas=TokenQuotas(open_ledgers=2))
+    path = "/v1/ledgers"
+
+    refused = await gateways.ask(secret, "POST", path, {"ensemble_size": 0})
+    answers = await asyncio.gather(*(gateways.ask(secret, "POST", path, {}) for _ in range(10)))
+
+    assert refused.status == 422
+    assert sorted(answer.status for answer in answers) == [201] * 2 + [429] * 8
