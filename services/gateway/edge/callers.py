@@ -163,16 +163,22 @@ class Callers:
     async def _learn(self) -> None:
         """Return after a list that was asked for after this call. Raises: MetadataUnavailable."""
         seen = self._begun
+        # Not even the list that is asked for now is waited for: strangers must not fill the places of requests.
+        self._check_away()
         async with self._lists:
             if self._done > seen:
                 return
-            if self._is_away:
-                raise MetadataUnavailable(_MAY_BE_NEW)
+            self._check_away()
             await asyncio.sleep(self._listed_at + _PAUSE_S - asyncio.get_running_loop().time())
             try:
                 await self._list()
             except QuorumLogError as error:
                 raise MetadataUnavailable(f"{_MAY_BE_NEW}: {error.detail}") from error
+
+    def _check_away(self) -> None:
+        """Raises: MetadataUnavailable after a list that had no answer."""
+        if self._is_away:
+            raise MetadataUnavailable(_MAY_BE_NEW)
 
     async def _list(self) -> None:
         """Read the list. The caller holds the lock. Raises: QuorumLogError."""
