@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -148,6 +149,10 @@ async def test_connections_beyond_the_quota_are_refused_until_one_ends(gateways:
         return (await gateways.ask(secret, "GET", "/v1/logs")).status == 200
 
     await until(is_taken, "the tail's place is free")
+    async with aiohttp.ClientSession(headers=headers) as another:
+        async with another.get(f"{url}?limit=1", headers={"Accept": "application/json"}) as idle:
+            await idle.read()
+        assert await is_taken(), "a connection without a request counts no more"
 
 
 async def test_open_ledgers_beyond_the_quota_are_refused_until_one_is_closed(
