@@ -148,6 +148,12 @@ def test_a_token_is_of_the_option_or_the_environment_and_is_shown_nowhere(
     assert options.connection.token == "qlt_option"
     assert "qlt_" not in repr(options)
     assert "a password" not in repr(options)
-    with pytest.raises(BadOption, match="token is ASCII") as refused:
-        ClusterAccess.of({"token": "qlt_option\n"})
-    assert "qlt_" not in str(refused.value)
+    for wrong in ("qlt_option\n", "qlt_ option", "qlt_\u00f6", ""):
+        with pytest.raises(BadOption, match="token is ASCII") as refused:
+            ClusterAccess.of({"token": wrong})
+        assert "qlt_" not in str(refused.value)
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(BadOption, match="token is ASCII"):
+        ClusterAccess.of({})
+    (tmp_path / "token").unlink()
+    assert WriteOptions.of(given, is_stream=False) == options, "the file is not needed"

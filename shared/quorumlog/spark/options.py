@@ -54,6 +54,7 @@ _SPARKS: Final = ("path", "paths", "checkpointLocation", "queryName")
 """Options that Spark itself adds to those of a source."""
 
 _URL: Final = re.compile(r"https?://[^/\s,]+/?", re.ASCII)
+_TOKEN: Final = re.compile(r"[!-~]+")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
@@ -80,9 +81,9 @@ class ClusterAccess:
         urls = options.get("gateway.url", gateways())
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
             raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
-        token = options.get("token", environment_token())
-        if token is not None and (not token.isascii() or not token.isprintable()):
-            raise BadOption("token is ASCII without line ends")
+        token = options["token"] if "token" in options else environment_token()
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise BadOption("token is ASCII without spaces and line ends, and not empty")
         return cls(urls, options.get("ledger.password"), token)
 
     def connect(self) -> Gateways:
