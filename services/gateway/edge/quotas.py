@@ -100,7 +100,8 @@ class Usage:
 
     def charge_flows(self) -> None:
         """Charge what has come and was sent of the requests that are under way."""
-        self.charge(sum(flow.more() for flow in self.flows))
+        for flow in self.flows:
+            self.charge(flow.more())
 
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
