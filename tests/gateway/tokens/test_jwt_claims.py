@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import RSAAlgorithm
 
-from quorumlog.errors import Unauthenticated
+from quorumlog.errors import Overloaded, Unauthenticated
 from quorumlog.wire.token_bodies import GRANTS_MAX, IssuedToken, TokenQuotas
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import issued
@@ -362,6 +362,26 @@ def test_a_ticket_of_a_jwt_whose_key_is_gone_is_refused_and_a_new_key_is_looked_
 
     with pytest.raises(Unauthenticated, match="has its key no longer"):
         callers.identify_by_ticket(new)
+
+
+async def test_the_bytes_of_requests_under_way_count_for_the_subject(
+    jwts: Jwts, issuer: Issuer
+) -> None:
+    callers = IssuedCallers(jwts, now)
+    said = jwts.verified(issuer.jwt(quorumlog_quotas={"bytes_per_s": 1000}))
+    usage = callers.identify_by_ticket(said).usage
+    assert usage is not None
+
+    class Tail:
+        def more(self) -> int:
+            return 5000
+
+    usage.flows.add(Tail())  # type: ignore[arg-type]
+    usage.begin(0)
+    callers.charge_flows()
+
+    with pytest.raises(Overloaded, match="1000 bytes per second"):
+        usage.begin(0)
 
 
 async def test_the_use_of_a_subject_counts_for_all_its_jwts_and_the_oldest_is_forgotten(
