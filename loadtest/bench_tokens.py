@@ -47,6 +47,14 @@ class _Listed:
         return TokenList(version=version, tokens=tuple(self.rows), ticket_key=bytes(32))
 
 
+class _Open(asyncio.Transport):
+    """The connection of a client that stays."""
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+
 _ROW: Final = LedgerMetadata(
     ledger_id=7,
     quorum=Quorum(3, 3, 2),
@@ -67,7 +75,7 @@ async def _microseconds(grants: Sequence[str], path: str, info: dict[str, str]) 
     guard = Guard(_TABLE, callers, ledger=_ledger, transactions=None, body_bytes_max=1)
     headers = {"Authorization": f"Bearer {listed.secret}"}
     match: Any = type("MatchInfo", (dict,), {"add_app": lambda *_: None})(info)
-    request = make_mocked_request("POST", path, headers, match_info=match)
+    request = make_mocked_request("POST", path, headers, match_info=match, transport=_Open())
     await guard.admit(request, path)
     started = time.perf_counter()
     for _ in range(_ROUNDS):

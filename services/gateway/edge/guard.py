@@ -76,7 +76,7 @@ class Guard:
     async def admit(self, request: web.Request, path: str) -> None:
         """Note the caller of a request to a route (its path as declared).
 
-        Raises: Unauthenticated, Forbidden; NoSuchLedger, NoSuchTransaction; MetadataUnavailable.
+        Raises: Unauthenticated, Forbidden; NoSuchLedger, NoSuchTransaction; MetadataUnavailable; ConnectionError.
         """
         access = self._table.get((request.method, path))
         if access is None or access.named is Named.NOTHING:
@@ -84,21 +84,24 @@ class Guard:
         caller = await self._identify(request)
         request[CALLER] = caller
         audit.identified(caller.who)
+        if (connection := request.transport) is None:
+            raise ConnectionResetError  # the client left meanwhile
         announced = min(request.content_length or 0, self._body_bytes_max)
         if caller.usage is not None:
             caller.usage.begin(announced)
-        if request.transport is not None:
-            request[_CONNECTION] = request.transport
-            caller.connections.add(request.transport)
-            if caller.usage is not None:
-                flow = request[_FLOW] = Flow(request, request.transport, announced)
-                caller.usage.flows.add(flow)
+        request[_CONNECTION] = connection
+        caller.connections.add(connection)
+        if caller.usage is not None:
+            flow = request[_FLOW] = Flow(request, connection, announced)
+            caller.usage.flows.add(flow)
         if access.scopes <= caller.everywhere:
             request[SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
             raise caller.lacks(access.scopes, "anything")
         else:
             await self._check(request, access)
+            if connection.is_closing():
+                raise ConnectionResetError  # the client left, or its token ended meanwhile
 
     async def _identify(self, request: web.Request) -> Caller:
         """Raises: Unauthenticated, MetadataUnavailable."""

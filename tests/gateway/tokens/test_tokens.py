@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -10,17 +9,9 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stores import StoreServers
-from quorumlog.errors import MetadataUnavailable, Unauthenticated
-from quorumlog.net.metadata_requests import MetadataRequests
-from quorumlog.net.token_client import TokenClient
-from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
-from services.gateway.edge import callers as callers_module
-from services.gateway.edge.callers import Callers
-from services.gateway.edge.tickets import TICKET_S, Ticket
-from services.gateway.edge.token_models import AccessTokenCreate
 from tests.gateway.tokens.support import LOG, NAMESPACE, OTHER_LOG, Guarded, guarded
 from tests.logs.support import Answer
-from tests.support.waiting import SETTLED_S, until, within
+from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -269,125 +260,6 @@ async def test_a_ticket_is_for_streams_and_sockets_and_allows_what_the_token_all
         await socket.send_str('{"tail":{"from":0}}')
         async with within("the tail begins"):
             assert "entries" in await socket.receive_json()
-
-
-class Listing(TokenClient):
-    """Lists as a metadata service does that never answers while it `hangs`, and is away otherwise until `rows` are."""
-
-    def __init__(self, *rows: TokenRow) -> None:
-        super().__init__(MetadataRequests(["http://127.0.0.1:1"]))
-        self.rows: tuple[TokenRow, ...] | None = rows or None
-        self.hangs = False
-        self.asked = self.ended = 0
-
-    async def list(self, known: str | None = None) -> TokenList:
-        del known
-        self.asked += 1
-        try:
-            if self.hangs:
-                await asyncio.Event().wait()
-            if self.rows is None:
-                raise MetadataUnavailable
-            version = f"00000000-0000-4000-8000-{self.asked:012}"
-            return TokenList(version=version, tokens=self.rows, ticket_key=bytes(32))
-        finally:
-            self.ended += 1
-
-
-class Connection:
-    """Of a request under way."""
-
-    is_aborted = False
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-
-def row(*, expires_at: str | None = None) -> tuple[str, TokenRow]:
-    quotas = TokenQuotas(requests_per_s=1)
-    secret, drawn = AccessTokenCreate(name="a", grants=["read:*"], quotas=quotas).drawn()
-    created_at = "2026-01-02T03:04:05Z"
-    return secret, TokenRow(**drawn.model_dump(), created_at=created_at, expires_at=expires_at)
-
-
-async def test_a_crowd_of_strangers_asks_the_metadata_service_as_one() -> None:
-    for listing, refusal in (
-        (Listing(row()[1]), Unauthenticated),
-        (Listing(), MetadataUnavailable),
-    ):
-        callers = Callers(listing)
-
-        found = await asyncio.gather(
-            *(callers.identify(f"stranger {number}") for number in range(100)),
-            return_exceptions=True,
-        )
-
-        assert {type(error) for error in found} == {refusal}
-        assert listing.asked == 1
-
-
-async def test_while_the_metadata_service_is_silent_strangers_do_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(callers_module, "_LIST_S", SETTLED_S)
-    listing = Listing()
-    callers = Callers(listing)
-    with pytest.raises(MetadataUnavailable):
-        await callers.identify("a stranger")
-    listing.hangs = True
-    following = asyncio.create_task(callers.follow())
-    await until(lambda: listing.asked == 2, "a list is waited for")
-
-    with pytest.raises(MetadataUnavailable):
-        await callers.identify("another stranger")
-
-    assert listing.ended == 1, "the list is still waited for"
-    following.cancel()
-    await asyncio.wait({following})
-
-
-async def test_a_new_list_changes_nothing_for_a_token_that_it_still_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(callers_module, "REFRESH_S", 0.01)
-    secret, kept = row(expires_at="2026-01-03T00:00:00Z")
-    other, gone = row()
-    listing, connection = Listing(kept, gone), Connection()
-    now = datetime.fromisoformat("2026-01-02T23:59:59Z").timestamp()
-    callers = Callers(listing, now=lambda: now)
-    caller, ended = await callers.identify(secret), await callers.identify(other)
-    caller.connections.add(connection)  # type: ignore[arg-type]
-    cut = Connection()
-    ended.connections.add(cut)  # type: ignore[arg-type]
-
-    listing.rows = (kept, row()[1])
-    following = asyncio.create_task(callers.follow())
-    await until(lambda: cut.is_aborted, "the token that is gone is cut")
-
-    assert await callers.identify(secret) is caller, "with what it has used"
-    assert not connection.is_aborted
-    now += 1
-    await until(lambda: connection.is_aborted, "the token that has expired is cut")
-    following.cancel()
-    await asyncio.wait({following})
-
-
-async def test_a_ticket_ends_at_its_instant_and_with_its_token() -> None:
-    secret, kept = row()
-    listing = Listing(kept)
-    callers = Callers(listing, now=lambda: now)
-    now, path = 1_800_000_000.0, f"/v1/logs/{LOG}/entries"
-    caller = await callers.identify(secret)
-    ticket = await callers.ticket(caller, path)
-
-    now += TICKET_S - 0.5
-    assert await callers.identify_by_ticket(ticket, path) is caller
-    now += 0.5
-    with pytest.raises(Unauthenticated, match="has expired"):
-        await callers.identify_by_ticket(ticket, path)
-    of_none = Ticket("0" * 16, path, int(now) + 1).signed(bytes(32))
-    with pytest.raises(Unauthenticated, match="the token is unknown"):
-        await callers.identify_by_ticket(of_none, path)
 
 
 async def test_a_token_that_is_too_long_is_none(gateways: Guarded) -> None:
