@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,14 @@ from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
 from services.gateway.app import build_app
 from services.gateway.edge import callers as callers_module
 from services.gateway.edge.callers import Callers
+from services.gateway.edge.jwts import Jwts
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.tickets import TICKET_S, Ticket
 from services.gateway.edge.token_models import AccessTokenCreate
 from services.gateway.interface import LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.tokens.support import LOG, NAMESPACE
+from tests.support.issuer import Issuer
 from tests.support.waiting import SETTLED_S, until, within
 
 
@@ -163,16 +166,18 @@ async def test_a_request_that_waits_is_not_done_once_its_token_is_revoked(
     assert engine.deleted == set()
 
 
-async def test_a_ticket_ends_at_its_instant_and_with_its_token() -> None:
+async def test_a_ticket_ends_at_its_instant_and_with_its_token(tmp_path: Path) -> None:
     secret, kept = row()
     listing = Listing(kept)
-    callers = Callers(listing, now=lambda: now)
+    jwts = Jwts(Issuer(tmp_path / "keys.json").rules)
+    callers = Callers(listing, jwts=jwts, now=lambda: now)
     now, path = 1_800_000_000.0, f"/v1/logs/{LOG}/entries"
     caller = await callers.identify(secret)
     ticket = await callers.ticket(caller, path)
 
     now += TICKET_S - 0.5
     assert await callers.identify_by_ticket(ticket, path) is caller
+    assert listing.asked == 1, "the token is known"
     now += 0.5
     with pytest.raises(Unauthenticated, match="has expired"):
         await callers.identify_by_ticket(ticket, path)
