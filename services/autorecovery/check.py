@@ -191,7 +191,6 @@ class ReplicaCheck:
                     f"{url}/v1/ledgers/{ledger_id}/digests",
                     data=asked.model_dump_json(),
                     timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                    allow_redirects=False,
                 ) as response:
                     body = await response.read()
                     if response.status != 200:

@@ -218,7 +218,6 @@ class Checker:
             async with self._session.get(
                 f"{url}/v1/damage",
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     return set()

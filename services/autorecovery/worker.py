@@ -333,7 +333,6 @@ class Worker:
             async with self._session.get(
                 f"{url}/v1/ledgers/{ledger_id}",
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     return {}
@@ -356,7 +355,6 @@ class Worker:
                 params={"member": member},
                 headers={header.FORWARDED_WRITER: row.writer.id},
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                allow_redirects=False,
             ) as response:
                 log.info("writer-told", extra={"ledger": row.ledger_id, "status": response.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -65,7 +65,6 @@ class Writers:
             self._session.get(
                 f"{url}/internal/instance",
                 timeout=aiohttp.ClientTimeout(total=None),
-                allow_redirects=False,
             ) as response,
         ):
             return orjson.loads(await response.read()) if response.status == 200 else None

@@ -87,7 +87,7 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
     try:
         async with awake_timeout(_ASK_S):
             status = await _fence(session, url, row)
-            async with session.get(rows, allow_redirects=False) as answer:
+            async with session.get(rows) as answer:
                 page = received(RowsPage, await answer.read())
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
         copies = () if held is None else held.copies
@@ -110,6 +110,6 @@ async def _fence(session: aiohttp.ClientSession, url: str, row: LedgerRow) -> ob
     """The bookie's verdict. Raises: as aiohttp does, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
-    async with session.post(fence, headers=key, allow_redirects=False) as answer:
+    async with session.post(fence, headers=key) as answer:
         told = orjson.loads(await answer.read())
     return told.get("status") if isinstance(told, dict) else None

@@ -158,9 +158,7 @@ async def _ask(
     try:
         async with (
             awake_timeout(_ASK_S),
-            session.get(
-                f"{url}/v1/witnesses", timeout=_NO_TIMEOUT, allow_redirects=False
-            ) as response,
+            session.get(f"{url}/v1/witnesses", timeout=_NO_TIMEOUT) as response,
         ):
             answer = received(BookieWitnesses, await response.read())
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

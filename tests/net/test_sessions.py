@@ -1,7 +1,9 @@
-"""Connections of a burst do not stay in use by turns."""
+"""Sessions with other services: connections of a burst do not stay in use by turns, and no answer leads elsewhere."""
 
 import asyncio
 
+import aiohttp
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -39,3 +41,28 @@ async def test_requests_one_after_another_use_one_connection_of_those_that_a_bur
             await ask("/one")
 
     assert len(ports) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("method", ["GET", "POST", "socket"])
+async def test_a_service_that_redirects_sends_nobody_elsewhere(method: str, status: int) -> None:
+    """A bookie that was taken over could have a gateway ask others, with the gateway's certificate."""
+    reached: list[str] = []
+
+    async def redirect(_request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        reached.append(request.path)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/here", redirect)
+    app.router.add_route("*", "/elsewhere", elsewhere)
+    async with TestServer(app) as server, service_session() as session:
+        url = server.make_url("/here")
+        with pytest.raises(aiohttp.ClientResponseError) as refused:
+            await (session.ws_connect(url) if method == "socket" else session.request(method, url))
+
+    assert refused.value.status == status
+    assert reached == []

@@ -80,7 +80,6 @@ class HoldingsClient:
                 f"{url}/v1/ledgers/{ledger_id}/digests",
                 data=DigestsAsked(ranges=((first, last),)).model_dump_json(),
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     return None

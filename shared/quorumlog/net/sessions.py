@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.client_proto import ResponseHandler
 
 from quorumlog.net import trace
@@ -39,7 +40,7 @@ class _Connector(aiohttp.TCPConnector):
             free.rotate()
 
     async def _wrap_create_connection(
-        self, *args: Any, req: aiohttp.ClientRequest, **kwargs: Any
+        self, *args: Any, req: ClientRequest, **kwargs: Any
     ) -> tuple[asyncio.Transport, ResponseHandler]:
         """Connect, and have the guard judge who answers."""
         made = await super()._wrap_create_connection(*args, req=req, **kwargs)
@@ -51,20 +52,34 @@ class _Connector(aiohttp.TCPConnector):
                 raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
         return made
 
-    def _get_ssl_context(self, req: aiohttp.ClientRequest) -> ssl.SSLContext | None:
+    def _get_ssl_context(self, req: ClientRequest) -> ssl.SSLContext | None:
         """The newest context: aiohttp would keep the one of its construction."""
         if req.is_ssl() and self._credentials.client_context is not None:
             return self._credentials.client_context()
         return super()._get_ssl_context(req)
 
 
+async def _refuse_redirect(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    """No service redirects. Who answers so may have been taken over, and the request carries what this process shows:
+    to other services as well as to that one. Of sockets aiohttp would follow a redirect whatever their caller says.
+    """
+    answer = await handler(request)
+    if 300 <= answer.status < 400:
+        answer.close()
+        raise aiohttp.ClientResponseError(
+            answer.request_info, (), status=answer.status, message="no service redirects"
+        )
+    return answer
+
+
 def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
     """A session for requests to other services, which carry the trace of the work they belong to, and
-    `credentials`.
+    `credentials`. An answer that redirects is an error: ClientResponseError.
     """
     return aiohttp.ClientSession(
         headers=credentials.headers,
         connector=_Connector(credentials),
         cookie_jar=aiohttp.DummyCookieJar(),
+        middlewares=(_refuse_redirect,),
         trace_configs=[trace.config()],
     )
