@@ -15,6 +15,8 @@ from typing import Final, Literal
 import aiohttp
 
 from quorumlog.net.directory import Directory
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -177,7 +179,8 @@ class ReplicaCheck:
         for share in shares:
             if member in share.members:
                 mine[share.modulus, share.residue].append(share)
-        url = self._directory.address(member_name(member))
+        name = member_name(member)
+        url = self._directory.address(name)
         found: dict[_Share, RangeDigest] = {}
         for (modulus, residue), wanted in mine.items():
             asked = DigestsAsked(
@@ -191,6 +194,7 @@ class ReplicaCheck:
                     f"{url}/v1/ledgers/{ledger_id}/digests",
                     data=asked.model_dump_json(),
                     timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                    ssl=ExpectedServer(Role.BOOKIE, name),
                 ) as response:
                     body = await response.read()
                     if response.status != 200:

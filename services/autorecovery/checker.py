@@ -16,12 +16,16 @@ import orjson
 
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.net.directory import Directory
+from quorumlog.net.identity import Role
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.spread import spread
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.limbo import places
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
@@ -207,17 +211,18 @@ class Checker:
         for bookie in self._directory.bookies:
             if bookie.state == "lost":
                 continue
-            for ledger_id in sorted(await self._damaged_at(bookie.url)):
+            for ledger_id in sorted(await self._damaged_at(bookie)):
                 try:
                     await self.verify(ledger_id, queue=True)
                 except NoSuchLedger:
                     continue
 
-    async def _damaged_at(self, url: str) -> set[int]:
+    async def _damaged_at(self, bookie: BookieInfo) -> set[int]:
         try:
             async with self._session.get(
-                f"{url}/v1/damage",
+                f"{bookie.url}/v1/damage",
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                ssl=ExpectedServer(Role.BOOKIE, member_name(bookie.id)),
             ) as response:
                 if response.status != 200:
                     return set()

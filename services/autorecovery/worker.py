@@ -20,8 +20,10 @@ from quorumlog.errors import (
 )
 from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
+from quorumlog.net.identity import Role
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Begin, CasStatus, MissedRange
@@ -328,11 +330,13 @@ class Worker:
 
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
         """A bookie's report on a ledger; {} if it does not answer or has nothing."""
-        url = self._directory.address(member_name(member))
+        name = member_name(member)
+        url = self._directory.address(name)
         try:
             async with self._session.get(
                 f"{url}/v1/ledgers/{ledger_id}",
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                ssl=ExpectedServer(Role.BOOKIE, name),
             ) as response:
                 if response.status != 200:
                     return {}
@@ -355,6 +359,7 @@ class Worker:
                 params={"member": member},
                 headers={header.FORWARDED_WRITER: row.writer.id},
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                ssl=ExpectedServer(Role.GATEWAY),
             ) as response:
                 log.info("writer-told", extra={"ledger": row.ledger_id, "status": response.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -17,6 +17,8 @@ import aiohttp
 import orjson
 
 from quorumlog.net.awake import awake_timeout
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.metadata import Writer
 
 _ASK_S: Final = 2.0
@@ -65,6 +67,7 @@ class Writers:
             self._session.get(
                 f"{url}/internal/instance",
                 timeout=aiohttp.ClientTimeout(total=None),
+                ssl=ExpectedServer(Role.GATEWAY),
             ) as response,
         ):
             return orjson.loads(await response.read()) if response.status == 200 else None

@@ -13,8 +13,8 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
-from quorumlog.net.identity import ANONYMOUS, Credentials
-from quorumlog.net.sessions import service_session
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.wire.bodies import received
 from services.bookie.bodies import ProcessBody
 
@@ -38,10 +38,13 @@ async def probe(
 ) -> Presence:
     """Whether a process other than `process` answers at a URL as the bookie `name`."""
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    expected = ExpectedServer(
+        Role.BOOKIE
+    )  # by whichever name: another one there proves that it is gone
     try:
         async with (
             service_session(credentials) as session,
-            session.get(f"{url}/v1/process", timeout=timeout) as answer,
+            session.get(f"{url}/v1/process", timeout=timeout, ssl=expected) as answer,
         ):
             reply = received(ProcessBody, await answer.read())
     except aiohttp.ClientConnectorError as error:

@@ -16,6 +16,8 @@ import orjson
 
 from quorumlog.errors import NotEnoughBookies
 from quorumlog.net.awake import awake_timeout
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.rebuild import Bookies
@@ -84,10 +86,11 @@ class _Told:
 async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerRow) -> _Told | None:
     """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
     rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
+    expected = ExpectedServer(Role.BOOKIE, name)
     try:
         async with awake_timeout(_ASK_S):
-            status = await _fence(session, url, row)
-            async with session.get(rows) as answer:
+            status = await _fence(session, url, row, expected)
+            async with session.get(rows, ssl=expected) as answer:
                 page = received(RowsPage, await answer.read())
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
         copies = () if held is None else held.copies
@@ -106,10 +109,12 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
     )
 
 
-async def _fence(session: aiohttp.ClientSession, url: str, row: LedgerRow) -> object:
+async def _fence(
+    session: aiohttp.ClientSession, url: str, row: LedgerRow, expected: ExpectedServer
+) -> object:
     """The bookie's verdict. Raises: as aiohttp does, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
-    async with session.post(fence, headers=key) as answer:
+    async with session.post(fence, headers=key, ssl=expected) as answer:
         told = orjson.loads(await answer.read())
     return told.get("status") if isinstance(told, dict) else None

@@ -13,8 +13,8 @@ import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.identity import ANONYMOUS, Credentials
-from quorumlog.net.sessions import service_session
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses, received
 from services.metadata.cookies import CookieStore
@@ -155,10 +155,11 @@ async def _ask(
     session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
 ) -> BookieWitnesses | None:
     """A bookie's answer; None where the bookie is silent, or another one answers."""
+    expected = ExpectedServer(Role.BOOKIE, name)
     try:
         async with (
             awake_timeout(_ASK_S),
-            session.get(f"{url}/v1/witnesses", timeout=_NO_TIMEOUT) as response,
+            session.get(f"{url}/v1/witnesses", timeout=_NO_TIMEOUT, ssl=expected) as response,
         ):
             answer = received(BookieWitnesses, await response.read())
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

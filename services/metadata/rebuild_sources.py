@@ -9,6 +9,8 @@ import aiohttp
 from pydantic import ValidationError
 
 from quorumlog.errors import InvalidRequest, Unavailable
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.wire.bodies import received
 from quorumlog.wire.rebuild_bodies import HeldRows, RowsPage
@@ -62,7 +64,7 @@ async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> l
 
 async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
     try:
-        return await _page(session, url, after=-1, limit=1)
+        return await _page(session, url, "", after=-1, limit=1)
     except SourceAway:
         return None
 
@@ -88,7 +90,7 @@ async def _ledgers(
 ) -> AsyncIterator[HeldRows]:
     following: int | None = after
     while following is not None:
-        page = await _page(session, source.url, after=following, limit=_PAGE)
+        page = await _page(session, source.url, source.name, after=following, limit=_PAGE)
         if page.bookie != source.head.bookie:
             raise SourceAway(f"{source.url} answers as {page.bookie} now", bookie=source.name)
         for held in page.ledgers:
@@ -96,13 +98,17 @@ async def _ledgers(
         following = page.next
 
 
-async def _page(session: aiohttp.ClientSession, url: str, *, after: int, limit: int) -> RowsPage:
+async def _page(
+    session: aiohttp.ClientSession, url: str, name: str, *, after: int, limit: int
+) -> RowsPage:
+    """`name`: that of the bookie; "" where nobody has told it yet."""
+    expected = ExpectedServer(Role.BOOKIE, name)
     why: Exception | None = None
     for _ in range(_TRIES):
         try:
             async with (
                 asyncio.timeout(_ASK_S),
-                session.get(f"{url}/v1/rows?after={after}&limit={limit}") as answer,
+                session.get(f"{url}/v1/rows?after={after}&limit={limit}", ssl=expected) as answer,
             ):
                 answer.raise_for_status()
                 return received(RowsPage, await answer.read())

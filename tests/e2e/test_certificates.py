@@ -13,11 +13,14 @@ from loadtest.cluster import Cluster
 from quorumlog.certificates import key_file, renew
 from quorumlog.cli import commands
 from quorumlog.client import Client
-from quorumlog.net.sessions import service_session
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import Tls, TlsFiles
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+METADATA = ExpectedServer(Role.METADATA)
 
 
 def certificate(cluster: Cluster, name: str) -> Path:
@@ -35,9 +38,10 @@ async def rows_as(cluster: Cluster, name: str, ledger_id: int) -> list[dict[str,
     """A ledger's row, by itself and in a list, as a process gets it from the metadata service."""
     url = f"{cluster.url('metadata-1')}/v1/ledgers"
     async with session_of(cluster, name) as session:
-        async with session.get(f"{url}/{ledger_id}") as answer:
+        async with session.get(f"{url}/{ledger_id}", ssl=METADATA) as answer:
             one = await answer.json()
-        async with session.get(f"{url}?after={ledger_id - 1}&limit=1") as answer:
+        listing = f"{url}?after={ledger_id - 1}&limit=1"
+        async with session.get(listing, ssl=METADATA) as answer:
             [listed] = (await answer.json())["ledgers"]
     return [one, listed]
 

@@ -13,7 +13,9 @@ import pytest
 from loadtest.cluster import Cluster
 from quorumlog.certificates import renew, revoke
 from quorumlog.client import Client
-from tests.e2e.test_certificates import certificate, session_of
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
+from tests.e2e.test_certificates import METADATA, certificate, session_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -28,7 +30,9 @@ class Thief:
         self._session, self._metadata = session, metadata
 
     async def asks(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        async with self._session.request(method, self._metadata + path, json=body) as answer:
+        async with self._session.request(
+            method, self._metadata + path, json=body, ssl=METADATA
+        ) as answer:
             return answer.status, orjson.loads(await answer.read() or b"null")
 
     async def joins(self, name: str, url: str) -> set[tuple[int, str]]:
@@ -99,7 +103,7 @@ async def test_a_lost_bookie_is_cut_off_and_let_in_with_a_new_certificate(cluste
 
     appending = asyncio.create_task(append())
     async with session_of(cluster, f"bookie-{lost}") as stolen:
-        changes = await stolen.get(f"{metadata}/v1/changes")
+        changes = await stolen.get(f"{metadata}/v1/changes", ssl=METADATA)
         async with Client(cluster.gateways[0]) as client:
             # Whose channel is open then.
             on_all = await client.create_ledger(ensemble_size=6, write_quorum=6, ack_quorum=6)
@@ -114,19 +118,23 @@ async def test_a_lost_bookie_is_cut_off_and_let_in_with_a_new_certificate(cluste
         await until(are_cut, "its connections are cut, whoever opened them")
         with pytest.raises(REFUSED):
             await changes.read()
-        async with stolen.get(f"{metadata}/v1/cluster-id") as answer:
+        async with stolen.get(f"{metadata}/v1/cluster-id", ssl=METADATA) as answer:
             assert answer.status == 403
             assert "the certificate of bookie bookie-6 is revoked" in await answer.text()
     async with session_of(cluster, "gateway-gateway-1") as gateway:
         with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is revoked"):
-            await gateway.get(f"{cluster.url(lost)}/v1/ledgers/1")
+            await gateway.get(
+                f"{cluster.url(lost)}/v1/ledgers/1", ssl=ExpectedServer(Role.BOOKIE, lost)
+            )
 
     renew(cluster.certificates, certificate(cluster, f"bookie-{lost}"))
     await until(lambda: counts("certificate-loaded", (lost,)) > loaded, "it has a new certificate")
     async with session_of(cluster, "gateway-gateway-1") as gateway:
 
         async def answers() -> bool:
-            async with gateway.get(f"{cluster.url(lost)}/v1/ledgers/1") as answer:
+            async with gateway.get(
+                f"{cluster.url(lost)}/v1/ledgers/1", ssl=ExpectedServer(Role.BOOKIE, lost)
+            ) as answer:
                 return answer.status < 500
 
         await until(answers, "the new certificate counts", passing=(aiohttp.ClientError,))

@@ -24,7 +24,6 @@ from quorumlog.net.operations import Operation, Route
 from quorumlog.net.parameters import Given
 from quorumlog.net.roles import check_name, check_url, guarded
 from quorumlog.net.service import Listening, ServiceSettings
-from quorumlog.net.sessions import service_session
 from quorumlog.net.tls import Tls, TlsFiles
 from services.autorecovery.app import build as build_autorecovery
 from services.autorecovery.config import Config as AutorecoveryConfig
@@ -60,7 +59,8 @@ class Authority:
 
     def session(self, role: str, name: str = "") -> aiohttp.ClientSession:
         file = self.certificate(role, name or f"{role}-1")
-        return service_session(Tls(TlsFiles(file, key_file(file), self._file)).credentials)
+        shown = Tls(TlsFiles(file, key_file(file), self._file))
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=shown.client))
 
 
 @dataclass(frozen=True)

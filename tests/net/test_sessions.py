@@ -1,15 +1,20 @@
-"""Sessions with other services: connections of a burst do not stay in use by turns, and no answer leads elsewhere."""
+"""Sessions with other services: connections of a burst do not stay in use by turns, and no answer leads elsewhere, and each
+request says who must answer.
+"""
 
 import asyncio
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from quorumlog.net.sessions import service_session
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer, service_session
 from tests.support.waiting import within
 
+BOOKIE = ExpectedServer(Role.BOOKIE, "bookie-1")
 BURST = 8
 
 
@@ -32,7 +37,7 @@ async def test_requests_one_after_another_use_one_connection_of_those_that_a_bur
     async with TestServer(app) as server, service_session() as session:
 
         async def ask(path: str) -> None:
-            async with session.get(server.make_url(path)) as answer:
+            async with session.get(server.make_url(path), ssl=BOOKIE) as answer:
                 await answer.read()
 
         async with within("the burst is answered"):
@@ -61,8 +66,16 @@ async def test_a_service_that_redirects_sends_nobody_elsewhere(method: str, stat
     app.router.add_route("*", "/elsewhere", elsewhere)
     async with TestServer(app) as server, service_session() as session:
         url = server.make_url("/here")
+        is_socket = method == "socket"
+        asked = session.ws_connect if is_socket else partial(session.request, method)
         with pytest.raises(aiohttp.ClientResponseError) as refused:
-            await (session.ws_connect(url) if method == "socket" else session.request(method, url))
+            await asked(url, ssl=BOOKIE)
 
     assert refused.value.status == status
     assert reached == []
+
+
+async def test_a_request_that_does_not_say_who_must_answer_is_not_sent() -> None:
+    async with service_session() as session:
+        with pytest.raises(TypeError, match="who must answer"):
+            await session.get("http://127.0.0.1:1/")

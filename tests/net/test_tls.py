@@ -25,14 +25,16 @@ from quorumlog.certificates import (
 )
 from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
 from quorumlog.net import tls as tls_module
-from quorumlog.net.identity import Credentials, Identity, Role
+from quorumlog.net.identity import ANONYMOUS, Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
-from quorumlog.net.sessions import service_session
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
 from tests.support.certificates import expired
 from tests.support.waiting import until, within
 
 LOCAL = ("127.0.0.1", "localhost")
+METADATA = ExpectedServer(Role.METADATA)
+BOOKIE = ExpectedServer(Role.BOOKIE, "bookie-1")
 REFUSED = (aiohttp.ClientError, OSError)
 """How a client meets a server that refuses its certificate: at once, or when it reads."""
 
@@ -88,12 +90,14 @@ async def serving(tls: Tls, limits: ListenLimits | None = None) -> AsyncIterator
         yield listener
 
 
-async def ask(listener: Listener, credentials: Credentials, host: str = "127.0.0.1") -> Identity:
+async def ask(
+    listener: Listener, credentials: Credentials, expected: ExpectedServer = METADATA
+) -> Identity:
     """Whom a new connection's server takes these credentials for. Raises: Forbidden."""
     async with (
         service_session(credentials) as session,
         within("the server answers or refuses"),
-        session.get(f"https://{host}:{listener.port}/") as answer,
+        session.get(f"https://127.0.0.1:{listener.port}/", ssl=expected) as answer,
     ):
         said = await answer.json(content_type=None)
     if answer.status != 200:
@@ -148,7 +152,7 @@ async def test_a_socket_is_opened_with_the_same_certificate(authority: Authority
         serving(authority.tls("bookie", "bookie-1")) as listener,
         service_session(gateway.credentials) as session,
         within("the socket says a name"),
-        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket", ssl=BOOKIE) as socket,
     ):
         assert await socket.receive_str() == "gateway-1"
 
@@ -226,7 +230,7 @@ async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
     async with (
         serving(server) as listener,
         service_session(gateway.credentials) as session,
-        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket", ssl=METADATA) as socket,
         within("connections are made"),
     ):
         assert await socket.receive_str() == "gateway-1"
@@ -284,7 +288,7 @@ async def test_a_revoked_peer_is_cut_and_refused_and_its_new_certificate_is_not(
         for tls in (before, after, other):
             session = await stack.enter_async_context(service_session(tls.credentials))
             url = f"https://127.0.0.1:{listener.port}/socket"
-            sockets.append(await stack.enter_async_context(session.ws_connect(url)))
+            sockets.append(await stack.enter_async_context(session.ws_connect(url, ssl=METADATA)))
             assert (await sockets[-1].receive_str()).startswith("bookie-")
         assert revoke(authority.folder, "bookie", "bookie-1") == 2
         server.look()
@@ -321,7 +325,7 @@ def test_a_client_cuts_a_revoked_server_and_connects_to_it_no_more(
         async with (
             serving(server) as listener,
             service_session(gateway.credentials) as session,
-            session.ws_connect(f"https://127.0.0.1:{listener.port}/socket") as socket,
+            session.ws_connect(f"https://127.0.0.1:{listener.port}/socket", ssl=BOOKIE) as socket,
         ):
             assert await socket.receive_str() == "gateway-1"
             revoke(authority.folder, "bookie", "bookie-1")
@@ -330,27 +334,84 @@ def test_a_client_cuts_a_revoked_server_and_connects_to_it_no_more(
             async with within("the client has cut the connection"):
                 assert (await socket.receive()).type is not aiohttp.WSMsgType.TEXT
             with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is revoked"):
-                await ask(listener, gateway.credentials)
+                await ask(listener, gateway.credentials, BOOKIE)
 
     with asyncio.Runner(loop_factory=loop_of) as runner:
         runner.run(talk())
 
 
-async def test_a_client_refuses_a_server_of_another_cluster_and_what_is_no_service(
+@pytest.mark.parametrize(
+    ("role", "name", "expected"),
+    [
+        ("bookie", "bookie-1", ExpectedServer(Role.METADATA)),
+        ("bookie", "bookie-1", ExpectedServer(Role.GATEWAY)),
+        ("gateway", "bookie-1", ExpectedServer(Role.BOOKIE, "bookie-1")),
+        ("bookie", "bookie-2", ExpectedServer(Role.BOOKIE, "bookie-1")),
+        ("operator", "anna", ExpectedServer(Role.METADATA)),
+    ],
+)
+async def test_a_client_refuses_a_server_that_is_not_who_was_asked(
+    authority: Authority, role: str, name: str, expected: ExpectedServer
+) -> None:
+    """A service that was taken over answers at the address of another one of its host."""
+    gateway = authority.tls("gateway", "gateway-1").credentials
+
+    async with serving(authority.tls(role, name)) as listener:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="in the place of"):
+            await ask(listener, gateway, expected)
+
+
+async def test_a_connection_to_one_bookie_carries_nothing_for_another_one(
+    authority: Authority,
+) -> None:
+    """Of two bookies that registered one address, the certificate decides who listens there."""
+    gateway = authority.tls("gateway", "gateway-1").credentials
+
+    async with (
+        serving(authority.tls("bookie", "bookie-1")) as listener,
+        service_session(gateway) as session,
+        within("the answers arrive"),
+    ):
+        url = f"https://127.0.0.1:{listener.port}/"
+        for expected in (BOOKIE, ExpectedServer(Role.BOOKIE)):
+            async with session.get(url, ssl=expected) as answer:
+                assert answer.status == 200
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="bookie bookie-2 of"):
+            await session.get(url, ssl=ExpectedServer(Role.BOOKIE, "bookie-2"))
+
+
+async def test_who_must_answer_is_asked_in_no_session_that_verifies_nothing(
+    authority: Authority,
+) -> None:
+    """aiohttp verifies no certificate of a request with a fingerprint."""
+    async with (
+        serving(authority.tls("metadata", "metadata-1")) as listener,
+        aiohttp.ClientSession() as session,
+    ):
+        with pytest.raises(REFUSED):
+            await session.get(f"https://127.0.0.1:{listener.port}/", ssl=METADATA)
+
+
+async def test_a_process_without_a_certificate_verifies_who_answers(authority: Authority) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    # As a proxy with a certificate that the system's authorities don't know.
+    async with serving(Tls(TlsFiles(file, key_file(file)))) as listener:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="verify failed"):
+            await ask(listener, ANONYMOUS)
+
+
+async def test_a_client_refuses_a_server_of_another_cluster(
     authority: Authority, tmp_path: Path
 ) -> None:
     other = Authority(tmp_path / "other", "others")
     both = tmp_path / "both.pem"
     both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
-    theirs = other.issue("bookie", "bookie-1")
-    person = authority.issue("operator", "anna")
-    mine = authority.issue("gateway", "gateway-1")
+    theirs, mine = other.issue("bookie", "bookie-1"), authority.issue("gateway", "gateway-1")
     gateway = Tls(TlsFiles(mine, key_file(mine), both))
 
-    for file in (theirs, person):
-        async with serving(Tls(TlsFiles(file, key_file(file), both))) as listener:
-            with pytest.raises(aiohttp.ClientConnectorCertificateError, match="is no service of"):
-                await ask(listener, gateway.credentials)
+    async with serving(Tls(TlsFiles(theirs, key_file(theirs), both))) as listener:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="of cluster others"):
+            await ask(listener, gateway.credentials, BOOKIE)
 
 
 async def test_a_client_refuses_a_server_whose_certificate_names_no_service(
@@ -479,9 +540,9 @@ async def test_a_connection_beyond_the_limit_is_answered_over_tls_too(authority:
     async with (
         serving(authority.tls("bookie", "bookie-1"), limits) as listener,
         service_session(gateway) as session,
-        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket"),
+        session.ws_connect(f"https://127.0.0.1:{listener.port}/socket", ssl=BOOKIE),
         within("the other connection is answered"),
-        session.get(f"https://127.0.0.1:{listener.port}/") as answer,
+        session.get(f"https://127.0.0.1:{listener.port}/", ssl=BOOKIE) as answer,
     ):
         assert answer.status == 429
 
@@ -507,7 +568,7 @@ def test_connections_that_say_nothing_count_and_are_cut_beyond_the_limit(
                 writer.close()
             await asyncio.gather(*ends)
             await until(lambda: listener.connections.used == 0, "all places are given back")
-            assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+            assert (await ask(listener, gateway.credentials, BOOKIE)).name == "gateway-1"
             await until(lambda: listener.connections.used == 0, "all places are given back")
             assert listener.refused_count == 0
 

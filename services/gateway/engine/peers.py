@@ -28,6 +28,8 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net.awake import awake_timeout
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.problems import from_answer
 from services.gateway.interface import EntriesAppended
@@ -48,6 +50,7 @@ _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
 """Replaced instances that are remembered. A forgotten one is asked again, which costs a request."""
 _U32: Final = struct.Struct(">I")
+_WRITER: Final = ExpectedServer(Role.GATEWAY)
 
 
 def encode_payloads(payloads: Sequence[bytes]) -> bytes:
@@ -167,7 +170,12 @@ class Peers:
             async with (
                 awake_timeout(timeout_s),
                 self._session.request(
-                    method, writer.url_inside + path, data=data, headers=headers, timeout=timeout
+                    method,
+                    writer.url_inside + path,
+                    data=data,
+                    headers=headers,
+                    timeout=timeout,
+                    ssl=_WRITER,
                 ) as answer,
             ):
                 body = await answer.read()

@@ -19,7 +19,9 @@ import aiohttp
 from aiohttp import hdrs
 
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.identity import Role
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -237,6 +239,7 @@ class Channel:
                     protocols=versions.subprotocols(versions.CHANNEL),
                     max_msg_size=MESSAGE_BYTES_MAX,
                     timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+                    ssl=ExpectedServer(Role.BOOKIE, self._name),
                 )
         except aiohttp.WSServerHandshakeError as error:
             told = (

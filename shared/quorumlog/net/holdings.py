@@ -12,6 +12,8 @@ from typing import Final
 import aiohttp
 
 from quorumlog.net.directory import Directory
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol import loss
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.loss import Answers, Holding, Word
@@ -74,12 +76,14 @@ class HoldingsClient:
 
     async def _ask(self, member: str, ledger_id: int, first: int, last: int) -> Holding | None:
         """A member's answer; None where it is silent."""
-        url = self._directory.address(member_name(member))
+        name = member_name(member)
+        url = self._directory.address(name)
         try:
             async with self._session.post(
                 f"{url}/v1/ledgers/{ledger_id}/digests",
                 data=DigestsAsked(ranges=((first, last),)).model_dump_json(),
                 timeout=aiohttp.ClientTimeout(total=_ASK_S),
+                ssl=ExpectedServer(Role.BOOKIE, name),
             ) as response:
                 if response.status != 200:
                     return None

@@ -67,8 +67,10 @@ class HoldsConnections(Protocol):
 class PeerGuard(Protocol):
     """Judges the processes at the other ends of TLS connections."""
 
-    def check_server(self, transport: asyncio.Transport) -> None:
-        """Refuse a server to which a connection was made. Raises: CertificateError."""
+    def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
+        """Refuse a server to which a connection was made unless it has this role, and this name where one is given.
+        Raises: CertificateError.
+        """
 
     def watch(self, holder: HoldsConnections) -> None:
         """Cut connections of a holder when their peers are refused from then on."""

@@ -36,8 +36,8 @@ from quorumlog.errors import (
 )
 from quorumlog.net import audit
 from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.identity import ANONYMOUS, Credentials
-from quorumlog.net.sessions import service_session
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.wire.bodies import (
     Body,
     Change,
@@ -65,6 +65,7 @@ _SILENCE_S: Final = 15.0
 _WITNESSES_MAX: Final = 10 * WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
 _LINE_BYTES_MAX: Final = 1 << 16
+_SERVER: Final = ExpectedServer(Role.METADATA)
 
 _jitter = random.SystemRandom()
 
@@ -205,7 +206,13 @@ class MetadataRequests:
             async with (
                 awake_timeout(limit_s),
                 self._session.request(
-                    method, url, data=data, params=query, headers=headers, timeout=_NO_TIMEOUT
+                    method,
+                    url,
+                    data=data,
+                    params=query,
+                    headers=headers,
+                    timeout=_NO_TIMEOUT,
+                    ssl=_SERVER,
                 ) as response,
             ):
                 answered = await response.read()
@@ -282,7 +289,7 @@ class MetadataRequests:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with (
                     asyncio.timeout(self._try_s),
-                    self._session.get(f"{url}/health/ready") as answer,
+                    self._session.get(f"{url}/health/ready", ssl=_SERVER) as answer,
                 ):
                     state = "ready" if answer.status == 200 else "not-ready"
             return ServiceInfo(kind="metadata", id=url.partition("://")[2], url=url, state=state)
@@ -292,7 +299,7 @@ class MetadataRequests:
     async def _stream(self, url: str) -> AsyncGenerator[Change]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
         async with self._session.get(
-            f"{url}/v1/changes", timeout=timeout, read_bufsize=_LINE_BYTES_MAX
+            f"{url}/v1/changes", timeout=timeout, read_bufsize=_LINE_BYTES_MAX, ssl=_SERVER
         ) as response:
             if response.status != 200:
                 return

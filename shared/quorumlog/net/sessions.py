@@ -3,6 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import aiohttp
@@ -10,7 +12,30 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from aiohttp.client_proto import ResponseHandler
 
 from quorumlog.net import trace
-from quorumlog.net.identity import ANONYMOUS, Credentials
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
+
+
+@dataclass(frozen=True)
+class ExpectedServer(aiohttp.Fingerprint):
+    """Who must answer a request to another service: its `ssl`. aiohttp keeps the connections of one apart from those
+    of another one, which may have been made to the same address.
+    """
+
+    role: Role
+    name: str = ""
+    """Of a bookie; "" where any service of the role will do."""
+
+    def check(self, transport: asyncio.Transport) -> None:
+        """For a fingerprint aiohttp verifies no certificate. The connector below does, and other sessions don't: refuse
+        what was not verified. Raises: ServerFingerprintMismatch.
+        """
+        context = transport.get_extra_info("sslcontext")
+        if context is not None and context.verify_mode is not ssl.CERT_REQUIRED:
+            raise aiohttp.ServerFingerprintMismatch(b"", b"", str(self), 0)
+
+    def __str__(self) -> str:
+        """For aiohttp's errors."""
+        return f"{self.role} {self.name}".rstrip()
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -44,9 +69,11 @@ class _Connector(aiohttp.TCPConnector):
     ) -> tuple[asyncio.Transport, ResponseHandler]:
         """Connect, and have the guard judge who answers."""
         made = await super()._wrap_create_connection(*args, req=req, **kwargs)
-        if req.is_ssl() and self._credentials.guard is not None:
+        guard, expected = self._credentials.guard, req.ssl
+        if req.is_ssl() and guard is not None:
+            assert isinstance(expected, ExpectedServer), "each request passes `_ask_a_service`"
             try:
-                self._credentials.guard.check_server(made[0])
+                guard.check_server(made[0], expected.role, expected.name)
             except ssl.CertificateError as error:
                 made[0].abort()
                 raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
@@ -54,15 +81,26 @@ class _Connector(aiohttp.TCPConnector):
 
     def _get_ssl_context(self, req: ClientRequest) -> ssl.SSLContext | None:
         """The newest context: aiohttp would keep the one of its construction."""
-        if req.is_ssl() and self._credentials.client_context is not None:
-            return self._credentials.client_context()
-        return super()._get_ssl_context(req)
+        if not req.is_ssl():
+            return None
+        newest = self._credentials.client_context
+        return _verifying_context() if newest is None else newest()
 
 
-async def _refuse_redirect(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-    """No service redirects. Who answers so may have been taken over, and the request carries what this process shows:
-    to other services as well as to that one. Of sockets aiohttp would follow a redirect whatever their caller says.
+@cache
+def _verifying_context() -> ssl.SSLContext:
+    """Of a process without a certificate: the system's authorities count."""
+    return ssl.create_default_context()
+
+
+async def _ask_a_service(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    """Each request says who must answer, and no service redirects.
+
+    Who redirects may have been taken over, and the request carries what this process shows: to other services as
+    well as to that one. Of sockets aiohttp would follow a redirect whatever their caller says.
     """
+    if not isinstance(request.ssl, ExpectedServer):
+        raise TypeError(f"{request.url}: who must answer? ssl=ExpectedServer(…)")
     answer = await handler(request)
     if 300 <= answer.status < 400:
         answer.close()
@@ -74,12 +112,13 @@ async def _refuse_redirect(request: ClientRequest, handler: ClientHandlerType) -
 
 def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
     """A session for requests to other services, which carry the trace of the work they belong to, and
-    `credentials`. An answer that redirects is an error: ClientResponseError.
+    `credentials`. Each request has an ExpectedServer as its `ssl`. An answer that redirects is an error:
+    ClientResponseError.
     """
     return aiohttp.ClientSession(
         headers=credentials.headers,
         connector=_Connector(credentials),
         cookie_jar=aiohttp.DummyCookieJar(),
-        middlewares=(_refuse_redirect,),
+        middlewares=(_ask_a_service,),
         trace_configs=[trace.config()],
     )

@@ -114,8 +114,8 @@ class Tls:
         der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return _issuer_and_serial(der) in self._revoked
 
-    def check_server(self, transport: asyncio.Transport) -> None:
-        """Refuse what answers as a server and is no service of this cluster. Raises: CertificateError."""
+    def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
+        """Refuse a server that is not the service of this cluster that was asked. Raises: CertificateError."""
         if self.is_revoked(transport):
             raise ssl.CertificateError("the server's certificate is revoked")
         names = transport.get_extra_info("peercert").get("subjectAltName", ())
@@ -123,9 +123,11 @@ class Tls:
             cluster, server = _identity_of(names)
         except Forbidden as error:
             raise ssl.CertificateError(error.detail) from None
-        if cluster != self.cluster or server.role in (Role.OPERATOR, Role.MONITOR):
+        if (cluster, server.role, server.name) != (self.cluster, role, name or server.name):
+            asked = f"{role} {name}".rstrip()
             raise ssl.CertificateError(
-                f"{server.role} {server.name} of cluster {cluster} is no service of {self.cluster}"
+                f"{server.role} {server.name} of cluster {cluster} answers in the place of {asked}"
+                f" of {self.cluster}"
             )
 
     def watch(self, holder: HoldsConnections) -> None:
