@@ -24,6 +24,8 @@ from quorumlog.certificates import (
     revoke,
 )
 from quorumlog.errors import Forbidden, QuorumLogError, Unauthenticated
+from quorumlog.net import listen as listen_module
+from quorumlog.net import timers
 from quorumlog.net import tls as tls_module
 from quorumlog.net.identity import ANONYMOUS, Credentials, Identity, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
@@ -574,6 +576,21 @@ def test_connections_that_say_nothing_count_and_are_cut_beyond_the_limit(
 
     with asyncio.Runner(loop_factory=loop_of) as runner:
         runner.run(talk())
+
+
+async def test_a_listener_goes_on_after_an_error_that_nobody_foresaw(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timers, "_RESTART_S", 0.0)
+    gateway = authority.tls("gateway", "gateway-1").credentials
+
+    async with serving(authority.tls("bookie", "bookie-1")) as listener:
+        with monkeypatch.context() as patch:
+            patch.setattr(listen_module, "peer_of", None)
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            await until(lambda: bool(caplog.records), "the error is logged")
+            writer.close()
+        assert (await ask(listener, gateway, BOOKIE)).name == "gateway-1"
 
 
 async def test_a_handshake_has_a_deadline(authority: Authority) -> None:

@@ -38,7 +38,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.net.budget import Budget, peer_of
-from quorumlog.net.timers import Tasks
+from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire import problems
 
 log = logging.getLogger(__name__)
@@ -68,10 +68,10 @@ answered and closed immediately.
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
+"""After a connection could not be accepted (taste)."""
 _TOLD_EVERY_S: Final = 1.0
 _NAMED: Final = 5
 """Of what a process waits for, so many are named."""
-"""After a connection could not be accepted (taste)."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
@@ -476,7 +476,7 @@ async def _listening_securely(
     bound.listen(_BACKLOG)
     listener.port = bound.getsockname()[1]
     tasks = Tasks()
-    tasks.start(_accept_all(listener, bound, context, tasks))
+    tasks.start(restarted(partial(_accept_all, listener, bound, context, tasks)))
     try:
         yield
     finally:
@@ -495,19 +495,25 @@ async def _accept_all(
             log.warning("accept-failed", extra={"error": repr(error)})
             await asyncio.sleep(_ACCEPT_AGAIN_S)
             continue
-        peer = peer_of(address[0])
-        try:
-            listener.connections.take(peer)
-        except Overloaded:
-            # Nothing can be said before the handshake. A few may end it, and get their 429 then.
-            if not listener.refuse():
-                listener.give_refused()
-                accepted.close()
-                continue
-            give = listener.give_refused
-        else:
-            give = partial(listener.connections.give, peer)
-        tasks.start(_secure(listener, accepted, context, give))
+        with contextlib.ExitStack() as refused:
+            refused.callback(accepted.close)
+            give = _take_place(listener, peer_of(address[0]))
+            if give is not None:
+                refused.pop_all()
+                tasks.start(_secure(listener, accepted, context, give))
+
+
+def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
+    """Have a connection count before its handshake; returns what gives its place back, None where there is none."""
+    try:
+        listener.connections.take(peer)
+    except Overloaded:
+        # Nothing can be said before the handshake. A few may end it, and get their 429 then.
+        if listener.refuse():
+            return listener.give_refused
+        listener.give_refused()
+        return None
+    return partial(listener.connections.give, peer)
 
 
 async def _secure(
