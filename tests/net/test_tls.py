@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -496,6 +499,55 @@ async def test_a_broken_new_file_is_logged_once_and_the_old_certificate_kept(
 
     assert [record.message for record in caplog.records] == ["certificate-unusable"]
     assert "PRIVATE" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("why", "issued"),
+    [
+        ("has ended at", partial(expired, role="metadata", name="metadata-1", hosts=LOCAL)),
+        ("this process is quorumlog", partial(issue, role="bookie", name="bookie-1", hosts=LOCAL)),
+        ("this process is quorumlog", partial(issue, role="metadata", name="other", hosts=LOCAL)),
+    ],
+)
+async def test_a_new_certificate_that_has_ended_or_is_of_another_process_is_not_taken(
+    authority: Authority,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+    issued: Callable[[Path], Path],
+) -> None:
+    file = authority.issue("metadata", "metadata-1")
+    server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
+    # Of the same authority, made beside it.
+    beside = shutil.copytree(authority.folder, tmp_path / "beside")
+    for old in beside.glob("metadata-*"):
+        old.unlink()
+    new = issued(beside)
+    for source, target in ((key_file(new), key_file(file)), (new, file)):
+        target.write_bytes(source.read_bytes())
+
+    server.look()
+    server.look()
+
+    assert [record.message for record in caplog.records] == ["certificate-unusable"]
+    assert why in vars(caplog.records[0])["why"]
+    async with serving(server) as listener:
+        assert (await ask(listener, gateway.credentials)).name == "gateway-1"
+
+
+def test_a_new_file_of_the_old_time_and_size_is_noticed_too(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy may keep the time, and a file that nobody could read becomes usable with another mode."""
+    file = authority.issue("metadata", "metadata-1")
+    server, found = authority.load(file), file.stat()
+    file.write_bytes(b"x" * found.st_size)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    server.look()
+    server.look()
+
+    assert [record.message for record in caplog.records] == ["certificate-unusable"]
 
 
 async def test_files_that_can_t_be_used_are_told_at_the_start(

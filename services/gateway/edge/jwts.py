@@ -18,6 +18,7 @@ import jwt
 from pydantic import ValidationError
 
 from quorumlog.errors import Unauthenticated
+from quorumlog.net.files import stamp_of
 from quorumlog.wire.token_bodies import GRANT, IssuedToken
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,14 @@ class Jwts:
     def __init__(self, rules: JwtRules) -> None:
         """Raises: KeysUnusable."""
         self._rules = rules
-        self._seen = _signature(rules.keys_file)
+        self._seen = stamp_of(rules.keys_file)
         self._keys = _read(rules.keys_file)
         self._thumbprints = {key.thumbprint for key in self._keys.values()}
 
     def look(self) -> None:
         """Take the keys of the file if it has changed."""
         file = self._rules.keys_file
-        if (found := _signature(file)) == self._seen:
+        if (found := stamp_of(file)) == self._seen:
             return
         self._seen = found
         try:
@@ -188,11 +189,3 @@ def _usable(data: object) -> _Key | None:
     text = json.dumps(material, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).digest()
     return _Key(jwk, base64.urlsafe_b64encode(digest).decode())
-
-
-def _signature(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -13,10 +13,11 @@ import logging
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Never
+from typing import TYPE_CHECKING, Final, Never
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -26,18 +27,17 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
+from quorumlog.net.files import LOOK_S, Followed
 from quorumlog.net.identity import Credentials, HoldsConnections, Identity, Role
 from quorumlog.wire.certificate import client_context, load_own
 
+if TYPE_CHECKING:
+    from quorumlog.certificates import Description
+
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.0
-"""How often the files are looked at. A new file is taken at the second look that finds it the same: by then its key
-is beside it."""
 SCHEME: Final = "quorumlog"
 """Of the URI in a certificate; `certificates.py` writes it."""
-
-_Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsUnusable(ValueError):
@@ -70,7 +70,8 @@ class Tls:
         """Raises: TlsUnusable."""
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
-        self._seen = self._loaded = _signature(files)
+        self._followed = Followed(files)
+        self._described: Description | None = None
         self._load()
         # Listeners keep the context that they were given: each handshake switches to the newest one. A context
         # can't forget an authority, so it is not changed in place.
@@ -95,8 +96,10 @@ class Tls:
             raise TlsUnusable(
                 f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME among its alternative names"
             )
+        if self._described is not None:
+            _check_successor(files.certificate, self._described, described)
+        self._described, self._revoked = described, revoked
         self._newest, self.client, self.ends = newest, client, described.ends
-        self._revoked = revoked
         self.cluster = described.subject.cluster if described.subject else ""
 
     def _switch(self, socket: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext) -> None:
@@ -142,11 +145,8 @@ class Tls:
 
     def look(self) -> None:
         """Take the files if they have changed, and have not changed since the last look."""
-        found = _signature(self._files)
-        was_seen, self._seen = found == self._seen, found
-        if not was_seen or found == self._loaded:
+        if not self._followed.have_changed():
             return
-        self._loaded = found
         try:
             self._load()
         except TlsUnusable as error:
@@ -250,20 +250,18 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def _check_successor(file: Path, before: "Description", after: "Description") -> None:
+    """Refuse a new certificate with which nobody would take this process for what it was. Raises: TlsUnusable."""
+    if before.subject is not None and after.subject is not None:
+        was, found = before.subject.uri, after.subject.uri
+        if found != was:
+            raise TlsUnusable(f"{file} is of {found}, and this process is {was}")
+    if after.ends != before.ends and after.ends < datetime.now(UTC):
+        raise TlsUnusable(f"{file} has ended at {after.ends.isoformat()}")
+
+
 def _password_of(files: TlsFiles) -> str | None:
     return None if files.password is None else files.password.get_secret_value()
-
-
-def _signature(files: TlsFiles) -> _Signature:
-    return tuple(map(_stat, files))
-
-
-def _stat(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _names(files: TlsFiles) -> str:
