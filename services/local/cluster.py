@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import SecretStr
 
+from quorumlog.wire.secret import headers_of, read_secret
 from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
@@ -176,7 +177,7 @@ class LocalCluster:
     @property
     def headers(self) -> dict[str, str]:
         """What a request to an internal listener needs."""
-        return {"Authorization": f"Bearer {kept_secret(self.settings.secret_file)}"}
+        return headers_of(read_secret(self.settings.secret_file))
 
     @cached_property
     def context(self) -> ssl.SSLContext | None:

@@ -1,22 +1,18 @@
 """Who calls a service, and what a service shows to say who it is (docs/security.md).
 
 The internal listener of every service asks an authenticator about each request before anything is done with
-it. A `ClusterSecret` knows one caller, "of this cluster": whoever has the secret is every service and the
+it. A `ClusterSecret` (`net/cluster_secret.py`) knows one caller, "of this cluster": whoever has the secret is every service and the
 operator too.
 """
 
 import asyncio
-import hmac
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from aiohttp import hdrs, web
-
-from quorumlog.errors import Unauthenticated
-from quorumlog.wire.secret import headers_of
+from aiohttp import web
 
 
 class Role(StrEnum):
@@ -89,29 +85,3 @@ class Credentials:
 
 ANONYMOUS: Final = Credentials()
 """Shows nothing: enough where nothing but loopback can reach the services, and nobody has set a secret."""
-
-_OF_THE_CLUSTER: Final = Identity(None, "cluster")
-
-
-class ClusterSecret:
-    """A secret that all services of a cluster share, sent as `Authorization: Bearer`.
-
-    Invariant: no text of an object or of an error has the secret.
-    """
-
-    def __init__(self, token: str) -> None:
-        self.credentials = Credentials(headers_of(token))
-        self._token = token.encode()
-
-    def identify(self, request: web.BaseRequest) -> Identity:
-        """Any service of the cluster. Raises: Unauthenticated."""
-        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise Unauthenticated(
-                "only the cluster's services and operators may ask this, with its secret as"
-                " Authorization: Bearer (CLUSTER_SECRET_FILE; of the command line also --secret-file)"
-            )
-        # Constant time: the time of an answer says nothing of the secret.
-        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._token):
-            raise Unauthenticated("this is not the cluster's secret")
-        return _OF_THE_CLUSTER

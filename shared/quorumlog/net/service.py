@@ -32,13 +32,13 @@ from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import audit, descriptors, docs_page, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
+from quorumlog.net.cluster_secret import ClusterSecret
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import (
     ANONYMOUS,
     ANYBODY,
     CALLER,
     Authenticator,
-    ClusterSecret,
     Credentials,
 )
 from quorumlog.net.json_logs import log_as_json
@@ -58,7 +58,7 @@ from quorumlog.net.memory import trim_forever
 from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
-from quorumlog.wire.secret import checked_secret, is_loopback, is_on_this_machine
+from quorumlog.wire.secret import checked_secrets, is_loopback, is_on_this_machine
 from quorumlog.wire.versions import RELEASE
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class ServiceSettings(Settings):
     )
     cluster_secret: SecretStr | None = Field(
         default=None,
-        description="what the services of a cluster share: who has it is one of them",
+        description="what the services of a cluster share: who has it is one of them; a second line is accepted too",
     )
     tls_cert_file: Path | None = Field(
         default=None,
@@ -179,7 +179,9 @@ class ServiceSettings(Settings):
     @field_validator("cluster_secret")
     @classmethod
     def _is_a_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        return secret and SecretStr(checked_secret(secret.get_secret_value()))
+        if secret is not None:
+            checked_secrets(secret.get_secret_value())
+        return secret
 
     @model_validator(mode="after")
     def _asks_callers_beyond_loopback(self) -> Self:
@@ -236,14 +238,14 @@ class ServiceSettings(Settings):
     @cached_property
     def authenticator(self) -> Authenticator | None:
         """Knows the callers of the internal listener. Certificates say more than a secret, so they decide."""
-        return self._secret if self.tls is None else PeerCertificate(self.tls)
+        return self.secret if self.tls is None else PeerCertificate(self.tls)
 
     @property
     def credentials(self) -> Credentials:
         """What this process shows to other services."""
         if self.tls is not None:
             return self.tls.credentials
-        return ANONYMOUS if self._secret is None else self._secret.credentials
+        return ANONYMOUS if self.secret is None else self.secret.credentials
 
     @cached_property
     def tls(self) -> Tls | None:
@@ -263,9 +265,11 @@ class ServiceSettings(Settings):
         return {} if self.tls is None else {"internal": self.tls}
 
     @cached_property
-    def _secret(self) -> ClusterSecret | None:
-        secret = self.cluster_secret
-        return None if secret is None else ClusterSecret(secret.get_secret_value())
+    def secret(self) -> ClusterSecret | None:
+        """The cluster's secret."""
+        if self.cluster_secret is None:
+            return None
+        return ClusterSecret(self.cluster_secret.get_secret_value(), self.file_of("cluster_secret"))
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket."""
@@ -451,6 +455,8 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
             tasks = Tasks()
             tasks.start(trim_forever())
             _follow_certificates(settings.certificates(), parts[0].app, tasks)
+            if settings.secret is not None:
+                tasks.start(restarted(settings.secret.follow))
             await asked_to_end.wait()
             await tasks.close()
             log.info("draining")

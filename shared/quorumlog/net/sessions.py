@@ -2,9 +2,9 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import aiohttp
@@ -93,7 +93,9 @@ def _verifying_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def _ask_a_service(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+async def _ask_a_service(
+    shown: Mapping[str, str], request: ClientRequest, handler: ClientHandlerType
+) -> ClientResponse:
     """Each request says who must answer, and no service redirects.
 
     Who redirects may have been taken over, and the request carries what this process shows: to other services as
@@ -101,6 +103,7 @@ async def _ask_a_service(request: ClientRequest, handler: ClientHandlerType) -> 
     """
     if not isinstance(request.ssl, ExpectedServer):
         raise TypeError(f"{request.url}: who must answer? ssl=ExpectedServer(…)")
+    request.headers.update(shown)  # as they are now: the session would keep those of its beginning
     answer = await handler(request)
     if 300 <= answer.status < 400:
         answer.close()
@@ -116,9 +119,8 @@ def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSessi
     ClientResponseError.
     """
     return aiohttp.ClientSession(
-        headers=credentials.headers,
         connector=_Connector(credentials),
         cookie_jar=aiohttp.DummyCookieJar(),
-        middlewares=(_ask_a_service,),
+        middlewares=(partial(_ask_a_service, credentials.headers),),
         trace_configs=[trace.config()],
     )

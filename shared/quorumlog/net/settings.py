@@ -65,11 +65,16 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     _doubts: tuple[str, ...] = PrivateAttr(())
+    _files: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """What a person should look at, though the process can start."""
         return self._doubts
+
+    def file_of(self, name: str) -> Path | None:
+        """The file that a secret was read from, if it was."""
+        return self._files.get(name)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
@@ -98,6 +103,8 @@ class Settings(BaseModel):
             sys.stderr.write("".join(f"{fault}\n" for fault in faults))
             raise SettingsUnusable(faults)
         read._doubts = tuple(_doubts_about(cls, environ))
+        files = {name: environ.get(f"{name.upper()}_FILE", "") for name in _secrets_of(cls)}
+        read._files = {name: Path(file) for name, file in files.items() if file}
         return read
 
     @classmethod
@@ -209,7 +216,7 @@ def _text_of(name: str, field: FieldInfo, environ: Mapping[str, str]) -> str:
 def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterator[str]:
     """Names that are nearly those of settings, and files with secrets that others may read."""
     fields = {name.upper(): field for name, field in model.model_fields.items()}
-    secrets = {f"{name}_FILE" for name, field in fields.items() if kind_of(field) == "secret"}
+    secrets = {f"{name.upper()}_FILE" for name in _secrets_of(model)}
     known = {*fields, *secrets}
     given = [name for name, value in environ.items() if value]  # make exports names without a value
     for name in given:
@@ -218,6 +225,10 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
     for name in sorted(secrets | {name for name in fields if name.endswith("KEY_FILE")}):
         if (file := environ.get(name)) and Path(file).stat().st_mode & _OPEN_TO_OTHERS:
             yield f"{name} = {file!r}: every user of this machine may read or change the file: chmod 600"
+
+
+def _secrets_of(model: type[BaseModel]) -> Iterator[str]:
+    return (name for name, field in model.model_fields.items() if kind_of(field) == "secret")
 
 
 def _sentence(model: type[BaseModel], fault: Any, environ: Mapping[str, str]) -> str:

@@ -23,27 +23,32 @@ class SecretUnusable(ValueError):
 
 
 def read_secret(file: Path) -> str:
-    """The secret in a file. Raises: SecretUnusable."""
+    """The secret in a file that is shown. Raises: SecretUnusable."""
+    return read_secrets(file)[0]
+
+
+def read_secrets(file: Path) -> tuple[str, ...]:
+    """The secret in a file and, while another one takes its place, that one. Raises: SecretUnusable."""
     try:
-        token = file.read_text("ascii")
+        text = file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII"
         raise SecretUnusable(f"{file}: {why}") from None
     try:
-        return checked_secret(token)
+        return checked_secrets(text)
     except SecretUnusable as error:
         raise SecretUnusable(f"{file}: {error}") from None
 
 
-def checked_secret(text: str) -> str:
-    """The secret in a text, without the space around it. Raises: SecretUnusable."""
-    token = text.strip()
-    if not _TOKEN.fullmatch(token):
+def checked_secrets(text: str) -> tuple[str, ...]:
+    """The secrets in a text, one or two lines, without the space around them. Raises: SecretUnusable."""
+    tokens = tuple(line.strip() for line in text.strip().splitlines())
+    if not 1 <= len(tokens) <= 2 or not all(map(_TOKEN.fullmatch, tokens)):
         raise SecretUnusable(
-            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-,"
-            " as of `openssl rand -hex 32`"
+            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-, as of `openssl rand -hex 32`;"
+            " a second line is another secret that is accepted"
         )
-    return token
+    return tokens
 
 
 def headers_of(token: str) -> dict[str, str]:
