@@ -22,7 +22,7 @@ from tests.mutate.suite import Suite
 from tests.support.spread import count, interruptible, progress
 
 _DOORS: Final = (
-    "tests/net/test_identity.py", "tests/net/test_roles.py", "tests/net/test_tls.py",
+    "tests/net/test_identity.py", "tests/net/test_roles.py", "tests/net/test_tls.py", "tests/net/test_sessions.py",
     "tests/net/test_hosts.py", "tests/net/test_service.py", "tests/wire/test_secret.py",
     "tests/wire/test_certificate.py", "tests/client/test_certificates.py",
     "tests/gateway/test_public_tls.py",
@@ -40,7 +40,10 @@ TESTS: Final = {
     # Who is let in, to what, and how much of it (docs/security.md).
     **{
         f"shared/quorumlog/{name}.py": _DOORS
-        for name in ("net/identity", "net/roles", "net/tls", "net/hosts", "certificates", "wire/secret")
+        for name in (
+            "net/identity", "net/cluster_secret", "net/roles", "net/sessions", "net/tls", "net/hosts",
+            "certificates", "wire/secret",
+        )
     },
     **{
         f"services/gateway/edge/{name}.py": _TOKENS
