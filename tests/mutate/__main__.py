@@ -22,7 +22,8 @@ from tests.mutate.suite import Suite
 from tests.support.spread import count, interruptible, progress
 
 _DOORS: Final = (
-    "tests/net/test_identity.py", "tests/net/test_roles.py", "tests/net/test_tls.py", "tests/net/test_sessions.py",
+    "tests/net/test_identity.py", "tests/net/test_roles.py", "tests/net/test_tls.py",
+    "tests/net/test_tls_files.py", "tests/net/test_sessions.py",
     "tests/net/test_hosts.py", "tests/net/test_service.py", "tests/wire/test_secret.py",
     "tests/wire/test_certificate.py", "tests/client/test_certificates.py",
     "tests/gateway/test_public_tls.py",
