@@ -57,6 +57,7 @@ from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
 from services.gateway.logs.values import Append, Publish, ReadRecord, RecordsAppended
+from tests.support.waiting import turns
 
 T = TypeVar("T")
 
@@ -140,8 +141,7 @@ class Cluster:
         return gateway
 
     async def delay(self) -> None:
-        for _ in range(self.random.choice((0, 0, 1, 2, 5))):
-            await asyncio.sleep(0)
+        await turns(self.random.choice((0, 0, 1, 2, 5)))
         if self.random.random() < 0.1:
             await asyncio.sleep(self.random.random() * 0.002)
         if self.hitches and self.random.random() < self.hitches:

@@ -30,6 +30,7 @@ from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
 from tests.logs.model import Cluster, Gateway, Ledger
 from tests.scenarios.stage import Wrong
 from tests.support.virtual import VirtualLoop
+from tests.support.waiting import turns
 
 NAME: Final = "log"
 SETTLE_S: Final = 1.0
@@ -90,7 +91,7 @@ class HandCluster(Cluster):
         return gateway
 
     async def delay(self) -> None:
-        await asyncio.sleep(0)
+        await turns()
 
     def kept_of(self, in_flight: int) -> int:
         return min(self.kept, in_flight)

@@ -172,7 +172,7 @@ async def test_the_first_entries_wait_until_the_log_is_read_to_name_their_ledger
 
     engine.acknowledge(0)
     engine.acknowledge(1)
-    await asyncio.sleep(0)
+    await turns()
     assert machine.heard == [Retired(), Retired()]
     await turns(20)
     assert machine.heard[2:] == [EntriesDurable(1, 1)]
@@ -180,7 +180,7 @@ async def test_the_first_entries_wait_until_the_log_is_read_to_name_their_ledger
     machine.effects.append(Submit(1, 2, (b"c",)))
     running.post(Retired())
     engine.acknowledge(2)
-    await asyncio.sleep(0)
+    await turns()
     assert machine.heard[-1] == EntriesDurable(1, 2)
     assert rows.reads == 3
 

@@ -25,7 +25,7 @@ from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.logs.values import Append
 from tests.logs.model import Cluster, Gateway
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 SETTINGS = LogSettings(Quorum(3, 3, 2), roll_bytes=0)
 
@@ -171,7 +171,7 @@ async def test_a_tail_is_woken_by_an_append_and_ends_with_the_log() -> None:
         await one.logs.append("log", call("a"))
         tail = asyncio.create_task(two.logs.read("log", "latest", wait_s=60))
         later = asyncio.create_task(two.logs.read("log", 1, wait_s=60))
-        await asyncio.sleep(0)
+        await turns()
         await one.logs.append("log", call("b"))
 
         assert [record.offset for record in (await later).records] == [1]

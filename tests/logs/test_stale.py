@@ -16,6 +16,7 @@ from services.gateway.logs.values import Publish
 from tests.logs.attempts import write
 from tests.logs.model import Cluster, Gateway
 from tests.logs.test_manager import SETTINGS, a_cluster, call, contents
+from tests.support.waiting import turns
 
 
 class Held:
@@ -294,7 +295,7 @@ async def test_a_drain_takes_nothing_new_and_waits_only_for_what_is_in_flight() 
         first = asyncio.ensure_future(one.logs.append("log", call("b")))
         await adds.reached.wait()
         draining = asyncio.ensure_future(one.logs.drain())
-        await asyncio.sleep(0)
+        await turns()
 
         with pytest.raises(WriterLost) as refused:
             await one.logs.append_here("log", call("c"))

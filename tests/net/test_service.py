@@ -25,7 +25,7 @@ from services.local.config import ROOT
 from tests.support.waiting import until_sync
 
 _SERVICE = """
-import asyncio, os, resource, signal, sys
+import asyncio, os, pathlib, resource, signal, sys
 from aiohttp import web
 from quorumlog.net.service import *
 from quorumlog.errors import NotEnoughBookies
@@ -43,8 +43,7 @@ def build(settings):
     async def broken(request):
         return 1 / 0
     async def slow(request):
-        while not os.path.exists(os.environ["GO"]):
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(pathlib.Path(os.environ["GO"]).read_text)
         return web.Response(text="done")
     app.router.add_get("/broken", broken)
     app.router.add_get("/slow", slow)
@@ -166,16 +165,19 @@ def test_a_taken_port_is_named() -> None:
 
 def test_a_process_that_waits_at_its_end_says_for_which_request(tmp_path: Path) -> None:
     go = tmp_path / "go"
+    os.mkfifo(go)
     with toy(GO=str(go)) as (process, url):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as client:
             client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            with urllib.request.urlopen(f"{url}/health/live", timeout=60):
-                pass  # the request before it has arrived
+            # Nobody writes to a pipe that nobody reads: the request has come.
+            pipe = until_sync(
+                lambda: os.open(go, os.O_WRONLY | os.O_NONBLOCK), "/slow reads", passing=(OSError,)
+            )
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
             told = next(line for line in process.stderr if "drain-waits" in line)
-            go.touch()
+            os.close(pipe)
             answered = client.makefile("rb").read()
         assert process.wait(60) == 0
 

@@ -8,7 +8,7 @@ import pytest
 from loadtest.stores import Stores
 from services.gateway.engine.waiters import LacWaiters
 from tests.gateway.engine.support import World, ledger, world_of
-from tests.support.waiting import within
+from tests.support.waiting import turns, within
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.001])
@@ -24,7 +24,7 @@ async def test_a_waiter_whose_time_is_over_is_not_kept(wait_s: float) -> None:
 async def test_a_waiter_whose_request_is_cancelled_is_not_kept() -> None:
     waiters = LacWaiters()
     request = asyncio.create_task(waiters.wait(4, 3600))
-    await asyncio.sleep(0)
+    await turns()
     assert waiters.lowest == 4
 
     request.cancel()
@@ -37,7 +37,7 @@ async def test_a_waiter_whose_request_is_cancelled_is_not_kept() -> None:
 async def test_a_woken_waiter_is_not_kept_and_says_so(wake: Callable[[LacWaiters], None]) -> None:
     waiters = LacWaiters()
     request = asyncio.create_task(waiters.wait(4, 3600))
-    await asyncio.sleep(0)
+    await turns()
 
     wake(waiters)
 
