@@ -52,7 +52,8 @@ class FakeEngine(EngineInterface):
         """Raised by the next call of append, or by ready."""
         self.gate: asyncio.Event | None = None
         """Appends wait for it."""
-        self.wait_s_max = 60.0
+        self.wait_s_min = 0.0
+        """Waits take as long at least, whatever was asked for, where nothing comes."""
         self.appending = 0
         self.waiting = 0
 
@@ -222,7 +223,7 @@ class FakeEngine(EngineInterface):
 
         self.waiting += 1
         try:
-            async with asyncio.timeout(min(wait_s, self.wait_s_max)), self.changed:
+            async with asyncio.timeout(max(wait_s, self.wait_s_min)), self.changed:
                 await self.changed.wait_for(is_done)
         except TimeoutError:
             pass

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from quorumlog.errors import Overloaded
 from quorumlog.net.budget import PEER, Budget
+from quorumlog.net.listen import end_limits, ending_with_the_connection
 from services.gateway.edge.follows import Follows
 from services.gateway.edge.limits import Limits
 
@@ -53,7 +54,8 @@ class Room:
 
     async def wait(self, work: Awaitable[T]) -> T | None:
         """The result of `work`, which only waits: meanwhile the request gives up its place among those in
-        work. None if the wait was cut short because this process is about to end. Raises: Overloaded.
+        work. None if the wait was cut short because the client went away or this process is about to end.
+        Raises: Overloaded.
         """
         peer = PEER.get()
         try:
@@ -66,8 +68,9 @@ class Room:
         self._waits.add(limit)
         self.requests.give(peer)
         try:
-            async with limit:
-                return await work
+            with ending_with_the_connection(limit):
+                async with limit:
+                    return await work
         except TimeoutError:
             if limit.expired():
                 return None
@@ -80,10 +83,7 @@ class Room:
     def end_waits(self) -> None:
         """End all waits, now and from now on: this process is about to end."""
         self.is_ending = True
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(now)
+        end_limits(self._waits)
 
     def hold(self, request: web.Request, count: int) -> None:
         """Hold the bytes that the request's whole body took of `bodies` until the request is done."""

@@ -17,6 +17,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -73,6 +74,7 @@ _TOLD_EVERY_S: Final = 1.0
 _NAMED: Final = 5
 """Of what a process waits for, so many are named."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+_CONNECTION: Final[ContextVar["_Connection | None"]] = ContextVar("connection", default=None)
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
@@ -157,6 +159,26 @@ def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
         return False
 
 
+def end_limits(limits: Iterable[asyncio.Timeout]) -> None:
+    """Let the time of each limit be over now."""
+    now = asyncio.get_running_loop().time()
+    for limit in limits:
+        if not limit.expired():
+            limit.reschedule(now)
+
+
+@contextlib.contextmanager
+def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
+    """End a limit early where the connection of the request that is being handled is lost."""
+    connection = _CONNECTION.get()
+    waits = set() if connection is None else connection.waits
+    waits.add(limit)
+    try:
+        yield
+    finally:
+        waits.discard(limit)
+
+
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 
@@ -164,7 +186,9 @@ class _Connection(RequestHandler):
     which arrives in one piece, starts no timer.
     """
 
-    __slots__ = ("_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at", "hand_over")
+    __slots__ = (
+        "_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at", "hand_over", "waits",
+    )  # fmt: skip
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
@@ -173,6 +197,8 @@ class _Connection(RequestHandler):
         self._listener = listener
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self.waits: set[asyncio.Timeout] = set()
+        """Limits of what waits for this connection's client only."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it where there are too many."""
@@ -187,16 +213,18 @@ class _Connection(RequestHandler):
             transport.set_protocol(refusal)
             refusal.connection_made(transport)
             return
+        _CONNECTION.set(self)  # for the task that handles its requests, which starts here
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection and its timers."""
+        """Forget the connection and its timers, and end what only waits for its client."""
         if self._manager is None:
             return
         self._listener.connections.give(self._peer)
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
+        end_limits(self.waits)
 
     @property
     def in_progress(self) -> str:
