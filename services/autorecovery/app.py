@@ -29,13 +29,12 @@ def build(config: Config) -> web.Application:
     async def ready() -> None:
         return
 
-    description = describe(
-        [route.operation for route in ROUTES], title="quorumlog autorecovery", version=RELEASE
-    )
     add_shared_routes(
         app,
         ready=ready,
-        openapi=lambda: description,
+        openapi=lambda: describe(
+            [route.operation for route in ROUTES], title="quorumlog autorecovery", version=RELEASE
+        ),
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"channel": shown(CHANNEL)},

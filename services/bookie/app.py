@@ -53,13 +53,12 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     app.on_shutdown.append(end_channels)
     app.cleanup_ctx.append(live)
 
-    description = describe(
-        [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
-    )
     add_shared_routes(
         app,
         ready=app[BOOKIE].ready,
-        openapi=lambda: description,
+        openapi=lambda: describe(
+            [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
+        ),
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={

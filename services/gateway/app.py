@@ -96,13 +96,6 @@ def build_app(
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
     operations = [*(route.operation for route in routes), *SHARED]
-    description = describe(
-        [_described(operation) for operation in operations],
-        title="quorumlog gateway",
-        version=RELEASE,
-        description=_DESCRIPTION,
-        has_tokens=True,
-    )
 
     async def drain() -> None:
         room.end_waits()
@@ -116,7 +109,13 @@ def build_app(
     add_shared_routes(
         app,
         ready=_readiness(engine),
-        openapi=lambda: description,
+        openapi=lambda: describe(
+            [_described(operation) for operation in operations],
+            title="quorumlog gateway",
+            version=RELEASE,
+            description=_DESCRIPTION,
+            has_tokens=True,
+        ),
         drain=drain,
         waits_for=waits_for,
         hosts=hosts,
@@ -173,16 +172,15 @@ def build_internal_app(
     )
     instance = engine.writer.id
     routes = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
-    description = describe(
-        [route.operation for route in routes],
-        title="quorumlog gateway, internal listener",
-        version=RELEASE,
-    )
     app = web.Application()
     add_shared_routes(
         app,
         ready=_readiness(engine),
-        openapi=lambda: description,
+        openapi=lambda: describe(
+            [route.operation for route in routes],
+            title="quorumlog gateway, internal listener",
+            version=RELEASE,
+        ),
         hosts=hosts,
         authenticator=authenticator,
         registry=public[METRICS],

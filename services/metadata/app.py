@@ -148,14 +148,12 @@ def build(config: Config) -> web.Application:
         await database.close()
         await liveness.close()
 
-    description = describe(
-        [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
-    )
-
     add_shared_routes(
         app,
         ready=database.probe,
-        openapi=lambda: description,
+        openapi=lambda: describe(
+            [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
+        ),
         drain=changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self
@@ -307,10 +307,12 @@ def add_shared_routes(
 
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
     answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
-    `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
+    `registry`: that of the process's other application.
+    `openapi` is asked once, by the first who wants to see it: it takes a tenth of a second. `formats`: versions of what the process exchanges and stores.
     `audited`: the names of the operations that are audited, by method and path.
     """
     versions = app[VERSIONS] = {"version": RELEASE, **formats}
+    openapi = cache(openapi)
     registry = app[METRICS] = registry or _new_registry(versions)
     if authenticator is not None:
         app[AUTHENTICATOR] = authenticator
