@@ -5,7 +5,6 @@ the metadata service can be cut, and C2 recovers through the second.
 import asyncio
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,11 +14,13 @@ from typing import Any
 
 import aiohttp
 
+from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.net.metadata_client import MetadataClient
 from services.local.config import ROOT, inherited_environment
-from services.local.process import Program, start, stop
+from services.local.process import Process as Running
+from services.local.process import Program, stop
 from tests.bp46.build import hold_path
 from tests.metadata.support import serving
 from tests.support.proxy import Proxy, proxy_to
@@ -36,7 +37,7 @@ class Process:
     settings: dict[str, str]
     session: aiohttp.ClientSession
     port: int = field(default_factory=lambda: free_ports(1)[0])
-    running: subprocess.Popen[bytes] | None = None
+    running: Running | None = None
 
     @property
     def url(self) -> str:
