@@ -152,8 +152,8 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
         witnesses = await go_back(stores, service, old)
         told = rebuild_sources._page
 
-        async def refused(session: Any, url: str, **which: int) -> Any:
-            page = await told(session, url, **which)
+        async def refused(session: Any, url: str, name: str, **which: int) -> Any:
+            page = await told(session, url, name, **which)
             if page.bookie == "b3@1":
                 raise SourceAway("403 forbidden")
             return page
