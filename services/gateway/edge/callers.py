@@ -104,11 +104,9 @@ class Callers:
     async def follow(self) -> None:
         """Keep the list fresh, for ever."""
         while True:
-            try:
+            with contextlib.suppress(QuorumLogError):
                 async with self._lists:
                     await self._list()
-            except QuorumLogError as error:
-                log.info("tokens-unknown", extra={"why": error.detail})
             self._end_expired()
             self._charge_flows()
             await asyncio.sleep(REFRESH_S)
@@ -186,17 +184,24 @@ class Callers:
         try:
             async with asyncio.timeout(_LIST_S):
                 listed = await self._client.list(self._version)
-        except (TimeoutError, QuorumLogError) as error:
-            self._is_away = True
-            if isinstance(error, QuorumLogError):
-                raise
-            raise MetadataUnavailable("no service listed the tokens in time") from error
+        except QuorumLogError as error:
+            self._note_away(error.detail)
+            raise
+        except TimeoutError as error:
+            why = "no service listed the tokens in time"
+            self._note_away(why)
+            raise MetadataUnavailable(why) from error
         self._is_away = False
         self._ticket_key = listed.ticket_key
         if listed.tokens is not None:
             self._take(listed.tokens)
             self._version = listed.version
         self._done, self._listed_at = self._begun, asyncio.get_running_loop().time()
+
+    def _note_away(self, why: str) -> None:
+        if not self._is_away:
+            log.info("tokens-unknown", extra={"why": why})
+        self._is_away = True
 
     def _take(self, rows: tuple[TokenRow, ...]) -> None:
         old, self._known = self._known, {}

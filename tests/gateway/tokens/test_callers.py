@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from datetime import datetime
 from pathlib import Path
 
@@ -98,6 +99,27 @@ async def test_while_the_metadata_service_is_silent_strangers_do_not_wait_for_it
         await callers.identify("another stranger")
 
     assert listing.ended == 1, "the list is still waited for"
+    following.cancel()
+    await asyncio.wait({following})
+
+
+async def test_each_outage_of_the_list_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callers_module, "REFRESH_S", 0.01)
+    caplog.set_level(logging.INFO)
+    listing = Listing()
+    following = asyncio.create_task(Callers(listing).follow())
+
+    for outages in (1, 2):
+        listing.rows = None
+        before = listing.asked
+        await until(lambda: listing.asked >= before + 3, "the list is asked for")  # noqa: B023
+        assert caplog.messages.count("tokens-unknown") == outages
+        listing.rows = (row()[1],)
+        before = listing.asked
+        await until(lambda: listing.asked >= before + 2, "it is there again")  # noqa: B023
+
     following.cancel()
     await asyncio.wait({following})
 
