@@ -101,7 +101,7 @@ class _Session(Generic[T, P]):
         target: SocketTarget[T, P],
         arrivals: Arrivals,
     ) -> None:
-        self._request = request
+        self._request, self._usage = request, caller_of(request).usage
         self._socket, self._room, self._target = socket, room, target
         self._arrivals = arrivals
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
@@ -171,8 +171,8 @@ class _Session(Generic[T, P]):
 
     def _charge(self, message: Message) -> None:
         # aiohttp counts the bytes of an answer, and of a socket's messages none.
-        if (usage := caller_of(self._request).usage) is not None:
-            usage.charge(len(message))
+        if self._usage is not None:
+            self._usage.charge(len(message))
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
