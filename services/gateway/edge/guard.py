@@ -148,10 +148,9 @@ class Guard:
 
 def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
     """The bytes of an answer that is about to be sent."""
-    if not isinstance(response, web.Response) or response.prepared:
+    if not isinstance(response, web.Response) or request.method == hdrs.METH_HEAD:
         return 0
-    body = None if request.method == hdrs.METH_HEAD else response.body
-    return len(body) if isinstance(body, bytes) else 0
+    return len(response.body) if isinstance(response.body, bytes) else 0
 
 
 def needed(operation: Operation) -> str:

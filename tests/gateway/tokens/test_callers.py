@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorumlog.errors import MetadataUnavailable, Unauthenticated
+from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.metadata_requests import MetadataRequests
 from quorumlog.net.token_client import TokenClient
@@ -16,6 +16,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
 from services.gateway.app import build_app
 from services.gateway.edge import callers as callers_module
+from services.gateway.edge.access import Caller, Kind, Scope
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.jwts import Jwts
 from services.gateway.edge.limits import Limits
@@ -206,3 +207,20 @@ async def test_a_ticket_ends_at_its_instant_and_with_its_token(tmp_path: Path) -
     of_none = Ticket("0" * 16, path, int(now) + 1).signed(bytes(32))
     with pytest.raises(Unauthenticated, match="the token is unknown"):
         await callers.identify_by_ticket(of_none, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "where"),
+    [
+        (Kind.CLUSTER, "", "the cluster"),
+        (Kind.LOGS, "orders-1", "the log orders-1"),
+        (Kind.LEDGERS, NAMESPACE, f"ledgers of the namespace {NAMESPACE}"),
+        (Kind.LEDGERS, "", "ledgers without a namespace"),
+    ],
+)
+def test_a_refusal_says_what_is_lacked_and_where(kind: Kind, name: str, where: str) -> None:
+    caller = Caller("ann", ("read:logs/orders", "append:*", "read:ledgers/team"))
+
+    with pytest.raises(Forbidden, match=f"ann has no grant of read on {where}$"):
+        caller.check(Scope.READ, kind, name)
+    caller.check(Scope.APPEND, kind, name)

@@ -113,6 +113,8 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
         for path, item in description["paths"].items():
             for method, operation in item.items():
                 name = operation["operationId"]
+                needs_token = "Where tokens are required" in operation.get("description", "")
+                assert needs_token is (ACCESS[name].named is not Named.NOTHING), name
                 where = re.sub(r"{(\w+)}", lambda found: names[found[1]], path)
                 body = _NAMES_IN_BODY.get(name, {"nonsense": 1})
                 json: Any = body if "requestBody" in operation else None
