@@ -7,6 +7,7 @@ from typing import Any
 from quorumlog.protocol import record
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import (
+    AddAnswered,
     CasStatus,
     FenceAnswered,
     MetadataAnswered,
@@ -263,6 +264,16 @@ def named_by_the_first(original: Any) -> Any:
         return replace(effect, row=effect.row and replace(effect.row, version=1))
 
     return add
+
+
+def of_one_stay(_original: Any) -> Any:
+    """An answer counts if its member was there when it was asked, whatever row the member had then."""
+
+    def is_current(self: Slots, event: AddAnswered) -> bool:
+        is_same = event.member == self.members[event.position]
+        return is_same and event.generation >= self._generations[event.position]
+
+    return is_current
 
 
 def where(*, is_recovery: bool, mutation: Any) -> Any:

@@ -39,6 +39,7 @@ from tests.mutants.guards import (
     limbo_by_name_only,
     made_anew,
     named_by_the_first,
+    of_one_stay,
     one_ack_less,
     one_negative,
     read_of_the_head,
@@ -232,6 +233,11 @@ MACHINES: Final = (
         "an acknowledgement from before a change of the row counts",
         "rule 18b",
         (Patch(Window, "forget_acks", always(None)),),
+    ),
+    Mutant(
+        "an acknowledgement that a change of the row overtook counts",
+        "rule 18b",
+        (Patch(Slots, "is_current", of_one_stay),),
     ),
     Mutant(
         "a rebuild asks nobody",

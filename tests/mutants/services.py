@@ -174,6 +174,11 @@ def told_without_copies(_original: Any) -> Any:
     return send
 
 
+def settled_without_others(_original: Any) -> Any:
+    """Where too few members keep an end, nobody else is asked."""
+    return lambda self: self._settle()
+
+
 def not_sent(_original: Any) -> Any:
     """What a member lacks it never gets."""
 
@@ -277,6 +282,12 @@ SERVICES: Final = (
         "an end is told before members keep its row",
         "rule 18b",
         (Patch(RowSpread, "send", told_without_copies),),
+        is_of_services=True,
+    ),
+    Mutant(
+        "nobody else keeps an end that too few members keep",
+        "rule 18b",
+        (Patch(RowSpread, "_ask_others", settled_without_others),),
         is_of_services=True,
     ),
     Mutant(

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -276,6 +276,7 @@ class Run:
                     row,
                     lambda member: self._has_copy(row, member),
                     lambda member: member_name(member) in away or self._is_lost(member),
+                    self._others(row, away),
                 )
             )
         return row
@@ -288,6 +289,12 @@ class Run:
             for node in self.cluster.nodes.values()
             if not node.is_alive or any(g.engine._directory.is_down(node.me) for g in gateways)
         }
+
+    def _others(self, row: LedgerMetadata, away: Collection[str]) -> Collection[str]:
+        """The bookies that are no members, if all of them live: one that is away may be asked in another one's place."""
+        named = set(map(member_name, row.all_members))
+        others = [node for node in self.cluster.nodes.values() if node.name not in named]
+        return [] if any(node.name in away for node in others) else [node.me for node in others]
 
     def _has_copy(self, row: LedgerMetadata, member: str) -> bool:
         ledger = self.cluster.nodes[member_name(member)].ledgers.get(row.ledger_id)
