@@ -329,13 +329,15 @@ class Engine:
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row from the primary, for a caller with the ledger's password."""
-        row = await self._rows.fresh(ledger_id)
-        opened = self._gatekeeper.check(row, password)
-        if opened == row:
-            return row
-        # A row that was made again has no keys (rule 18d): from now on recovery and repair have them too.
-        _, changed = await self.metadata.cas(opened)
-        return opened if changed is None else changed
+        while True:
+            row = await self._rows.fresh(ledger_id)
+            opened = self._gatekeeper.check(row, password)
+            if opened == row:
+                return row
+            # A row that was made again has no keys (rule 18d): from now on recovery and repair have them too.
+            status, changed = await self.metadata.cas(opened)
+            if status is not CasStatus.CONFLICT:  # else it may have another password
+                return opened if changed is None else changed
 
     # The state of the gateway and of the cluster.
 

@@ -1,15 +1,19 @@
 """Passwords of ledgers whose keys nobody knows any more: rows made again from bookies' copies (rule 18d)."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from quorumlog.errors import InvalidRequest, WrongPassword
 from quorumlog.protocol.access_key import is_same, is_sealed, salt_and_digest, sealed
 from quorumlog.protocol.changes import check_ledger
+from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire import row_copies
+from services.gateway.engine import Engine
 from services.gateway.engine.keys import Gatekeeper, LedgerKeys, new_keys, with_password
 
 ROW = LedgerMetadata(7, Quorum(1, 1, 1), DigestKind.HMAC_SHA256, (Fragment(0, ("b1@1",)),))
@@ -105,3 +109,37 @@ def test_a_row_that_was_made_again_is_opened_by_its_own_password_not_by_a_later_
     assert gatekeeper.check(made_again, "old").mac_key == keys.mac_key
     with pytest.raises(WrongPassword):
         gatekeeper.check(made_again, "new")
+
+
+class Changing:
+    """A store whose row becomes another one before the first compare-and-swap."""
+
+    def __init__(self, row: LedgerMetadata, other: LedgerMetadata) -> None:
+        self.row, self._other = row, other
+
+    async def fresh(self, _ledger_id: int) -> LedgerMetadata:
+        return self.row
+
+    async def cas(self, row: LedgerMetadata) -> tuple[CasStatus, LedgerMetadata]:
+        self.row = self._other
+        if row.version != self.row.version:
+            return CasStatus.CONFLICT, self.row
+        return CasStatus.OK, replace(row, version=row.version + 1)
+
+
+async def allowed(store: Changing, password: str) -> LedgerMetadata:
+    """The row for whoever has the ledger's password, by the shipped code."""
+    engine = SimpleNamespace(_rows=store, metadata=store, _gatekeeper=Gatekeeper())
+    return await Engine._allowed(cast(Any, engine), ROW.ledger_id, password)
+
+
+async def test_a_row_that_changes_while_it_learns_its_keys_is_judged_again() -> None:
+    known, keys = with_keys(DigestKind.HMAC_SHA256)
+    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(known)))
+    repaired = replace(made_again, version=made_again.version + 1)
+    changed = replace(with_password(known, "new"), version=made_again.version + 1)
+
+    learned = await allowed(Changing(made_again, repaired), "secret")
+    assert (learned.mac_key, is_sealed(learned.access_key)) == (keys.mac_key, False)
+    with pytest.raises(WrongPassword):
+        await allowed(Changing(made_again, changed), "secret")
