@@ -5,13 +5,12 @@ service is given another role's: who takes over a bookie can't speak as the meta
 time may do this.
 """
 
-import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from quorumlog.certificates import create_authority, key_file
+from quorumlog.certificates import create_authority, key_file, replace_file
 from services.local.certificates import kept_certificate
 from services.local.secret import kept_secret
 
@@ -35,7 +34,7 @@ def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> No
         certificate = kept_certificate(authority, into, role, name, hosts)
         if role == "monitor":
             key_file(certificate).chmod(_FOR_THE_GROUP)
-        shutil.copyfile(authority / "ca.pem", into / "ca.pem")
+        _keep(into / "ca.pem", (authority / "ca.pem").read_bytes(), 0o644)
     _keep_passwords(folder)
 
 
@@ -46,9 +45,14 @@ def _keep_passwords(folder: Path) -> None:
         kept_secret(file)
         file.chmod(_FOR_THE_GROUP)
     # As libpq reads a password: a setting would show it to whoever inspects the container.
-    passfile = folder / "metadata" / "pgpass"
-    passfile.touch(mode=0o600)
-    passfile.write_text(f"*:*:*:*:{kept_secret(folder / 'postgres' / 'password')}\n")
+    password = kept_secret(folder / "postgres" / "password")
+    _keep(folder / "metadata" / "pgpass", f"*:*:*:*:{password}\n".encode(), 0o600)
+
+
+def _keep(file: Path, content: bytes, mode: int) -> None:
+    """Write a file as a whole where it has something else: services read it at any time."""
+    if not file.exists() or file.read_bytes() != content:
+        replace_file(file, content, mode)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def revoke(folder: Path, role: str, name: str) -> int:
     content = file.read_bytes()
     revoked = {serial for _, serial in _revoked_of(content)} | serials
     listed = _signed_list(authority, signer, revoked)
-    _replace(file, _LIST.sub(b"", content) + listed.public_bytes(_PEM), 0o644)
+    replace_file(file, _LIST.sub(b"", content) + listed.public_bytes(_PEM), 0o644)
     return len(serials)
 
 
@@ -377,12 +377,12 @@ def _write(
     private = key.private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _replace(key_file(file), private, 0o600)
-    _replace(file, certificate.public_bytes(_PEM), 0o644)
+    replace_file(key_file(file), private, 0o600)
+    replace_file(file, certificate.public_bytes(_PEM), 0o644)
     return file
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def replace_file(path: Path, content: bytes, mode: int) -> None:
     """Write a file as a whole, so that no reader meets half of it."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from quorumlog.certificates import describe
+from quorumlog.certificates import describe, revoke
 from quorumlog.net.service import ServiceSettings
 from services.autorecovery.config import Config as AutorecoverySettings
 from services.bookie.config import Config as BookieSettings
@@ -163,11 +163,26 @@ def test_the_password_is_in_files_and_in_no_setting(credentials: Path) -> None:
 
 
 def test_credentials_are_made_once(credentials: Path) -> None:
-    before = {file: file.read_bytes() for file in credentials.rglob("*") if file.is_file()}
+    def kept() -> dict[Path, tuple[bytes, int]]:
+        files = (file for file in credentials.rglob("*") if file.is_file())
+        return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+    before = kept()
 
     keep_credentials(credentials, *_arguments())
 
-    assert {file: file.read_bytes() for file in credentials.rglob("*") if file.is_file()} == before
+    assert kept() == before, "nothing is written again: services read these files at any time"
+
+
+def test_what_is_revoked_reaches_the_services(credentials: Path) -> None:
+    revoke(credentials / "authority", "monitor", "prometheus")
+
+    keep_credentials(credentials, *_arguments())
+
+    content = (credentials / "authority" / "ca.pem").read_bytes()
+    roles = ("metadata", "bookie", "gateway", "autorecovery", "operator", "monitor")
+    assert b"X509 CRL" in content
+    assert {(credentials / role / "ca.pem").read_bytes() for role in roles} == {content}
 
 
 def test_a_certificate_without_its_key_is_made_again(credentials: Path) -> None:
