@@ -60,6 +60,11 @@ def test_nothing_prints_the_secret(secret: ClusterSecret) -> None:
     assert TOKEN not in repr(secret) + repr(secret.credentials)
 
 
+async def test_a_session_prints_no_secret(secret: ClusterSecret) -> None:
+    async with service_session(secret.credentials) as session:
+        assert TOKEN not in repr(vars(session))
+
+
 @pytest.mark.parametrize(
     "text",
     [

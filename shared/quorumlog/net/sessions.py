@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -94,7 +94,7 @@ def _verifying_context() -> ssl.SSLContext:
 
 
 async def _ask_a_service(
-    shown: Mapping[str, str], request: ClientRequest, handler: ClientHandlerType
+    credentials: Credentials, request: ClientRequest, handler: ClientHandlerType
 ) -> ClientResponse:
     """Each request says who must answer, and no service redirects.
 
@@ -103,7 +103,8 @@ async def _ask_a_service(
     """
     if not isinstance(request.ssl, ExpectedServer):
         raise TypeError(f"{request.url}: who must answer? ssl=ExpectedServer(…)")
-    request.headers.update(shown)  # as they are now: the session would keep those of its beginning
+    # As they are now: the session would keep those of its beginning.
+    request.headers.update(credentials.headers)
     answer = await handler(request)
     if 300 <= answer.status < 400:
         answer.close()
@@ -121,6 +122,6 @@ def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSessi
     return aiohttp.ClientSession(
         connector=_Connector(credentials),
         cookie_jar=aiohttp.DummyCookieJar(),
-        middlewares=(partial(_ask_a_service, credentials.headers),),
+        middlewares=(partial(_ask_a_service, credentials),),
         trace_configs=[trace.config()],
     )
