@@ -8,9 +8,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import pytest
 
 from loadtest.cluster import Cluster
+from quorumlog.client import Client
+from tests.support.commands import path_with_quorumlog
 from tests.support.waiting import SETTLED_S, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -106,6 +109,30 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
     assert [line.rstrip() for line in found.splitlines()] == [
         line.rstrip() for line in snippet.output.splitlines()
     ]
+
+
+async def test_the_commands_of_the_audit_log_print_who_changed_what(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (commands,) = [
+        block[2]
+        for block in BLOCK.finditer((ROOT / "docs/guides/audit.md").read_text())
+        if block[1] == "sh"
+    ]
+    selected, everything = commands.splitlines()
+    environment = {"PATH": path_with_quorumlog(tmp_path), "QUORUMLOG_GATEWAY": cluster.gateways[0]}
+    async with Client(*cluster.gateways) as client:
+        await client.create_log("orders")
+        await client.create_log("others-than-orders")
+
+    lines = await output_of(["sh", "-ec", selected], tmp_path, **environment)
+    rows = await output_of(["sh", "-ec", everything], tmp_path, **environment)
+
+    assert {line.split("  ")[2] for line in lines.splitlines()} == {"logs/orders"}
+    told = [orjson.loads(row) for row in rows.splitlines()]
+    assert {"logs/orders", "logs/others-than-orders"} <= {row["target"] for row in told}
+    page = (ROOT / "docs/guides/audit.md").read_text()
+    assert [field for field in told[-1] if f"\n| `{field}` |" not in page] == []
 
 
 def python_of(path: str) -> list[str]:

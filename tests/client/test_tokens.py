@@ -28,6 +28,7 @@ from tests.attack.arena import Arena, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
 from tests.client.test_guides import BLOCK, ROOT, output_of
+from tests.support.commands import path_with_quorumlog
 from tests.support.issuer import AUDIENCE, NAME, Issuer
 from tests.support.waiting import UNHURRIED
 
@@ -74,11 +75,7 @@ async def test_the_guide_s_commands_print_what_the_guide_says(
 ) -> None:
     found_blocks = BLOCK.finditer(_GUIDE.read_text())
     blocks = [(found[2], found[3]) for found in found_blocks if found[1] == "sh"]
-    program = tmp_path / "bin" / "quorumlog"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quorumlog.cli "$@"\n')
-    program.chmod(0o755)
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    path = path_with_quorumlog(tmp_path)
 
     assert blocks
     for text, printed in blocks:

@@ -1,9 +1,12 @@
 """Ledgers' keys at rest: what a copy of the database tells, and how the key file changes."""
 
 import asyncio
+import os
+import re
+from asyncio.subprocess import PIPE
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import orjson
@@ -18,8 +21,14 @@ from services.metadata.config import Config
 from services.metadata.sealing import KeyRing, key_id, read_key_file
 from tests.metadata.restores import _run
 from tests.metadata.support import DRAFT, Service, serving
-from tests.support.waiting import until
+from tests.support.commands import path_with_quorumlog
+from tests.support.waiting import until, within
 
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "keys.md"
+COMMAND: Final = re.compile(
+    r"^```sh\n(.*?)^```|`((?:quorumlog|\{) [^`]*)`", re.MULTILINE | re.DOTALL
+)
+"""A command of the page: in a block, or within a sentence."""
 MAC_KEY, ACCESS_KEY = (
     b"the MAC key of the ledger 012345",
     b"s" * 16 + b"the access key of the ledger 012",
@@ -76,37 +85,51 @@ async def test_a_dump_of_the_database_has_no_keys_and_gateways_get_them(
     assert b"sealed:" in dumped
 
 
-async def test_plain_rows_are_read_and_sealed_by_the_command_and_a_new_key_takes_over(
-    stores: Stores, keys: Path
+async def test_the_commands_of_the_page_seal_plain_rows_and_let_a_new_key_take_over(
+    stores: Stores, tmp_path: Path
 ) -> None:
+    keys, path = tmp_path / "keys", path_with_quorumlog(tmp_path)
+    begin, reseal, add, turn, reseal_again = [a or b for a, b in COMMAND.findall(PAGE.read_text())]
+
+    async def said(command: str, service: Service | None = None) -> str:
+        url = "" if service is None else service.url
+        return await output_of(command.replace("http://127.0.0.1:8082", url), tmp_path, path)
+
     async with serving(stores) as service:
         made = await service.client.create(KEYED)
         plain = (await listed(service))[0]["mac_key"].encode()
-    assert plain in await dump(stores, keys.parent)
+    assert plain in await dump(stores, tmp_path)
 
+    await said(begin)
     async with serving(stores, key_file=keys) as service:
         assert (await service.client.get(made.ledger_id)).mac_key == MAC_KEY
-        assert await resealed(service) == 1
-        assert await resealed(service) == 0
+        assert await said(reseal, service) == "resealed: 1\n"
+        assert await said(reseal, service) == "resealed: 0\n"
         assert await service.client.get(made.ledger_id) == made
         assert len((await service.send("GET", "/v1/audit"))[1]["audit"]) == 1
-    assert plain not in await dump(stores, keys.parent)
+    assert plain not in await dump(stores, tmp_path)
 
-    new_key(keys)
-    turned(keys)
+    old = keys.read_text()
+    await said(add)
+    await said(turn)
+    assert keys.read_text().endswith(old)
     async with serving(stores, key_file=keys) as service:
         assert await service.client.get(made.ledger_id) == made
-        assert await resealed(service) == 1
+        assert await said(reseal_again, service) == "resealed: 1\n"
     cut(keys)
+    assert old not in keys.read_text()
     async with serving(stores, key_file=keys) as service:
         assert await service.client.get(made.ledger_id) == made
 
 
-async def resealed(service: Service) -> int:
-    status, told = await service.send("POST", "/v1/keys/reseal")
-    assert (status, told["next"]) == (200, None)
-    count: int = told["resealed"]
-    return count
+async def output_of(command: str, folder: Path, path: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-ec", command, cwd=folder, env={**os.environ, "PATH": path}, stdout=PIPE, stderr=PIPE
+    )
+    async with within(f"{command} ends"):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
 
 
 async def test_a_service_without_a_key_of_the_rows_does_not_serve_and_says_so(
