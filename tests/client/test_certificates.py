@@ -159,6 +159,7 @@ def test_a_process_is_revoked_with_all_certificates_that_it_had(
     assert authority.read_bytes().startswith(before), "the authority's certificate stays"
     assert authority.read_bytes().count(b"BEGIN X509 CRL") == 1
     issued = (folder / "issued.txt").read_text().splitlines()
+    assert len(issued) == 3
     assert all(line.split()[0].upper() in listed.stdout for line in issued)
 
 

@@ -151,7 +151,8 @@ def test_an_extra_brings_what_its_part_imports(imported: dict[str, set[str]], ex
 def test_spark_finds_the_format_by_its_name(environments: dict[str, Environment]) -> None:
     spark = environments["spark"]
 
-    spark.run(spark.python, "-c", "import pyspark_quorumlog as found; found.DefaultSource.name()")
+    program = "import pyspark_quorumlog as found; assert found.DefaultSource.name() == 'quorumlog'"
+    spark.run(spark.python, "-c", program)
 
 
 def test_the_wheel_carries_what_the_sdk_the_command_and_spark_import_and_no_more(

@@ -93,7 +93,10 @@ def test_kubernetes_knows_each_field_of_each_object(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_container_may_more_than_its_service_needs(name: str, tmp_path: Path) -> None:
-    for pod in pods(rendered(tmp_path, **VARIANTS[name])).values():
+    found = pods(rendered(tmp_path, **VARIANTS[name]))
+
+    assert found
+    for pod in found.values():
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
