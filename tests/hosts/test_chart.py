@@ -25,6 +25,11 @@ _ROLES: Final[dict[str, Any]] = {
     "autorecovery": AutorecoveryConfig,
 }  # fmt: skip
 _OWN: Final = {"POD_NAME", "METADATA_URLS"}
+_KEPT: Final = {
+    "POSTGRES_DSN": "postgresql://user:password@kept.example/quorumlog",
+    "REDIS_URL": "redis://kept.example",
+}
+"""What the secret of the databases keeps."""
 
 pytestmark = pytest.mark.skipif(
     not _PROGRAM.exists(),
@@ -119,9 +124,13 @@ def test_each_service_takes_the_settings_of_its_pod(
         [container] = found[f"demo-quorumlog-{role}"]["containers"]
         names = {"POD_NAME": f"demo-quorumlog-{role}-0"}
         for each in container["env"]:
-            text = each.get("value", "redis://kept.example")
+            text = each.get("value", _KEPT.get(each["name"], "kept"))
             for other, value in names.items():
                 text = text.replace(f"$({other})", value)
+            if each["name"].endswith("KEY_FILE"):  # whose mode a service looks at
+                key = tmp_path / Path(text).name
+                key.touch(0o600)
+                text = str(key)
             names.setdefault(each["name"], text)
         settings = model.read(names)
 
