@@ -1,6 +1,5 @@
 """Builds the bookie: its store, its routes, its metrics."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
@@ -13,9 +12,9 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from quorumlog.wire.versions import CHANNEL, shown
+from quorumlog.wire.frames import MESSAGE_BYTES_MAX
+from quorumlog.wire.versions import CHANNEL, SOCKET_CHANNEL, shown
 from services.bookie import directory, index
-from services.bookie.channel import MESSAGE_BYTES_MAX
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.roles import AUDITED, ROLES
@@ -48,7 +47,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
 
     async def end_channels(app: web.Application) -> None:
         # The server waits for its handlers when it shuts down, and open channels are handlers.
-        await asyncio.gather(*[socket.close() for socket in list(app[BOOKIE].sockets)])
+        app[BOOKIE].close_channels()
 
     app.on_shutdown.append(end_channels)
     app.cleanup_ctx.append(live)
@@ -62,7 +61,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={
-            "channel": shown(CHANNEL),
+            "channel": shown((SOCKET_CHANNEL, *CHANNEL)),
             "directory": str(directory.FORMAT),
             "index": index.FORMAT.decode(),
         },

@@ -1,20 +1,18 @@
-"""The hot path: one WebSocket per peer, with many pipelined requests.
+"""The hot path: one connection per peer, with many pipelined requests.
 
 There is no task per request. A request is judged when it is parsed; its answer is queued once the
-disk has what the answer rests on. One task per connection sends all queued answers in one message.
+disk has what the answer rests on. All answers that are queued in one turn of the loop go in one message.
 The bookie stops reading from a peer that does not read its answers or has too much in flight, so
 that TCP applies back-pressure.
 """
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
-
-from aiohttp import WSCloseCode, WSMsgType, web
+from typing import Final, Protocol
 
 from quorumlog.errors import Overloaded
+from quorumlog.net.framed import SEND_BYTES_MAX
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import (
     AddAsked,
@@ -26,13 +24,10 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.wire import frames
-from quorumlog.wire.frames import BadFrame, ChannelAnswer, Op, Request
+from quorumlog.wire.frames import ChannelAnswer, Message, Op, Request
 from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
-
-MESSAGE_BYTES_MAX: Final = 80 * 1024 * 1024
-"""Above the largest run (64 MiB of payload) with its columns."""
 
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Queued answers to a slow peer; above this limit the bookie stops reading from it."""
@@ -41,60 +36,73 @@ IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
 """Per peer. Above either limit the bookie stops reading until some requests are answered."""
 
-SEND_BYTES_MAX: Final = 2 * 1024 * 1024
-"""A message that has reached this size takes no further answer."""
-
 _ANSWER_BYTES: Final = 64
+_LARGE_BYTES: Final = 64 * 1024
+"""A run above this size ends its message: behind it, it would be copied once more."""
+
+
+class Connection(Protocol):
+    """What a peer is connected by."""
+
+    def announce(self) -> None:
+        """There are answers to send."""
+
+    def pause(self) -> None:
+        """Read no more requests for now."""
+
+    def resume(self) -> None:
+        """Read on."""
 
 
 class Peer:
-    """One connection."""
+    """Who asks over one connection."""
 
-    def __init__(self, store: Store, socket: web.WebSocketResponse) -> None:
-        """Serve `store` over `socket`."""
+    connection: Connection
+    """Set before the first request."""
+
+    def __init__(self, store: Store) -> None:
+        """Serve `store`."""
         self._store = store
-        self._socket = socket
         self._out: deque[tuple[str, ChannelAnswer]] = deque()
         self._out_bytes = 0
         self._in_flight = 0
         self._in_flight_bytes = 0
-        self._wake: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
+        self._is_paused = False
+        self._waits_for_disk = False
 
-    async def serve(self) -> None:
-        """Handle requests until the peer disconnects, or answers can't be sent any more: then the
-        connection breaks, so that the peer knows that nothing comes.
-        """
-        both = [asyncio.create_task(work) for work in (self._receive_all(), self._send_all())]
-        try:
-            await asyncio.wait(both, return_when="FIRST_COMPLETED")
-        finally:
-            for task in both:
-                task.cancel()
-            for result in await asyncio.gather(*both, return_exceptions=True):
-                if isinstance(result, Exception):
-                    log.error("channel-broke", exc_info=result)
+    def received(self, fields: bytes, run: bytes) -> None:
+        """Take a request. Raises: BadFrame."""
+        request = frames.parse_request(fields, run)
+        # A read counts with the answer that it may get, which nobody has read yet.
+        size = len(fields) + len(run) + min(request.bytes_max, OUT_BYTES_MAX)
+        self._receive(request, size)
+        if not self._is_paused and (self._is_full() or self._store.pending.is_crowded):
+            self._is_paused = True
+            self.connection.pause()
+            self._resume_if_roomy()
 
-    async def _receive_all(self) -> None:
-        while True:
-            message = await self._socket.receive()
-            if message.type is not WSMsgType.BINARY:
-                return
-            try:
-                request = frames.parse_request(message.data)
-            except BadFrame as error:
-                log.warning("channel-bad-frame", extra={"why": str(error)})
-                await self._socket.close(code=WSCloseCode.PROTOCOL_ERROR)
-                return
-            # A read counts with the answer that it may get, which nobody has read yet.
-            self._receive(request, len(message.data) + min(request.bytes_max, OUT_BYTES_MAX))
-            while self._is_full():
-                self._room = self._loop.create_future()
-                await self._room
-            if self._store.pending.is_crowded:
-                # The disk is behind: TCP slows the peer down before adds have to be refused.
-                await self._store.pending.wait_for_room()
+    def to_send(self) -> tuple[bytes, ...]:
+        """The frame of the next answers."""
+        message = self.next_message()
+        return () if message is None else frames.frame_of(message)
+
+    def next_message(self) -> Message | None:
+        """Answers of one member, as many as there are and one message takes."""
+        out = self._out
+        if not out:
+            return None
+        name = out[0][0]
+        answers: list[ChannelAnswer] = []
+        size = 0
+        while out and out[0][0] == name and size < SEND_BYTES_MAX:
+            answer = out.popleft()[1]
+            answers.append(answer)
+            size += _size(answer)
+            if len(answer.run) > _LARGE_BYTES:
+                break
+        self._out_bytes -= size
+        self._resume_if_roomy()
+        return frames.encode_answers(name, answers)
 
     def _is_full(self) -> bool:
         return (
@@ -103,14 +111,30 @@ class Peer:
             or self._in_flight_bytes > IN_FLIGHT_BYTES_MAX
         )
 
+    def _resume_if_roomy(self) -> None:
+        if not self._is_paused or self._is_full():
+            return
+        if self._store.pending.is_crowded:
+            # The disk is behind: TCP slows the peer down before adds have to be refused.
+            if not self._waits_for_disk:
+                self._waits_for_disk = True
+                self._store.pending.when_roomy(self._disk_has_room)
+            return
+        self._is_paused = False
+        self.connection.resume()
+
+    def _disk_has_room(self) -> None:
+        self._waits_for_disk = False
+        self._resume_if_roomy()
+
     def _receive(self, request: Request, size: int) -> None:
         self._in_flight += 1
         self._in_flight_bytes += size
         # Release the run of an add: its payload must not stay in memory until the answer.
         asked = request._replace(run=None, row=None)
 
-        def answer(status: Status, lac: int, body: bytes = b"", rest: bytes = b"") -> None:
-            self._answer(asked, size, status, lac, body, rest)
+        def answer(status: Status, lac: int, body: bytes = b"", run: bytes = b"") -> None:
+            self._answer(asked, size, status, lac, body, run)
 
         try:
             dispatch(self._store, request, answer)
@@ -122,52 +146,27 @@ class Peer:
             answer(Status.UNKNOWN, -1)
 
     def _answer(
-        self, request: Request, size: int, status: Status, lac: int, body: bytes, rest: bytes
+        self, request: Request, size: int, status: Status, lac: int, body: bytes, run: bytes
     ) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= size
         op, request_id, ledger_id, first, last, member = request[:6]
         # A request to an older incarnation is answered in that one's name (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
-        answer = ChannelAnswer(op, status, request_id, ledger_id, first, last, lac, body, rest)
+        answer = ChannelAnswer(op, status, request_id, ledger_id, first, last, lac, body, run)
         self._out.append((name, answer))
         self._out_bytes += _size(answer)
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
-
-    async def _send_all(self) -> None:
-        out = self._out
-        while True:
-            while out:
-                name = out[0][0]
-                answers: list[ChannelAnswer] = []
-                size = 0
-                while out and out[0][0] == name and size < SEND_BYTES_MAX:
-                    answer = out.popleft()[1]
-                    answers.append(answer)
-                    size += _size(answer)
-                message = frames.encode_answers(name, answers)
-                try:
-                    await self._socket.send_bytes(message)
-                except (ConnectionError, RuntimeError):
-                    return  # the peer has gone
-                self._out_bytes -= size
-            room = self._room
-            if room is not None and not room.done() and not self._is_full():
-                room.set_result(None)
-            self._wake = self._loop.create_future()
-            await self._wake
+        self.connection.announce()
 
 
 def _size(answer: ChannelAnswer) -> int:
-    return _ANSWER_BYTES + len(answer.body) + len(answer.rest)
+    return _ANSWER_BYTES + len(answer.body) + len(answer.run)
 
 
 def dispatch(
     store: Store, request: Request, answer: Callable[[Status, int, bytes, bytes], None]
 ) -> None:
-    """Pass a request to the store; `answer(status, lac, body, rest)` is called once."""
+    """Pass a request to the store; `answer(status, lac, body, run)` is called once."""
 
     def verdict(given: Verdict) -> None:
         answer(given.status, given.last_add_confirmed, b"", b"")

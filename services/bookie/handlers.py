@@ -3,8 +3,9 @@
 import asyncio
 import base64
 import hashlib
+import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -20,8 +21,9 @@ from quorumlog.errors import (
     ReadOnly,
 )
 from quorumlog.net import bodies
+from quorumlog.net.framed import Framed, accept
 from quorumlog.net.json_bodies import answer, parsed
-from quorumlog.net.listen import problem_response, wants_socket
+from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -31,7 +33,6 @@ from quorumlog.net.parameters import (
     query_choice,
     query_integer,
 )
-from quorumlog.net.service import REQUEST_ID
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import union
@@ -40,6 +41,7 @@ from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked
 from quorumlog.wire import versions
 from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
+from quorumlog.wire.frames import MESSAGE_BYTES_MAX, BadFrame
 from quorumlog.wire.rebuild_bodies import RowsPage
 from services.bookie import channel
 from services.bookie.bodies import (
@@ -56,11 +58,14 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import IndexRow
+from services.bookie.older_channel import OlderConnection
 from services.bookie.pending import resolve
 from services.bookie.rows import rows_page
 from services.bookie.runtime import BookieRuntime
 from services.bookie.scrub import ScrubProgress
 from services.bookie.store import ReadAnswer, Store
+
+log = logging.getLogger(__name__)
 
 BOOKIE: Final = web.AppKey("bookie", BookieRuntime)
 
@@ -124,41 +129,54 @@ _READ_BYTES: Final = 1024 * 1024
 T = TypeVar("T")
 
 
-def _subprotocols_of(request: web.Request) -> list[str]:
-    told = ",".join(request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
-    return [name.strip() for name in told.split(",") if name.strip()]
-
-
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
-    """WebSocket with binary frames: all operations, pipelined."""
+    """All operations, pipelined, as frames (`wire/frames.py`): the connection is upgraded to `quorumlog-channel/2`."""
     store = _store(request)
-    spoken = versions.subprotocols(versions.CHANNEL)
+    told = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
+    offered = [name.strip().lower() for name in told.split(",")]
+    spoken = versions.upgrades(versions.CHANNEL)
+    for name in spoken:
+        if name in offered:
+            peer = channel.Peer(store)
+            framed, answer = await accept(request, peer, name)
+            peer.connection = framed
+            await _serve(request.app[BOOKIE], framed, framed.closed)
+            return answer
+    if versions.versions_in(offered):
+        request.app[BOOKIE].channel_refusals += 1
+        raise BadRequest(
+            f"this bookie speaks version {versions.shown(versions.CHANNEL)} of the channel, and the caller"
+            f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md",
+            headers={hdrs.UPGRADE: ", ".join(spoken)},
+        )
     socket = web.WebSocketResponse(
-        max_msg_size=channel.MESSAGE_BYTES_MAX, compress=False, protocols=spoken
+        max_msg_size=MESSAGE_BYTES_MAX, compress=False, protocols=(versions.SUBPROTOCOL,)
     )
     if not wants_socket(socket, request):
-        raise BadRequest("this route is a WebSocket: the request asks for no upgrade")
-    offered = _subprotocols_of(request)
-    if not versions.has_common(offered, versions.CHANNEL):
-        request.app[BOOKIE].channel_refusals += 1
-        refusal = problem_response(
-            BadRequest(
-                f"this bookie speaks version {versions.shown(versions.CHANNEL)} of the channel, and the caller"
-                f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md"
-            ),
-            request[REQUEST_ID],
-        )
-        # The caller's WebSocket client shows it the headers of a refusal only.
-        refusal.headers[hdrs.SEC_WEBSOCKET_PROTOCOL] = ", ".join(spoken)
-        return refusal
+        raise BadRequest(f"this route is a channel: the request asks for no upgrade to {spoken[0]}")
     await socket.prepare(request)
-    bookie = request.app[BOOKIE]
-    bookie.sockets.add(socket)
-    try:
-        await channel.Peer(store, socket).serve()
-    finally:
-        bookie.sockets.discard(socket)
+    peer, older = channel.Peer(store), OlderConnection(socket)
+    peer.connection = older
+    await _serve(request.app[BOOKIE], older, older.serve(peer))
     return socket
+
+
+async def _serve(
+    bookie: BookieRuntime, connection: Framed | OlderConnection, served: Awaitable[None]
+) -> None:
+    """Wait for a channel's end. An end for whatever reason breaks the connection, so that the peer stops waiting."""
+    bookie.channels.add(connection)
+    try:
+        await served
+    except BadFrame as error:
+        log.warning("channel-bad-frame", extra={"why": str(error)})
+    except OSError:
+        pass  # the peer has gone
+    except Exception:
+        log.exception("channel-broke")
+    finally:
+        bookie.channels.discard(connection)
+        connection.close()
 
 
 async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:

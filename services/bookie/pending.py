@@ -49,7 +49,7 @@ class PendingWrites:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self.bytes = 0
-        self._room_waiters: list[asyncio.Future[None]] = []
+        self._room_waiters: list[Callable[[], None]] = []
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
         """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is called
@@ -97,13 +97,9 @@ class PendingWrites:
         """Whether so much is queued that peers should wait before they send more."""
         return self.bytes * CROWDED_PART > self._bytes_max
 
-    async def wait_for_room(self) -> None:
-        """Wait until the queue is no longer crowded."""
-        assert self._loop is not None
-        while self.is_crowded:
-            room: asyncio.Future[None] = self._loop.create_future()
-            self._room_waiters.append(room)
-            await room
+    def when_roomy(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the queue, which is crowded, is crowded no longer."""
+        self._room_waiters.append(tell)
 
     def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:
         """In the writer's thread: notify the loop, once per batch."""
@@ -145,7 +141,7 @@ class PendingWrites:
             ledger.on_synced(count)
         if self._room_waiters and not self.is_crowded:
             waiting, self._room_waiters = self._room_waiters, []
-            for room in waiting:
-                if not room.done():
-                    room.set_result(None)
+            loop = asyncio.get_running_loop()
+            for tell in waiting:
+                loop.call_soon(tell)
         self._on_written(size, len(records))

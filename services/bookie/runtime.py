@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from aiohttp import web
-
 from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
+from quorumlog.net.framed import Framed
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_of
 from quorumlog.wire.bodies import (
@@ -34,6 +33,7 @@ from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
 from services.bookie.fresh import witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
+from services.bookie.older_channel import OlderConnection
 from services.bookie.pace import Pace
 from services.bookie.registration import (
     Displaced,
@@ -76,7 +76,7 @@ class BookieRuntime:
         self.store: Store | None = None
         self.limbo: Limbo | None = None
         self.cluster_id = ""
-        self.sockets: set[web.WebSocketResponse] = set()
+        self.channels: set[Framed | OlderConnection] = set()
         self.is_registered = False
         self.channel_refusals = 0
         """Handshakes of processes that speak no version of the channel in common with this one."""
@@ -182,8 +182,7 @@ class BookieRuntime:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for socket in list(self.sockets):
-            await socket.close()
+        self.close_channels()
         # The store may already write, and not serve yet.
         store = self.store or self._opened
         self.store = self._opened = None
@@ -191,6 +190,11 @@ class BookieRuntime:
             await store.stop()
             await self._report_final_log_end(store)
         await self._metadata.close()
+
+    def close_channels(self) -> None:
+        """End all channels; their requests become unknown to those who asked."""
+        for channel in list(self.channels):
+            channel.close()
 
     async def _report_final_log_end(self, store: Store) -> None:
         """Report the log's end after a clean stop: then any older snapshot is detected."""

@@ -26,6 +26,7 @@ from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
+from quorumlog.wire.frames import Message
 from services.bookie.channel import Peer
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
@@ -33,7 +34,8 @@ from services.bookie.routes import ROUTES
 from services.bookie.runtime import BookieRuntime
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started
-from tests.support.waiting import DEADLINE_S, until
+from tests.support.framed import Line, channel
+from tests.support.waiting import DEADLINE_S, until, within
 
 PATIENT = ChannelLimits(connect_s=30, quick_s=60, slow_s=60)
 
@@ -150,14 +152,13 @@ async def test_a_request_to_an_older_incarnation_is_answered_in_its_name(served:
 
 
 async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
-    message = bytearray(frames.fence_request(1, ME, 7, KEY))
+    message = bytearray(frames.fence_request(1, ME, 7, KEY).fields)
     message[-1] ^= 1
-    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
-        await socket.send_bytes(bytes(message))
+    async with channel(served.session, served.url) as line, within("the channel ends"):
+        line.send(Message(bytes(message)))
 
-        answer = await socket.receive()
+        assert await line.receive() is None
 
-    assert answer.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
     assert served.store.row(7) is None
 
 
@@ -169,17 +170,19 @@ async def test_a_peer_that_does_not_read_is_not_read_from(
     for number in range(10):
         await served.add(run_of(7, range(number * 10, number * 10 + 10), big))
     asked = 100
-    async with served.session.ws_connect(f"{served.url}/v1/channel", max_msg_size=0) as socket:
+    async with channel(served.session, served.url) as line:
+        line.framed.pause()
         for request in range(asked):
-            await socket.send_bytes(frames.read_request(request, ME, 7, 0, 99, bytes_max=1 << 20))
+            line.send(frames.read_request(request, ME, 7, 0, 99, bytes_max=1 << 20))
         # It is alive for others meanwhile, and answers this one when it reads again.
         assert await served.add(run_of(8, [0])) is Status.OK
+        line.framed.resume()
         seen: set[int] = set()
         while len(seen) < asked:
-            message = await socket.receive()
-            _, answers = frames.parse_answers(message.data)
+            message = await received(line)
+            _, answers = frames.parse_answers(*message)
             seen |= {answer.request_id for answer in answers}
-            assert len(message.data) < 8 << 20
+            assert message.size < 8 << 20
 
     assert seen == set(range(asked))
 
@@ -201,9 +204,9 @@ async def test_reads_in_flight_count_with_the_answers_that_they_may_get(
             peers(peer, request, size)
 
     monkeypatch.setattr(Peer, "_receive", counted)
-    async with served.session.ws_connect(f"{served.url}/v1/channel", max_msg_size=0) as socket:
+    async with channel(served.session, served.url) as line:
         for request in range(20):
-            await socket.send_bytes(frames.read_request(request, ME, 7, 0, 0, bytes_max=1 << 20))
+            line.send(frames.read_request(request, ME, 7, 0, 0, bytes_max=1 << 20))
         await until(lambda: len(waiting) == 4, "as many as there is room for are taken")
         assert await served.add(run_of(8, [0])) is Status.OK, "others are served"
         assert len(waiting) == 4
@@ -220,13 +223,12 @@ async def test_answers_of_one_moment_are_each_given_in_the_name_that_was_asked(
     served.store.set_member("b1@2")
     members = ["b1@1", "b1@2"] * 20
     answered: dict[int, str] = {}
-    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
+    async with channel(served.session, served.url) as line:
         for number, member in enumerate(members):
             # All arrive before any is answered: this task does not wait in between.
-            await socket.send_bytes(frames.write_lac_request(number, member, 7, 1, KEY))
+            line.send(frames.write_lac_request(number, member, 7, 1, KEY))
         while len(answered) < len(members):
-            message = await socket.receive()
-            name, answers = frames.parse_answers(message.data)
+            name, answers = frames.parse_answers(*await received(line))
             assert {answer.status for answer in answers} == {Status.OK}
             answered |= {answer.request_id: name for answer in answers}
 
@@ -329,38 +331,45 @@ async def test_bodies_that_are_too_large_together_or_too_slow_are_refused(
 async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:
     assert await served.add(run_of(7, [0])) is Status.OK
 
-    async with served.session.ws_connect(f"{served.url}/v1/channel") as socket:
-        await until(lambda: len(served.bookie.sockets) == 2, "both channels are there")
+    async with channel(served.session, served.url) as line, within("the channel ends"):
+        await until(lambda: len(served.bookie.channels) == 2, "both channels are there")
         await served.bookie.stop()
-        message = await socket.receive()
+        assert await line.receive() is None
+        await until(lambda: not served.bookie.channels, "none is left")
 
-    assert message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
     async with served.session.get(f"{served.url}/v1/info") as answer:
         assert answer.status == 503
 
 
-@pytest.mark.parametrize(
-    ("offered", "taken"),
-    [((), None), (("quorumlog.2", "quorumlog.1"), "quorumlog.1"), (("another",), None)],
-)
-async def test_the_highest_common_version_is_used_and_who_says_none_speaks_the_first(
-    served: Served, offered: tuple[str, ...], taken: str | None
-) -> None:
-    async with served.session.ws_connect(f"{served.url}/v1/channel", protocols=offered) as socket:
-        await socket.send_bytes(frames.read_lac_request(1, ME, 7))
-        answer = await socket.receive_bytes()
-
-    assert socket.protocol == taken
-    assert frames.parse_answers(answer)[0] == ME
+async def test_the_highest_common_version_is_used(served: Served) -> None:
+    offered = ("quorumlog-channel/3", "quorumlog-channel/2")
+    async with channel(served.session, served.url, *offered) as line:
+        line.send(frames.read_lac_request(1, ME, 7))
+        assert frames.parse_answers(*await received(line))[0] == ME
 
 
 async def test_a_caller_without_a_common_version_is_told_so_and_counted(served: Served) -> None:
-    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await served.session.ws_connect(
-            f"{served.url}/v1/channel", protocols=("quorumlog.3", "quorumlog.2")
-        )
+    asked = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/4, quorumlog-channel/3"}
+    async with served.session.get(f"{served.url}/v1/channel", headers=asked) as refused:
+        assert refused.status == 400
+        assert refused.headers["Upgrade"] == "quorumlog-channel/2"
+        said = (await refused.json(content_type=None))["detail"]
 
-    assert refused.value.status == 400
-    assert refused.value.headers is not None
-    assert refused.value.headers["Sec-WebSocket-Protocol"] == "quorumlog.1"
+    assert said.startswith("this bookie speaks version 2 of the channel, and the caller 3, 4")
     assert served.bookie.channel_refusals == 1
+
+
+async def test_a_request_without_an_upgrade_is_told_which_one_it_takes(served: Served) -> None:
+    async with served.session.get(f"{served.url}/v1/channel") as refused:
+        assert refused.status == 400
+        said = (await refused.json(content_type=None))["detail"]
+
+    assert "asks for no upgrade to quorumlog-channel/2" in said
+
+
+async def received(line: Line) -> Message:
+    """The next message, which comes."""
+    async with within("a message comes"):
+        message = await line.receive()
+    assert message is not None
+    return message

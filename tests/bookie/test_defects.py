@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from quorumlog.protocol.messages import Status
@@ -15,6 +14,7 @@ from services.bookie.reads import Reads
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, SMALL, add, opened, read, run_of
 from tests.bookie.test_channel import Served, served
+from tests.support.framed import channel
 from tests.support.waiting import until, within
 
 __all__ = ["served"]
@@ -106,12 +106,9 @@ async def test_a_channel_whose_work_breaks_is_closed_so_that_its_peer_stops_wait
     step: str, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(frames, step, broken)
-        async with (
-            within("the channel is closed"),
-            served.session.ws_connect(f"{served.url}/v1/channel") as socket,
-        ):
-            await socket.send_bytes(frames.fence_request(1, ME, 7, KEY))
-            message = await socket.receive()
-    assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+        async with within("the channel is closed"), channel(served.session, served.url) as line:
+            patched.setattr(frames, step, broken)
+            line.send(frames.fence_request(1, ME, 7, KEY))
+            assert await line.receive() is None
+        await until(lambda: not served.bookie.channels, "the bookie notices")
     assert "channel-broke" in caplog.text

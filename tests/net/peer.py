@@ -1,27 +1,30 @@
 """A bookie's channel that misbehaves as a test tells it to. Real sockets, no storage."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from loadtest.ports import free_ports
+from quorumlog.net.framed import accept
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
+from quorumlog.wire import versions
 from quorumlog.wire.frames import (
     ChannelAnswer,
+    Message,
     Request,
     encode_absent,
     encode_answers,
     parse_request,
 )
+from tests.support.framed import Line
 
-Behave = Callable[[Request, web.WebSocketResponse], Awaitable[bytes | None]]
+Behave = Callable[[Request, Line], Awaitable[Message | None]]
 """What to send back for a request; None is silence. May close the connection itself."""
 
 
-def ok(request: Request, status: Status = Status.OK, lac: int = -1, body: bytes = b"") -> bytes:
+def ok(request: Request, status: Status = Status.OK, lac: int = -1, body: bytes = b"") -> Message:
     """The answer of a bookie that behaves."""
     return encode_answers(
         request.member,
@@ -45,7 +48,7 @@ def read_body(run: Run | bytes | None, absent: Iterable[tuple[int, int]] = ()) -
     return encode_absent(absent) + (run.body if isinstance(run, Run) else run or b"")
 
 
-async def well(request: Request, _socket: web.WebSocketResponse) -> bytes:
+async def well(request: Request, _line: Line) -> Message:
     """Answer OK at once."""
     return ok(request)
 
@@ -57,9 +60,10 @@ class Peer:
         self.behave: Behave = well
         self.seen: list[Request] = []
         self.connections = 0
-        self.refusal: dict[str, str] | None = None
-        """Headers with which each handshake is refused."""
-        self.sockets: set[web.WebSocketResponse] = set()
+        self.refusal: web.Response | None = None
+        """The answer to each handshake."""
+        self.version = versions.upgrades(versions.CHANNEL)[0]
+        self.lines: set[Line] = set()
         self.port = free_ports(1)[0]
         self._runner: web.AppRunner | None = None
 
@@ -82,31 +86,29 @@ class Peer:
 
     async def cut(self) -> None:
         """Break all connections without a goodbye."""
-        for socket in list(self.sockets):
-            transport = socket._req.transport if socket._req is not None else None
-            if transport is not None:
-                transport.abort()
+        for line in list(self.lines):
+            line.framed.abort()
 
     async def _channel(self, request: web.Request) -> web.StreamResponse:
         if self.refusal is not None:
-            return web.Response(status=400, headers=self.refusal)
-        socket = web.WebSocketResponse(max_msg_size=1 << 30)
-        await socket.prepare(request)
+            return self.refusal
+        line = Line()
+        line.framed, answer = await accept(request, line, self.version)
         self.connections += 1
-        self.sockets.add(socket)
+        self.lines.add(line)
         try:
-            async for message in socket:
-                if message.type is WSMsgType.BINARY:
-                    asked = parse_request(message.data)
-                    self.seen.append(asked)
-                    answer = await self.behave(asked, socket)
-                    if answer is not None and not socket.closed:
-                        await socket.send_bytes(answer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
+            while (message := await line.receive()) is not None:
+                asked = parse_request(*message)
+                self.seen.append(asked)
+                told = await self.behave(asked, line)
+                if told is not None:
+                    line.send(told)
         finally:
-            self.sockets.discard(socket)
-        return socket
+            self.lines.discard(line)
+            line.framed.abort()
+        with suppress(OSError):
+            await line.framed.closed
+        return answer
 
 
 @asynccontextmanager

@@ -8,15 +8,17 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
+from quorumlog.errors import BadRequest
 from quorumlog.net.bookie_client import BookieClient, Channel, ChannelLimits
+from quorumlog.net.listen import problem_response
 from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
-from quorumlog.wire.frames import Op, Request
+from quorumlog.wire.frames import Message, Op, Request
 from tests.net.peer import ok, peer, read_body, well
+from tests.support.framed import Line
 from tests.support.waiting import turns, until, within
 
 KEY = b"k" * 32
@@ -73,12 +75,12 @@ def on_loop_errors() -> Iterator[list[dict[str, object]]]:
 async def test_pipelined_requests_get_their_own_answers_in_any_order() -> None:
     held: list[Request] = []
 
-    async def backwards(request: Request, socket: web.WebSocketResponse) -> None:
+    async def backwards(request: Request, line: Line) -> None:
         held.append(request)
         if len(held) == 50:
             for one in reversed(held):
                 status = Status.OK if one.first % 2 else Status.FENCED
-                await socket.send_bytes(ok(one, status))
+                line.send(ok(one, status))
 
     async with peer() as bookie, client(bookie.url) as bookies:
         bookie.behave = backwards
@@ -93,7 +95,7 @@ async def test_pipelined_requests_get_their_own_answers_in_any_order() -> None:
 
 
 async def test_a_broken_connection_makes_all_in_flight_unknown_and_is_replaced() -> None:
-    async def cut_at_tenth(request: Request, _socket: web.WebSocketResponse) -> None:
+    async def cut_at_tenth(request: Request, _line: Line) -> None:
         if request.first == 9:
             await bookie.cut()
 
@@ -133,11 +135,11 @@ async def test_a_bookie_without_a_known_address_is_unknown() -> None:
 async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
     late: list[Request] = []
 
-    async def late_first(request: Request, socket: web.WebSocketResponse) -> bytes | None:
+    async def late_first(request: Request, line: Line) -> Message | None:
         if not late:
             late.append(request)
             return None
-        await socket.send_bytes(ok(late[0]))
+        line.send(ok(late[0]))
         return ok(request, body=read_body(None, ((0, 0),)))
 
     async def read(bookies: BookieClient) -> Status:
@@ -159,7 +161,7 @@ async def test_silence_is_unknown_and_a_late_answer_changes_nothing() -> None:
 async def test_adds_do_not_wait_behind_the_answers_of_reads() -> None:
     released = asyncio.Event()
 
-    async def slow_reads(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+    async def slow_reads(request: Request, _line: Line) -> Message | None:
         if request.op is Op.READ:
             await released.wait()
         return ok(request)
@@ -177,7 +179,7 @@ async def test_adds_do_not_wait_behind_the_answers_of_reads() -> None:
 async def test_a_read_that_is_late_while_others_are_answered_is_no_fault_of_the_bookie() -> None:
     failed: list[str] = []
 
-    async def all_but_the_first(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+    async def all_but_the_first(request: Request, _line: Line) -> Message | None:
         body = read_body(None, ((request.first, request.first),))
         return ok(request, body=body) if request.first else None
 
@@ -226,7 +228,7 @@ async def _is_ok(bookies: BookieClient) -> bool:
 
 
 async def test_a_bookie_that_falls_silent_altogether_is_connected_to_anew() -> None:
-    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+    async def silent(_request: Request, _line: Line) -> None:
         return None
 
     async with peer() as bookie, client(bookie.url, HASTY) as bookies:
@@ -254,7 +256,7 @@ async def test_an_answer_that_echoes_something_else_is_unknown(field: str) -> No
         "op": frames.Op.READ,
     }
 
-    async def wrong(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def wrong(request: Request, _line: Line) -> Message:
         return ok(request._replace(**{field: other[field]}))
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -263,7 +265,7 @@ async def test_an_answer_that_echoes_something_else_is_unknown(field: str) -> No
 
 
 async def test_another_incarnation_may_only_refuse() -> None:
-    async def newer(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def newer(request: Request, _line: Line) -> Message:
         return ok(request._replace(member="bookie-1@2"), Status.NOT_MINE)
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -272,7 +274,7 @@ async def test_another_incarnation_may_only_refuse() -> None:
 
 
 async def test_a_bookie_that_listens_at_the_address_of_another_one_says_nothing_of_it() -> None:
-    async def stranger(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def stranger(request: Request, _line: Line) -> Message:
         return ok(request._replace(member="bookie-2@1"), Status.NOT_MINE)
 
     async with peer() as other, peer() as bookie, aiohttp.ClientSession() as session:
@@ -290,9 +292,13 @@ async def test_a_bookie_that_listens_at_the_address_of_another_one_says_nothing_
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 60, b"x" * 1000])
-async def test_garbage_breaks_the_channel(garbage: bytes) -> None:
-    async def garbled(_request: Request, _socket: web.WebSocketResponse) -> bytes:
-        return garbage
+@pytest.mark.parametrize("is_framed", [True, False])
+async def test_garbage_breaks_the_channel(garbage: bytes, *, is_framed: bool) -> None:
+    async def garbled(_request: Request, line: Line) -> Message | None:
+        if is_framed:
+            return Message(garbage)
+        line.write(garbage or b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        return None
 
     async with peer() as bookie, client(bookie.url) as bookies:
         bookie.behave = garbled
@@ -307,7 +313,7 @@ async def test_a_read_that_names_other_entries_is_unknown() -> None:
         3: b"\0\0\0\1",
     }
 
-    async def told(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def told(request: Request, _line: Line) -> Message:
         return ok(request, body=bodies[request.first])
 
     async def read(bookies: BookieClient, first: int) -> tuple[Status, record.Run | None]:
@@ -333,7 +339,7 @@ async def test_a_read_that_names_other_entries_is_unknown() -> None:
 
 
 async def test_fence_and_lac_answers_carry_the_lac() -> None:
-    async def lac(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def lac(request: Request, _line: Line) -> Message:
         return ok(request, lac=41)
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -349,7 +355,7 @@ async def test_fence_and_lac_answers_carry_the_lac() -> None:
 async def test_an_explicit_lac_reaches_the_bookie_with_its_ledger_and_key() -> None:
     heard: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
 
-    async def take(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def take(request: Request, _line: Line) -> Message:
         heard.set_result(request)
         return ok(request)
 
@@ -363,7 +369,7 @@ async def test_an_explicit_lac_reaches_the_bookie_with_its_ledger_and_key() -> N
 
 
 async def test_bytes_in_flight_are_bounded() -> None:
-    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+    async def silent(_request: Request, _line: Line) -> None:
         return None
 
     limits = ChannelLimits(quick_s=60, slow_s=60, connect_s=60, in_flight_bytes_max=1000)
@@ -380,7 +386,7 @@ async def test_bytes_in_flight_are_bounded() -> None:
 
 
 async def test_closing_answers_what_is_in_flight() -> None:
-    async def silent(_request: Request, _socket: web.WebSocketResponse) -> None:
+    async def silent(_request: Request, _line: Line) -> None:
         return None
 
     async with peer() as bookie:
@@ -391,7 +397,7 @@ async def test_closing_answers_what_is_in_flight() -> None:
         assert await waiting is Status.UNKNOWN
 
 
-@pytest.mark.parametrize("step", ["_complete", "_connect", "_send_all"])
+@pytest.mark.parametrize("step", ["_complete", "_connect", "to_send"])
 async def test_a_defect_of_the_channel_makes_what_is_in_flight_unknown_and_it_connects_anew(
     step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -429,29 +435,30 @@ async def test_a_receiver_that_breaks_on_its_answer_ends_no_other_request(
 
 
 async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("quorumlog.wire.versions.CHANNEL", range(2, 4))
-    caplog.set_level("INFO")
-
-    # A bookie of a release from before versions were said.
-    async with peer() as bookie, client(bookie.url) as bookies:
-        assert await add(bookies) is Status.UNKNOWN
-
-    assert bookie.seen == []
-    assert "speaks version 1 of the channel, and this process 2, 3" in told(caplog)
-
-
-async def test_a_handshake_that_is_refused_for_its_version_is_told_apart_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
 
     async with peer() as bookie, client(bookie.url) as bookies:
-        bookie.refusal = {"Sec-WebSocket-Protocol": "quorumlog.3, quorumlog.2"}
+        bookie.version = "quorumlog-channel/7"
         assert await add(bookies) is Status.UNKNOWN
 
-    assert "speaks version 2, 3 of the channel, and this process 1" in told(caplog)
+    assert bookie.seen == []
+    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/2 was asked" in told(caplog)
+
+
+async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    refusal = BadRequest("this route is a WebSocket: the request asks for no upgrade")
+
+    # A bookie of the release before.
+    async with peer() as bookie, client(bookie.url) as bookies:
+        bookie.refusal = problem_response(refusal, "1")
+        assert await add(bookies) is Status.UNKNOWN
+
+    assert f"no upgrade to quorumlog-channel/2: 400, {refusal.detail}" in told(caplog)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:

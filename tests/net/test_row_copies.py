@@ -5,7 +5,6 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from aiohttp import web
 
 from quorumlog.net import bookie_client
 from quorumlog.net.bookie_client import BookieClient
@@ -14,9 +13,10 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
-from quorumlog.wire.frames import Request
+from quorumlog.wire.frames import Message, Request
 from tests.net.peer import ok, peer, well
 from tests.net.test_bookie_client import KEY, MEMBER, PATIENT, client, run_of
+from tests.support.framed import Line
 from tests.support.waiting import until, within
 
 ROW = LedgerMetadata(
@@ -42,7 +42,7 @@ async def add(bookies: BookieClient, row: LedgerMetadata | None = ROW, first: in
         return await answered
 
 
-async def refusing(request: Request, _socket: web.WebSocketResponse) -> bytes:
+async def refusing(request: Request, _line: Line) -> Message:
     """Keep nothing."""
     return ok(request, Status.UNKNOWN)
 
@@ -63,10 +63,10 @@ async def test_a_copy_comes_with_the_first_add_and_names_its_row() -> None:
 
 
 async def test_adds_before_the_first_answer_bring_the_copy_too() -> None:
-    async def late(request: Request, socket: web.WebSocketResponse) -> None:
+    async def late(request: Request, line: Line) -> None:
         if request.first == 2:
             for one in bookie.seen:
-                await socket.send_bytes(ok(one))
+                line.send(ok(one))
 
     async with peer() as bookie, client(bookie.url) as bookies:
         bookie.behave = late
@@ -85,7 +85,7 @@ async def test_another_row_is_brought_anew() -> None:
 
 
 async def test_a_refusal_brings_the_copy_again() -> None:
-    async def refuses(request: Request, _socket: web.WebSocketResponse) -> bytes:
+    async def refuses(request: Request, _line: Line) -> Message:
         return ok(request, Status.UNKNOWN if len(bookie.seen) == 2 else Status.OK)
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -97,7 +97,7 @@ async def test_a_refusal_brings_the_copy_again() -> None:
 
 
 async def test_a_new_connection_brings_the_copy_again() -> None:
-    async def cuts(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+    async def cuts(request: Request, _line: Line) -> Message | None:
         if len(bookie.seen) == 2:
             bookie.behave = well
             await bookie.cut()

@@ -1,4 +1,4 @@
-"""Two WebSocket channels per bookie, one of them for reads: pipelined requests, each answered once.
+"""Two channels per bookie, one of them for reads: pipelined requests, each answered once.
 
 Everything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
 flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie without
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
-from aiohttp import hdrs
 
 from quorumlog.net.awake import awake, awake_timeout
+from quorumlog.net.framed import SEND_BYTES_MAX, Framed, connect
 from quorumlog.net.identity import Role
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.net.sessions import ExpectedServer
@@ -29,16 +29,11 @@ from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import RowName, name_of
 from quorumlog.wire import frames, row_copies, versions
-from quorumlog.wire.frames import ChannelAnswer, Op
+from quorumlog.wire.frames import ChannelAnswer, Message, Op
 
 log = logging.getLogger(__name__)
 
-MESSAGE_BYTES_MAX: Final = 80 << 20
-"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) and its columns."""
-
 _SWEEP_S: Final = 0.1
-_GOODBYE_S: Final = 0.2
-"""How long to wait for the peer's answer to a close: the peer may be gone."""
 _COPIES_MAX: Final = 20_000
 """Ledgers of which a channel remembers that the bookie has a copy of the row: as many as a gateway writes at a
 time. One beyond costs a copy more with its next add."""
@@ -128,10 +123,10 @@ class Channel:
         self._copies: dict[int, RowName] = {}
         self._in_flight_bytes = 0
         self._last_id = 0
-        self._outbox: deque[bytes] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._outbox: deque[Message] = deque()
+        self._framed: Framed | None = None
+        """The connection while it stands."""
         self._task: asyncio.Task[None] | None = None
-        self._open = False
         self._failures = 0
         self._not_before = 0.0
         self._heard_at = 0.0
@@ -141,7 +136,7 @@ class Channel:
     @property
     def is_open(self) -> bool:
         """Whether the connection stands."""
-        return self._open
+        return self._framed is not None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -150,13 +145,13 @@ class Channel:
 
     def has_copy(self, ledger_id: int, name: RowName | None) -> bool:
         """Whether the bookie acknowledged an add that brought a copy of this row, on this connection."""
-        return self._open and self._copies.get(ledger_id) == name
+        return self.is_open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
         """Note the answer to an add that this row's copy came with, or had come before."""
         if not is_kept:
             self._copies.pop(ledger_id, None)
-        elif self._open and self._copies.get(ledger_id) != name:
+        elif self.is_open and self._copies.get(ledger_id) != name:
             self._copies[ledger_id] = name
             if len(self._copies) > _COPIES_MAX:
                 del self._copies[next(iter(self._copies))]
@@ -168,7 +163,7 @@ class Channel:
         self._last_id += 1
         return _InFlight(self._last_id, op, member, ledger_id, first, last, done)
 
-    def send(self, request: _InFlight, message: bytes, *, is_slow: bool) -> None:
+    def send(self, request: _InFlight, message: Message, *, is_slow: bool) -> None:
         """Send the message of a request."""
         if not self._may_send(request.size):
             self._loop.call_soon(request.unknown)
@@ -178,9 +173,8 @@ class Channel:
         self._in_flight[is_slow][request.request_id] = request
         self._in_flight_bytes += request.size
         self._outbox.append(message)
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+        if self._framed is not None:
+            self._framed.announce()
         if not self._sweeping:
             self._sweeping = True
             self._loop.call_later(_SWEEP_S, self._sweep)
@@ -206,78 +200,59 @@ class Channel:
     async def _run(self) -> None:
         """Connect, carry messages until the connection breaks, fail the requests in flight."""
         try:
-            socket = await self._connect()
+            framed = await self._connect()
             try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._send_all(socket))
-                    await self._receive_all(socket)
-                    raise aiohttp.ClientConnectionResetError("the bookie ended the channel")
+                framed.announce()
+                await framed.closed
+                raise aiohttp.ClientConnectionResetError("the bookie ended the channel")
             finally:
-                self._open = False
-                self._fail_all()
-                await socket.close()
-        except* (aiohttp.ClientError, OSError, TimeoutError, frames.BadFrame) as broken:
-            why = repr(broken.exceptions[0])
-            log.info("channel-broken", extra={"bookie": self._name, "why": why})
+                self._framed = None
+                framed.abort()
+        except (aiohttp.ClientError, OSError, TimeoutError, frames.BadFrame) as broken:
+            log.info("channel-broken", extra={"bookie": self._name, "why": repr(broken)})
             self._failed(self._name)
-        except* Exception:
+        except Exception:
             # A defect: what was in flight is unknown, and the next request connects anew.
             log.exception("channel-broke", extra={"bookie": self._name})
         finally:
             self._back_off()
-            self._task = self._wake = None
+            self._task = None
             self._fail_all()
 
-    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self) -> Framed:
         url = self._address(self._name)
         if url is None:
             raise aiohttp.ClientError(f"no address of {self._name}")
-        try:
-            async with awake_timeout(self._limits.connect_s):
-                socket = await self._session.ws_connect(
-                    f"{url}/v1/channel",
-                    protocols=versions.subprotocols(versions.CHANNEL),
-                    max_msg_size=MESSAGE_BYTES_MAX,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
-                    ssl=ExpectedServer(Role.BOOKIE, self._name),
-                )
-        except aiohttp.WSServerHandshakeError as error:
-            told = (
-                "" if error.headers is None else error.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "")
-            )
-            if not told:
-                raise
-            raise _no_common_version(told.split(", ")) from None
-        if not versions.has_common([socket.protocol or ""], versions.CHANNEL):
-            await socket.close()
-            raise _no_common_version([socket.protocol or ""])
+        names = versions.upgrades(versions.CHANNEL)
+        async with awake_timeout(self._limits.connect_s):
+            expected = ExpectedServer(Role.BOOKIE, self._name)
+            framed = await connect(self._session, f"{url}/v1/channel", self, names, expected)
         # What restarted since may have lost what it had not synced.
         self._copies.clear()
-        self._open, self._failures, self._heard_at = True, 0, self._time()
+        self._framed, self._failures, self._heard_at = framed, 0, self._time()
         log.info("channel-open", extra={"bookie": self._name, "url": url})
-        return socket
+        return framed
 
-    async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        outbox = self._outbox
-        while True:
-            while outbox:
-                await socket.send_bytes(outbox.popleft())
-            self._wake = self._loop.create_future()
-            await self._wake
+    def to_send(self) -> list[bytes]:
+        """The frames of the next requests."""
+        outbox, size = self._outbox, 0
+        buffers: list[bytes] = []
+        while outbox and size < SEND_BYTES_MAX:
+            message = outbox.popleft()
+            buffers += frames.frame_of(message)
+            size += message.size
+        return buffers
 
-    async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        while True:
-            message = await socket.receive()
-            if message.type is not aiohttp.WSMsgType.BINARY:
-                return
-            self._heard_at = self._time()
-            member, answers = frames.parse_answers(message.data)
-            if member_name(member) != self._name:
-                # The bookie has moved, and another one listens at its former address: this connection
-                # would stay open, and useless, for ever.
-                raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
-            for answer in answers:
-                self._complete(member, answer)
+    def received(self, fields: bytes, run: bytes) -> None:
+        """Take a message of answers. Raises: BadFrame, ClientError."""
+        self._heard_at = self._time()
+        member, answers = frames.parse_answers(fields, run)
+        if member_name(member) != self._name:
+            # The bookie has moved, and another one listens at its former address: this connection
+            # would stay open, and useless, for ever.
+            raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
+        for answer in answers:
+            self._complete(member, answer)
 
     def _complete(self, member: str, answer: ChannelAnswer) -> None:
         quick, slow = self._in_flight
@@ -336,7 +311,7 @@ class Channel:
         if any(request.deadline - self._limits.slow_s > self._heard_at for request in silent):
             # No message at all since a slow request was sent: the peer is gone without closing.
             task = self._task
-            if task is not None and self._open:
+            if task is not None and self.is_open:
                 task.cancel()
         if any(self._in_flight):
             self._loop.call_later(_SWEEP_S, self._sweep)
@@ -346,13 +321,6 @@ class Channel:
             self._failed(self._name)
         for request in silent:
             request.unknown()
-
-
-def _no_common_version(told: list[str]) -> aiohttp.ClientError:
-    return aiohttp.ClientError(
-        f"the bookie speaks version {versions.shown(versions.versions_in(told))} of the channel, and this process"
-        f" {versions.shown(versions.CHANNEL)}: see docs/guides/upgrades.md"
-    )
 
 
 class BookieClient:
@@ -419,7 +387,7 @@ class BookieClient:
         message = frames.add_request(
             request.request_id, member, ledger_key, run, recovery=recovery, named_by=name, row=copy
         )
-        request.size = len(message)
+        request.size = message.size
         channel.send(request, message, is_slow=True)
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
@@ -461,7 +429,7 @@ class BookieClient:
         message = frames.keep_row_request(
             request.request_id, member, row.ledger_id, ledger_key, name, self._copy_of(row)
         )
-        request.size = len(message)
+        request.size = message.size
         channel.send(request, message, is_slow=True)
 
     def read(
@@ -521,7 +489,7 @@ def _checked_read(answer: ChannelAnswer, member: str) -> tuple[Status, Run | Non
     if answer.status is not Status.OK:
         return answer.status, None, ()
     try:
-        run, absent = frames.parse_read_body(answer.body)
+        run, absent = frames.parse_read_body(answer.body, answer.run)
     except frames.BadFrame:
         log.warning("read-answer-bad", extra={"bookie": member, "ledger": answer.ledger_id})
         return Status.UNKNOWN, None, ()

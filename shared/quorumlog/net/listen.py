@@ -179,6 +179,14 @@ def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
         waits.discard(limit)
 
 
+def is_followed(request: web.Request) -> bool:
+    """Whether bytes came behind a request's head. Of what follows a request that asks for an upgrade aiohttp's parser
+    drops some and takes the rest for HTTP.
+    """
+    connection = request.protocol
+    return isinstance(connection, _Connection) and connection.is_followed
+
+
 class _Connection(RequestHandler):
     """One connection with its deadlines.
 
@@ -187,8 +195,15 @@ class _Connection(RequestHandler):
     """
 
     __slots__ = (
-        "_head_timer", "_listener", "_peer", "_stall_timer", "_stalled_at", "hand_over", "waits",
-    )  # fmt: skip
+        "_ending",
+        "_head_timer",
+        "_listener",
+        "_peer",
+        "_stall_timer",
+        "_stalled_at",
+        "hand_over",
+        "waits",
+    )
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, **kwargs)
@@ -199,6 +214,7 @@ class _Connection(RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
         self.waits: set[asyncio.Timeout] = set()
         """Limits of what waits for this connection's client only."""
+        self._ending = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it where there are too many."""
@@ -234,6 +250,7 @@ class _Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Start the head's timer when a head arrives incomplete."""
+        self._ending = (self._ending + data[-4:])[-4:]
         count = self._request_count
         super().data_received(data)
         if self._request_count != count:
@@ -243,6 +260,11 @@ class _Connection(RequestHandler):
             # No request is being handled, and the bytes so far are no request: part of a head.
             limit_s = self._listener.limits.head_timeout_s
             self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether more has come than the head of the request that is being answered."""
+        return self._ending != b"\r\n\r\n" or bool(self._messages)
 
     def _is_idle(self) -> bool:
         """Whether no request is being handled or about to be: a request that has just arrived has set

@@ -4,6 +4,11 @@ The same operations exist as plain HTTP for people; this is the hot path. All nu
 message that does not parse raises `BadFrame`: its receiver closes the connection, since nothing in the
 message can be trusted, the request id included.
 
+Frame, one per message:
+    size of the fields u32 | size of the run u32 | crc32c u32 (of both sizes) | fields | run
+The run is the end of a message, if it ends with one. Its size stands apart so that its receiver can have it in a buffer
+of its own, from the socket to the log, and the head has a CRC so that nobody makes room for a size that nobody sent.
+
 Request, one per message:
     op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64
     | size of member u8 | member (name@incarnation that is asked) | then by op:
@@ -21,11 +26,12 @@ Answers, many per message:
     crc32c u32 (of the rest) | size of member u8 | member (who answers, rule 4) | then per answer:
     kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
     | LAC i64 | size of body u32 | body
-Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Others have none.
+Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Others have none. The run of the last
+answer is the message's.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -40,6 +46,11 @@ KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
 """Stands for "no ledger key"."""
 
+MESSAGE_BYTES_MAX: Final = 80 << 20
+"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) and its columns."""
+
+FRAME_HEAD: Final = struct.Struct(">III")
+_SIZES_BYTES: Final = 8
 _REQUEST: Final = struct.Struct(">BBHIQqqqB")
 _REST: Final = struct.Struct(">QqqqB")
 _ANSWER: Final = struct.Struct(">BBHQqqqqI")
@@ -47,8 +58,8 @@ _U32: Final = struct.Struct(">I")
 _RANGE: Final = struct.Struct(">qq")
 _ROW: Final = struct.Struct(">Q16sI")
 
-_LARGE_BYTES: Final = 64 * 1024
-"""Bodies above this size are sent by themselves: joining them with others would copy them again."""
+_SMALL_BYTES: Final = 16 * 1024
+"""A frame of at most this size is one piece: copying it costs less than one more buffer of a write (measured)."""
 
 _CRC_STEP_BYTES: Final = 64 * 1024
 """The CRC function takes no view, so a message is copied for it in steps, which fit a core's cache."""
@@ -81,6 +92,19 @@ class BadFrame(ValueError):
     """The bytes are not a message of the channel: cut short, damaged, or of another protocol."""
 
 
+class Message(NamedTuple):
+    """A message, in the two pieces that a frame has."""
+
+    fields: bytes
+    run: bytes = b""
+    """The run that ends the message; empty where it ends with none."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message."""
+        return len(self.fields) + len(self.run)
+
+
 class Request(NamedTuple):
     """One request as a bookie receives it. Fields that an op does not have keep their default."""
 
@@ -111,9 +135,9 @@ class ChannelAnswer(NamedTuple):
     last: int
     last_add_confirmed: int = NO_ENTRY
     body: bytes | memoryview = b""
-    """Of a received answer: a view into the message, so that a run's bytes are copied once."""
-    rest: bytes = b""
-    """Of a sent answer: the bytes that follow `body`, apart so that a large run is not copied again."""
+    """Of a received answer: a view into the message's fields."""
+    run: bytes = b""
+    """The bytes that follow `body`, apart so that a large run is not copied."""
 
 
 class ReadBody(NamedTuple):
@@ -121,6 +145,26 @@ class ReadBody(NamedTuple):
 
     run: Run | None
     absent: tuple[tuple[int, int], ...]
+
+
+def frame_of(message: Message) -> tuple[bytes, ...]:
+    """The frame of a message, as the buffers of one write."""
+    fields, run = message
+    sizes = FRAME_HEAD.pack(len(fields), len(run), 0)[:_SIZES_BYTES]
+    head = sizes + _U32.pack(google_crc32c.value(sizes))
+    if len(fields) + len(run) <= _SMALL_BYTES:
+        return (b"".join((head, fields, run)),)
+    return (head, fields, run) if run else (head, fields)
+
+
+def parse_frame_head(head: bytes) -> tuple[int, int]:
+    """The sizes of a message's fields and of its run. Raises BadFrame."""
+    fields, run, crc = FRAME_HEAD.unpack(head)
+    if crc != google_crc32c.value(head[:_SIZES_BYTES]):
+        raise BadFrame("a frame whose head is damaged")
+    if fields + run > MESSAGE_BYTES_MAX:
+        raise BadFrame(f"a message of {fields + run} bytes")
+    return fields, run
 
 
 def add_request(
@@ -132,7 +176,7 @@ def add_request(
     recovery: bool = False,
     named_by: RowName | None = None,
     row: bytes = b"",
-) -> bytes:
+) -> Message:
     """ADD: store these entries. Recovery adds, which repair sends too, pass the fence (rule 2).
 
     `named_by` is the row that names the member; `row` a copy of it, empty where the member acknowledged an add
@@ -166,7 +210,7 @@ def read_request(
     bytes_max: int,
     fence_key: bytes | None = None,
     from_disk: bool = False,
-) -> bytes:
+) -> Message:
     """READ: entries first..last. With `fence_key` the bookie fences the ledger before it answers; with
     `from_disk` it syncs the entries first and reads them back from the disk.
     """
@@ -176,20 +220,20 @@ def read_request(
     return _request(Op.READ, flags, request_id, ledger_id, first, last, member, tail)
 
 
-def fence_request(request_id: int, member: str, ledger_id: int, ledger_key: bytes) -> bytes:
+def fence_request(request_id: int, member: str, ledger_id: int, ledger_key: bytes) -> Message:
     """FENCE: fence durably, then answer with the LAC."""
     key = _checked_key(ledger_key)
     return _request(Op.FENCE, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, key)
 
 
-def read_lac_request(request_id: int, member: str, ledger_id: int) -> bytes:
+def read_lac_request(request_id: int, member: str, ledger_id: int) -> Message:
     """READ_LAC: the highest LAC that the bookie knows of, without fencing."""
     return _request(Op.READ_LAC, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member)
 
 
 def write_lac_request(
     request_id: int, member: str, ledger_id: int, last_add_confirmed: int, ledger_key: bytes
-) -> bytes:
+) -> Message:
     """WRITE_LAC: keep this LAC (explicit LAC; monotone at the bookie)."""
     key = _checked_key(ledger_key)
     return _request(
@@ -199,34 +243,34 @@ def write_lac_request(
 
 def keep_row_request(
     request_id: int, member: str, ledger_id: int, ledger_key: bytes, name: RowName, row: bytes
-) -> bytes:
+) -> Message:
     """KEEP_ROW: keep this copy of the ledger's row durably (rule 18b)."""
-    tail = _checked_key(ledger_key) + _ROW.pack(*name, len(row))
-    return _request(Op.KEEP_ROW, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, tail, row)
+    tail = _checked_key(ledger_key) + _ROW.pack(*name, len(row)) + row
+    return _request(Op.KEEP_ROW, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, tail)
 
 
-def parse_request(message: bytes) -> Request:
+def parse_request(fields: bytes, run: bytes = b"") -> Request:
     """The request in a message. Raises BadFrame.
 
     An ADD's run is parsed too: its ledger and range are those of the request.
     """
-    if len(message) < _REQUEST.size:
+    if len(fields) < _REQUEST.size:
         raise BadFrame("a request is cut short")
-    code, flags, zero, crc, request_id, ledger_id, first, last, size = _REQUEST.unpack_from(message)
+    code, flags, zero, crc, request_id, ledger_id, first, last, size = _REQUEST.unpack_from(fields)
     op = _OPS.get(code)
     if op is None or zero or flags & ~_FLAGS_MAX[code]:
         raise BadFrame(f"a request of op {code}, flags {flags}")
     at = _REQUEST.size + size
     tail_at = at if op is Op.READ_LAC else at + KEY_BYTES
     body_at = tail_at + 4 if op is Op.READ else tail_at
-    length = len(message)
-    if length < body_at or (length != body_at and op not in _WITH_BODY):
+    if len(fields) < body_at or (len(fields) + len(run) != body_at and op not in _WITH_BODY):
         raise BadFrame("a request of the wrong size")
-    body = message[body_at:]
-    if crc != google_crc32c.extend(google_crc32c.value(message[:4] + message[8:body_at]), body):
+    body = fields[body_at:]
+    start_crc = google_crc32c.value(fields[:4] + fields[8:body_at])
+    if crc != google_crc32c.extend(google_crc32c.extend(start_crc, body), run):
         raise BadFrame("a request whose CRC is wrong")
-    member = _member(message[_REQUEST.size : at])
-    key = message[at:tail_at] or NO_KEY
+    member = _member(fields[_REQUEST.size : at])
+    key = fields[at:tail_at] or NO_KEY
     if ledger_id < 0 or last < NO_ENTRY or first < NO_ENTRY:
         raise BadFrame("a request of negative ids")
     head = (op, request_id, ledger_id, first, last, member, key)
@@ -235,14 +279,17 @@ def parse_request(message: bytes) -> Request:
         row: RowCopy | None = None
         if flags & _NAMED:
             named_by, row, body = _named(body)
-        run = _run(body)
-        if run.ledger_id != ledger_id or run.first != first or run.last != last:
+        # Two bytes of which one is empty are joined without a copy.
+        added = _run(body + run)
+        if added.ledger_id != ledger_id or added.first != first or added.last != last:
             raise BadFrame("an add whose run is of another range")
-        return Request(*head, recovery=flags & _RECOVERY != 0, run=run, named_by=named_by, row=row)
+        return Request(
+            *head, recovery=flags & _RECOVERY != 0, run=added, named_by=named_by, row=row
+        )
     if op is Op.READ:
         if not 0 <= first <= last:
             raise BadFrame(f"a read of {first}..{last}")
-        (bytes_max,) = _U32.unpack_from(message, tail_at)
+        (bytes_max,) = _U32.unpack_from(fields, tail_at)
         return Request(
             *head,
             fence=flags & _FENCING != 0,
@@ -250,68 +297,57 @@ def parse_request(message: bytes) -> Request:
             from_disk=flags & _FROM_DISK != 0,
         )
     if op is Op.KEEP_ROW:
-        name, copy, rest = _named(body)
+        name, copy, rest = _named(body + run)
         if copy is None or rest:
             raise BadFrame("a copy of a row of the wrong size")
         return Request(*head, named_by=name, row=copy)
     return Request(*head)
 
 
-def encode_answers(member: str, answers: Iterable[ChannelAnswer]) -> bytes:
+def encode_answers(member: str, answers: Sequence[ChannelAnswer]) -> Message:
     """One message with these answers from `member`."""
     name = member.encode()
     parts = [b"", bytes((len(name),)), name]
-    body_bytes = 0
-    for op, status, request_id, ledger_id, first, last, lac, body, rest in answers:
-        size = len(body) + len(rest)
+    last_run = answers[-1].run if answers else b""
+    for op, status, request_id, ledger_id, first, last, lac, body, run in answers:
+        size = len(body) + len(run)
         parts.append(
             _ANSWER.pack(
-                op,
-                _STATUS_BYTES[status],
-                0,
-                request_id,
-                ledger_id,
-                first,
-                last,
-                lac,
-                size,
+                op, _STATUS_BYTES[status], 0, request_id, ledger_id, first, last, lac, size
             )
         )
         if size:
-            parts += (bytes(body), rest)
-            body_bytes += size
-    if body_bytes > _LARGE_BYTES:
-        crc = 0
-        for part in parts:
-            crc = google_crc32c.extend(crc, part)
-        parts[0] = _U32.pack(crc)
-        return b"".join(parts)
+            parts += (bytes(body), run)
+    if last_run:
+        parts.pop()
     rest = b"".join(parts)
-    return _U32.pack(google_crc32c.value(rest)) + rest
+    crc = google_crc32c.extend(google_crc32c.value(rest), last_run)
+    return Message(_U32.pack(crc) + rest, last_run)
 
 
-def parse_answers(message: bytes) -> tuple[str, list[ChannelAnswer]]:
+def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAnswer]]:
     """The answering member, and the answers. Raises BadFrame."""
-    end = len(message)
+    end = len(fields)
     if end < 5:
         raise BadFrame("an answer is cut short")
-    if _U32.unpack_from(message)[0] != _crc_behind(message, 4):
+    if _U32.unpack_from(fields)[0] != google_crc32c.extend(_crc_behind(fields, 4), run):
         raise BadFrame("an answer whose CRC is wrong")
-    at = 5 + message[4]
+    at = 5 + fields[4]
     if at > end:
         raise BadFrame("an answer is cut short")
-    member = _member(message[5:at])
-    view = memoryview(message)
+    member = _member(fields[5:at])
+    view = memoryview(fields)
     answers = []
     while at < end:
         if end - at < _ANSWER.size:
             raise BadFrame("an answer is cut short")
         code, status, zero, request_id, ledger_id, first, last, lac, size = _ANSWER.unpack_from(
-            message, at
+            fields, at
         )
         op = _OPS.get(code)
         at += _ANSWER.size
-        if op is None or zero or status >= len(_STATUSES) or size > end - at:
+        is_last = size == end - at + len(run)
+        if op is None or zero or status >= len(_STATUSES) or (size > end - at and not is_last):
             raise BadFrame(f"an answer of op {code}, status {status}, {size} bytes")
         answers.append(
             ChannelAnswer(
@@ -322,10 +358,13 @@ def parse_answers(message: bytes) -> tuple[str, list[ChannelAnswer]]:
                 first,
                 last,
                 lac,
-                view[at : at + size],
+                view[at:end] if is_last else view[at : at + size],
+                run if is_last else b"",
             )
         )
-        at += size
+        at = end if is_last else at + size
+    if run and not (answers and answers[-1].run):
+        raise BadFrame("a run behind the last answer")
     return member, answers
 
 
@@ -335,7 +374,7 @@ def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
     return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
-def parse_read_body(body: bytes | memoryview) -> ReadBody:
+def parse_read_body(body: bytes | memoryview, run: bytes = b"") -> ReadBody:
     """The run and the absent ranges in the body of a READ's answer. Raises BadFrame."""
     if len(body) < 4:
         raise BadFrame("a read's answer is cut short")
@@ -346,7 +385,8 @@ def parse_read_body(body: bytes | memoryview) -> ReadBody:
     absent = tuple(_RANGE.iter_unpack(body[4:at]))
     if any(not 0 <= first <= last for first, last in absent):
         raise BadFrame("a read's answer with a backward range")
-    return ReadBody(_run(bytes(body[at:])) if at < len(body) else None, absent)
+    run = bytes(body[at:]) + run
+    return ReadBody(_run(run) if run else None, absent)
 
 
 def _request(
@@ -358,13 +398,13 @@ def _request(
     last: int,
     member: str,
     tail: bytes = b"",
-    body: bytes = b"",
-) -> bytes:
+    run: bytes = b"",
+) -> Message:
     name = member.encode()
     start = bytes((op, flags, 0, 0))
     rest = _REST.pack(request_id, ledger_id, first, last, len(name)) + name + tail
-    crc = google_crc32c.extend(google_crc32c.value(start + rest), body)
-    return b"".join((start, _U32.pack(crc), rest, body))
+    crc = google_crc32c.extend(google_crc32c.value(start + rest), run)
+    return Message(b"".join((start, _U32.pack(crc), rest)), run)
 
 
 def _crc_behind(message: bytes, at: int) -> int:

@@ -1,8 +1,8 @@
 """The number of this release, and the versions of the channel that it speaks.
 
 How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
-handshake, as a subprotocol of WebSocket: the caller offers all that it speaks, the bookie takes the highest that it speaks
-too. A process from before there were versions says nothing, and speaks version 1.
+handshake, as a protocol of HTTP's `Upgrade`: the caller offers all that it speaks, the bookie takes the highest that it
+speaks too. Version 1 was a WebSocket; bookies still speak it (docs/adr/0030-a-framed-channel.md).
 """
 
 import re
@@ -11,28 +11,27 @@ from typing import Final
 
 RELEASE: Final = "0.1.0"
 
-CHANNEL: Final = range(1, 2)
+CHANNEL: Final = range(2, 3)
 """The versions of the channel's frames (`wire/frames.py`) that this release speaks."""
 
-_UNSAID: Final = 1
-_SUBPROTOCOL: Final = "quorumlog."
-_NAME: Final = re.compile(rf"{re.escape(_SUBPROTOCOL)}([0-9]{{1,9}})")
+SOCKET_CHANNEL: Final = 1
+"""The version that is a WebSocket."""
+SUBPROTOCOL: Final = "quorumlog.1"
+"""Its name in the handshake of callers that say one."""
+
+_UPGRADE: Final = "quorumlog-channel/"
+_NAME: Final = re.compile(rf"{re.escape(_UPGRADE)}([0-9]{{1,9}})")
 
 
-def subprotocols(spoken: range) -> tuple[str, ...]:
+def upgrades(spoken: range) -> tuple[str, ...]:
     """The names of versions in a handshake, the highest first: it is preferred."""
-    return tuple(f"{_SUBPROTOCOL}{version}" for version in reversed(spoken))
+    return tuple(f"{_UPGRADE}{version}" for version in reversed(spoken))
 
 
 def versions_in(names: Iterable[str]) -> list[int]:
     """The versions that a peer says it speaks, as far as their names are known here."""
     found = filter(None, map(_NAME.fullmatch, names))
-    return sorted(int(name[1]) for name in found) or [_UNSAID]
-
-
-def has_common(told: Iterable[str], spoken: range) -> bool:
-    """Whether a peer that tells these names speaks a version of `spoken`."""
-    return not set(spoken).isdisjoint(versions_in(told))
+    return sorted(int(name[1]) for name in found)
 
 
 def shown(versions: Iterable[int]) -> str:
