@@ -69,6 +69,10 @@ METHODS: Final = (
 )  # fmt: skip
 
 _UPGRADE: Final = b" HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+_CHANNEL: Final = (
+    b"GET /v1/channel HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: quorumlog-channel/2\r\n"
+    b"Connection: Upgrade\r\n\r\n"
+)
 _POST: Final = b"POST /v1/ledgers/0/entries HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 _OCTETS: Final = _POST + b"Content-Type: application/octet-stream\r\n"
 
@@ -146,6 +150,9 @@ ODD: Final = (
     + _UPGRADE
     + b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: x\r\n\r\n",
     b"GET /v1/channel" + _UPGRADE + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n",
+    _CHANNEL,
+    _CHANNEL + b"\0" * 12,
+    _CHANNEL + b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     _OCTETS + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
     _OCTETS + b"Expect: nonsense\r\nContent-Length: 1\r\n\r\nx",
     _OCTETS + b"Content-Length: 99999999999\r\n\r\nx",

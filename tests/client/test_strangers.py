@@ -23,6 +23,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 KEY = {"X-Ledger-Key": "A" * 43 + "="}
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/2"}
 WRONG = {"Authorization": f"Bearer {'0' * 64}"}
 FUTURE = 20
 """Ledgers that are fenced before they are created."""
@@ -107,8 +108,10 @@ async def test_a_stranger_at_a_bookies_port_fences_no_ledger_of_the_future(
             for ledger_id in range(last.ledger_id, last.ledger_id + FUTURE):
                 fence = f"{url}/v1/ledgers/{ledger_id}/fence"
                 assert (await status_of(session, "POST", fence, headers=KEY))[0] == 401
+            channel = f"{url}/v1/channel"
+            assert (await status_of(session, "GET", channel, headers=UPGRADE))[0] == 401
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-                await session.ws_connect(f"{url}/v1/channel")
+                await session.ws_connect(channel)
             assert refused.value.status == 401
 
         await last.append(b"not fenced")
@@ -170,8 +173,10 @@ async def test_a_page_of_a_stranger_sends_nothing_that_needs_no_preflight(
     """A browser sends these to any address: a request without a typed body, and the handshake of a WebSocket."""
     url, page = cluster.url(name), {"Origin": "https://page.example"}
     async with aiohttp.ClientSession(headers=page) as session:
+        channel = f"{url}/v1/channel"
+        assert (await status_of(session, "GET", channel, headers=UPGRADE))[0] == 403
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await session.ws_connect(f"{url}/v1/channel")
+            await session.ws_connect(channel)
         assert refused.value.status == 403
         for path in ("/v1/ledgers", "/v1/ledgers/1/fence", "/v1/repairs"):
             assert (await status_of(session, "POST", url + path))[0] == 403, path

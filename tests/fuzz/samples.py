@@ -76,31 +76,36 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
         _records(),
         batch.encode([batch.Record(b"v", None, (), None)]),
     ),
-    "requests": (
-        frames.add_request(1, "b1@1", _KEY, _run(DigestKind.CRC32C), recovery=True),
-        frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100),
-        frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, from_disk=True),
-        frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, fence_key=_KEY),
-        frames.fence_request(3, "b1@2", 9, _KEY),
-        frames.read_lac_request(4, "b2@1", 9),
-        frames.write_lac_request(5, "b2@1", 9, 7, _KEY),
+    "requests": tuple(
+        b"".join(message)
+        for message in (
+            frames.add_request(1, "b1@1", _KEY, _run(DigestKind.CRC32C), recovery=True),
+            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100),
+            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, from_disk=True),
+            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, fence_key=_KEY),
+            frames.fence_request(3, "b1@2", 9, _KEY),
+            frames.read_lac_request(4, "b2@1", 9),
+            frames.write_lac_request(5, "b2@1", 9, 7, _KEY),
+        )
     ),
     "answers": (
-        frames.encode_answers(
-            "b1@1",
-            [
-                frames.ChannelAnswer(frames.Op.ADD, Status.OK, 1, 9, 4, 8, 3),
-                frames.ChannelAnswer(
-                    frames.Op.READ,
-                    Status.OK,
-                    2,
-                    9,
-                    4,
-                    8,
-                    3,
-                    read_body(_run(DigestKind.NONE), [(6, 7)]),
-                ),
-            ],
+        b"".join(
+            frames.encode_answers(
+                "b1@1",
+                [
+                    frames.ChannelAnswer(frames.Op.ADD, Status.OK, 1, 9, 4, 8, 3),
+                    frames.ChannelAnswer(
+                        frames.Op.READ,
+                        Status.OK,
+                        2,
+                        9,
+                        4,
+                        8,
+                        3,
+                        read_body(_run(DigestKind.NONE), [(6, 7)]),
+                    ),
+                ],
+            )
         ),
     ),
     "read_bodies": (

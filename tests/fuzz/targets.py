@@ -80,7 +80,7 @@ def requests(data: bytes) -> None:
             request = frames.parse_request(message)
         except frames.BadFrame:
             continue
-        assert _written(request) == message
+        assert b"".join(_written(request)) == message
 
 
 def answers(data: bytes) -> None:
@@ -90,7 +90,7 @@ def answers(data: bytes) -> None:
             member, found = frames.parse_answers(message)
         except frames.BadFrame:
             continue
-        assert frames.encode_answers(member, found) == message
+        assert b"".join(frames.encode_answers(member, found)) == message
         for answer in found:
             read_bodies(bytes(answer.body))
 
@@ -237,7 +237,7 @@ def signed_batches(data: bytes) -> bytes:
     return bytes(content)
 
 
-def _written(request: frames.Request) -> bytes:
+def _written(request: frames.Request) -> frames.Message:
     number, member, ledger_id = request.request_id, request.member, request.ledger_id
     key = request.ledger_key
     match request.op:
@@ -278,14 +278,16 @@ def _written(request: frames.Request) -> bytes:
             return _ranged(message, request)
 
 
-def _like(message: bytes, key: bytes) -> bytes:
-    return _with_crc(message[:-36] + key + message[-4:], 4)
+def _like(message: frames.Message, key: bytes) -> frames.Message:
+    fields = message.fields
+    return frames.Message(_with_crc(fields[:-36] + key + fields[-4:], 4))
 
 
-def _ranged(message: bytes, request: frames.Request) -> bytes:
+def _ranged(message: frames.Message, request: frames.Request) -> frames.Message:
     """With the range that came, which these requests do not use."""
-    ranged = message[:24] + struct.pack(">qq", request.first, request.last) + message[40:]
-    return _with_crc(ranged, 4)
+    fields = message.fields
+    ranged = fields[:24] + struct.pack(">qq", request.first, request.last) + fields[40:]
+    return frames.Message(_with_crc(ranged, 4))
 
 
 def _only_problems(work: Callable[[], object]) -> None:

@@ -132,12 +132,13 @@ def requests() -> dict[str, str]:
         "write lac": frames.write_lac_request(9, ME, 7, 5, KEY),
         "keep row": frames.keep_row_request(10, ME, 7, KEY, name, row),
     }
-    return {name: message.hex() for name, message in made.items()}
+    return {name: b"".join(message).hex() for name, message in made.items()}
 
 
 def answers() -> dict[str, str]:
     """An answer of each status, by its name."""
-    return {status.name: frames.encode_answers(ME, [_answer(status)]).hex() for status in Status}
+    made = {status.name: frames.encode_answers(ME, [_answer(status)]) for status in Status}
+    return {name: b"".join(message).hex() for name, message in made.items()}
 
 
 def _answer(status: Status) -> ChannelAnswer:

@@ -64,6 +64,15 @@ def answers(draw: st.DrawFn) -> frames.ChannelAnswer:
     )
 
 
+@st.composite
+def given_answers(draw: st.DrawFn) -> list[frames.ChannelAnswer]:
+    """Answers of which the last one may have a run of its own."""
+    some = draw(st.lists(answers(), max_size=5))
+    if some:
+        some[-1] = some[-1]._replace(run=draw(st.binary(max_size=50)))
+    return some
+
+
 NAMES = st.builds(RowName, st.integers(1, ID_MAX), st.binary(min_size=16, max_size=16))
 
 
@@ -83,7 +92,7 @@ def test_an_add_survives_the_trip(
         request_id, member, key, run, recovery=recovery, named_by=name, row=brought
     )
 
-    got = frames.parse_request(message)
+    got = frames.parse_request(*message)
 
     assert got == frames.Request(
         frames.Op.ADD,
@@ -106,7 +115,7 @@ def test_a_copy_of_a_row_survives_the_trip(
 ) -> None:
     message = frames.keep_row_request(request_id, member, ledger_id, key, name, copy)
 
-    got = frames.parse_request(message)
+    got = frames.parse_request(*message)
 
     assert (got.op, got.request_id, got.member) == (frames.Op.KEEP_ROW, request_id, member)
     assert (got.ledger_id, got.ledger_key, got.row) == (ledger_id, key, RowCopy(name, copy))
@@ -140,7 +149,7 @@ def test_a_read_survives_the_trip(
         from_disk=from_disk,
     )
 
-    got = frames.parse_request(message)
+    got = frames.parse_request(*message)
 
     assert got == frames.Request(
         frames.Op.READ,
@@ -159,9 +168,9 @@ def test_a_read_survives_the_trip(
 def test_fence_and_lac_requests_survive_the_trip(
     request_id: int, member: str, ledger_id: int, key: bytes, lac: int
 ) -> None:
-    fence = frames.parse_request(frames.fence_request(request_id, member, ledger_id, key))
-    ask = frames.parse_request(frames.read_lac_request(request_id, member, ledger_id))
-    tell = frames.parse_request(frames.write_lac_request(request_id, member, ledger_id, lac, key))
+    fence = frames.parse_request(*frames.fence_request(request_id, member, ledger_id, key))
+    ask = frames.parse_request(*frames.read_lac_request(request_id, member, ledger_id))
+    tell = frames.parse_request(*frames.write_lac_request(request_id, member, ledger_id, lac, key))
 
     head = (request_id, ledger_id, -1)
     assert fence == frames.Request(frames.Op.FENCE, *head, -1, member, key)
@@ -169,11 +178,17 @@ def test_fence_and_lac_requests_survive_the_trip(
     assert tell == frames.Request(frames.Op.WRITE_LAC, *head, lac, member, key)
 
 
-@given(MEMBERS, st.lists(answers(), max_size=5))
+@given(MEMBERS, given_answers())
 def test_answers_survive_the_trip(member: str, given_answers: list[frames.ChannelAnswer]) -> None:
     message = frames.encode_answers(member, given_answers)
 
-    assert frames.parse_answers(message) == (member, given_answers)
+    assert frames.parse_answers(*message) == (member, given_answers)
+    # As one piece, which version 1 of the channel sends.
+    member_told, told = frames.parse_answers(b"".join(message))
+    assert member_told == member
+    assert [b"".join(answer[-2:]) for answer in told] == [
+        b"".join(answer[-2:]) for answer in given_answers
+    ]
 
 
 @given(st.none() | runs(), st.lists(ranges(), max_size=4).map(tuple))
@@ -183,11 +198,12 @@ def test_what_a_read_found_survives_the_trip(
     assert frames.parse_read_body(read_body(run, absent)) == (run, absent)
 
 
-@given(st.binary(max_size=300))
-def test_garbage_is_never_a_message(garbage: bytes) -> None:
+@given(st.binary(max_size=300), st.binary(max_size=60))
+def test_garbage_is_never_a_message(garbage: bytes, run: bytes) -> None:
     for parse in (frames.parse_request, frames.parse_answers):
-        with pytest.raises(frames.BadFrame):
-            parse(garbage)
+        for pieces in ((garbage,), (garbage, run)):
+            with pytest.raises(frames.BadFrame):
+                parse(*pieces)
 
 
 @given(runs(), st.data())
@@ -197,7 +213,8 @@ def test_a_flipped_bit_or_a_cut_is_noticed(run: record.Run, data: st.DataObject)
         "bookie-1@1",
         [frames.ChannelAnswer(frames.Op.READ, Status.OK, 7, run.ledger_id, run.first, run.last)],
     )
-    for message, parse in ((request, frames.parse_request), (answer, frames.parse_answers)):
+    for whole, parse in ((request, frames.parse_request), (answer, frames.parse_answers)):
+        message = b"".join(whole)
         bit = data.draw(st.integers(0, len(message) * 8 - 1))
         flipped = bytearray(message)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -221,11 +238,11 @@ def test_a_flipped_bit_of_a_large_answer_is_noticed_wherever_it_is() -> None:
     answer = frames.ChannelAnswer(
         frames.Op.READ, Status.OK, 7, 1, 0, 39, 39, frames.encode_absent(()), run.body
     )
-    message = frames.encode_answers("b@1", [answer])
+    message = b"".join(frames.encode_answers("b@1", [answer]))
     step = frames._CRC_STEP_BYTES
     assert len(message) > 3 * step
     ((found,),) = [frames.parse_answers(message)[1]]
-    assert frames.parse_read_body(found.body).run == run
+    assert frames.parse_read_body(found.body, found.run).run == run
 
     edges = [4 + number * step + near for number in range(4) for near in (-1, 0, 1)]
     for at in [*edges, len(message) - 1]:
@@ -253,7 +270,7 @@ def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
         payloads=[b"x"],
         codec=record.Codec(DigestKind.CRC32C),
     )
-    message = bytearray(frames.add_request(1, "b@1", bytes(32), run))
+    message = bytearray(b"".join(frames.add_request(1, "b@1", bytes(32), run)))
     struct.pack_into(">q", message, 24, 6)
     crc = google_crc32c.value(bytes(message[:4] + message[8:]))
     struct.pack_into(">I", message, 4, crc)
@@ -272,10 +289,54 @@ def test_an_add_with_a_flag_that_nobody_sends_is_of_another_protocol() -> None:
         payloads=[b"x"],
         codec=record.Codec(DigestKind.CRC32C),
     )
-    message = bytearray(frames.add_request(1, "b@1", bytes(32), run, recovery=True))
+    message = bytearray(b"".join(frames.add_request(1, "b@1", bytes(32), run, recovery=True)))
     message[1] |= 2
     crc = google_crc32c.value(bytes(message[:4] + message[8:]))
     struct.pack_into(">I", message, 4, crc)
 
     with pytest.raises(frames.BadFrame, match="flags 3"):
         frames.parse_request(bytes(message))
+
+
+def test_a_run_that_no_answer_ends_with_is_refused() -> None:
+    answer = frames.ChannelAnswer(frames.Op.ADD, Status.OK, 7, 1, 0, 0)
+    fields, _ = frames.encode_answers("b@1", [answer])
+    crc = google_crc32c.extend(google_crc32c.value(fields[4:]), b"run")
+
+    with pytest.raises(frames.BadFrame, match="behind the last"):
+        frames.parse_answers(struct.pack(">I", crc) + fields[4:], b"run")
+
+
+@given(st.binary(min_size=1, max_size=40), st.binary(max_size=40))
+def test_a_frame_says_the_sizes_of_its_message(fields: bytes, run: bytes) -> None:
+    frame = b"".join(frames.frame_of(frames.Message(fields, run)))
+    size = frames.FRAME_HEAD.size
+
+    assert frames.parse_frame_head(frame[:size]) == (len(fields), len(run))
+    assert frame[size:] == fields + run
+
+
+@given(st.integers(0, frames.FRAME_HEAD.size * 8 - 1))
+def test_a_head_with_a_flipped_bit_makes_room_for_nothing(bit: int) -> None:
+    head = bytearray(frames.frame_of(frames.Message(b"fields", b"run"))[0])
+    head[bit // 8] ^= 1 << bit % 8
+
+    with pytest.raises(frames.BadFrame, match="damaged"):
+        frames.parse_frame_head(bytes(head[: frames.FRAME_HEAD.size]))
+
+
+def test_a_head_of_more_than_a_message_may_have_is_refused() -> None:
+    for fields, run, is_right in (
+        (1, -1, True),
+        (1, 0, False),
+        (0, 1, False),
+        (2**31, 2**31, False),
+    ):
+        most = frames.MESSAGE_BYTES_MAX if fields < 2**31 else 0
+        sizes = struct.pack(">II", fields, most + run)
+        head = sizes + struct.pack(">I", google_crc32c.value(sizes))
+        if is_right:
+            assert sum(frames.parse_frame_head(head)) == frames.MESSAGE_BYTES_MAX
+        else:
+            with pytest.raises(frames.BadFrame, match="bytes"):
+                frames.parse_frame_head(head)
