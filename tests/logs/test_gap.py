@@ -11,7 +11,6 @@ from functools import partial
 
 import asyncpg
 import pytest
-from aiohttp import web
 
 from loadtest.stores import Stores
 from quorumlog.errors import (
@@ -23,7 +22,7 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.wire.frames import Op, Request
+from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.sweep import SweepTimes
@@ -39,6 +38,7 @@ from tests.gateway.engine.support import (
     world_of,
 )
 from tests.logs.test_manager import SETTINGS, call
+from tests.support.framed import Line
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until, within
 
@@ -147,10 +147,8 @@ async def test_a_ledger_that_nobody_heard_of_before_a_loss_was_accepted_takes_no
         assert await contents(two, 0) == [*acknowledged, "c"]
 
 
-async def _without_copies(
-    bookie: MemoryBookie, request: Request, socket: web.WebSocketResponse
-) -> bytes | None:
-    return None if request.op is Op.KEEP_ROW else await bookie.obey(request, socket)
+async def _without_copies(bookie: MemoryBookie, request: Request, line: Line) -> Message | None:
+    return None if request.op is Op.KEEP_ROW else await bookie.obey(request, line)
 
 
 async def _log_row(stores: Stores) -> asyncpg.Record:

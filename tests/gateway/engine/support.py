@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from aiohttp import web
-
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.net.listen import ListenLimits, listening
@@ -28,7 +26,7 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
-from quorumlog.wire.frames import Op, Request
+from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.app import build_app, build_internal_app
 from services.gateway.edge.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
@@ -38,6 +36,7 @@ from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from tests.metadata.support import PATIENT_S, Service, serving
 from tests.net.peer import Peer, ok, read_body
+from tests.support.framed import Line
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.replicas import HeldEntries, ask, memory_replica
 from tests.support.waiting import until
@@ -67,7 +66,7 @@ class MemoryBookie(Peer):
         assert isinstance(replica.holdings, HeldEntries)
         return sorted(replica.holdings.entries)
 
-    async def obey(self, request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+    async def obey(self, request: Request, _line: Line) -> Message | None:
         """What a bookie that behaves answers."""
         if self.is_silent:
             return None
@@ -91,11 +90,9 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
-    async def _wait(
-        self, bookie: MemoryBookie, request: Request, socket: web.WebSocketResponse
-    ) -> bytes | None:
+    async def _wait(self, bookie: MemoryBookie, request: Request, line: Line) -> Message | None:
         await self._opened.wait()
-        return await bookie.obey(request, socket)
+        return await bookie.obey(request, line)
 
 
 def _judge(replica: Replica, request: Request) -> Verdict:

@@ -7,7 +7,6 @@ from typing import cast
 
 import asyncpg
 import pytest
-from aiohttp import web
 
 from loadtest.stores import Stores
 from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
@@ -17,10 +16,11 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
-from quorumlog.wire.frames import Op, Request
+from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine.losses import LossAcceptance
 from services.gateway.logs.values import Append
 from tests.gateway.engine.support import MemoryBookie, World, ledger, world_of
+from tests.support.framed import Line
 from tests.support.replicas import HeldEntries
 from tests.support.waiting import until, within
 
@@ -48,8 +48,8 @@ class Withheld:
 
     def _behaving(
         self, bookie: MemoryBookie
-    ) -> Callable[[Request, web.WebSocketResponse], Awaitable[bytes | None]]:
-        async def behave(request: Request, socket: web.WebSocketResponse) -> bytes | None:
+    ) -> Callable[[Request, Line], Awaitable[Message | None]]:
+        async def behave(request: Request, line: Line) -> Message | None:
             if (
                 request.op is Op.KEEP_ROW
                 and request.row is not None
@@ -57,7 +57,7 @@ class Withheld:
             ):
                 self.asked.set()
                 await self.allowed.wait()
-            return await bookie.obey(request, socket)
+            return await bookie.obey(request, line)
 
         return behave
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import NoReturn
 
 import pytest
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from loadtest.stores import Stores
@@ -31,13 +30,14 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
-from quorumlog.wire.frames import Op, Request
+from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine import add_metrics
 from services.gateway.engine import handles as handles_module
 from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUNS_IN_FLIGHT, WriteHandle
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
+from tests.support.framed import Line
 from tests.support.waiting import turns, until, within
 
 PATIENT = MachineTimes(add_s=120, quorum_s=120)
@@ -391,7 +391,7 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
         row = await ledger(world.engine)
         await world.other.read(row.ledger_id, 0)
 
-        async def never(request: Request, _socket: web.WebSocketResponse) -> bytes | None:
+        async def never(request: Request, _line: Line) -> Message | None:
             if request.op is Op.ADD:
                 killing.append(asyncio.ensure_future(world.gateways[0].kill()))
                 return None
