@@ -269,12 +269,19 @@ def test_an_end_that_pauses_keeps_what_has_come_and_takes_it_in_order(
 
 
 @pytest.mark.parametrize("data", [b"\0" * 12, b"GET / HTTP/1.1\r\n\r\n", os.urandom(100)])
-async def test_an_end_that_sends_no_frames_is_cut(data: bytes) -> None:
-    async with serving() as (listener, lines), connected(listener, lines) as (near, far):
-        near.write(data)
-        with pytest.raises(BadFrame, match="damaged"):
-            await far.framed.closed
-        assert await near.receive() is None
+@pytest.mark.parametrize("loop_of", LOOPS)
+def test_an_end_that_sends_no_frames_is_cut(
+    data: bytes, loop_of: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def talk() -> None:
+        async with serving() as (listener, lines), connected(listener, lines) as (near, far):
+            near.write(data)
+            with pytest.raises(BadFrame, match="damaged"):
+                await far.framed.closed
+            assert await near.receive() is None
+
+    with asyncio.Runner(loop_factory=loop_of) as runner:
+        runner.run(talk())
 
 
 async def test_an_end_that_goes_in_the_middle_of_a_message_ends_the_connection() -> None:

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import itertools
 import resource
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +125,36 @@ async def test_objects_in_circles_are_freed_though_nobody_makes_others(
         await tasks.close()
 
     assert reference() is None
+
+
+LARGE_BLOCKS = """
+import resource
+from quorumlog.net.memory import Heap, keep_freed
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def work():
+    for _ in range(100):
+        memoryview(bytearray(1 << 20))[:] = bytes(1 << 20)
+
+keep_freed()
+heap = Heap()
+work()
+before = faults()
+work()
+print(faults() - before, heap.trim(0))
+"""
+
+
+@pytest.mark.usefixtures("heap")
+def test_freed_large_blocks_are_used_again_and_go_back_when_idle() -> None:
+    """In a process of its own: the library's settings are for all of a process."""
+    told = subprocess.run(
+        (sys.executable, "-c", LARGE_BLOCKS), check=True, capture_output=True, text=True
+    ).stdout
+    faults, given_back = map(int, told.split())
+
+    # Of 51,200 pages that are written to.
+    assert faults < 1000
+    assert given_back >= MIB

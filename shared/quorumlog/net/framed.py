@@ -125,7 +125,8 @@ class Framed(asyncio.BufferedProtocol):
         # A transport that reads goes on as its former protocol wanted.
         transport.pause_reading()
         transport.set_protocol(self)
-        transport.resume_reading()
+        if not self._is_paused:
+            transport.resume_reading()
         self.announce()
 
     def announce(self) -> None:

@@ -54,7 +54,7 @@ from quorumlog.net.listen import (
     request_id,
     telling,
 )
-from quorumlog.net.memory import trim_forever
+from quorumlog.net.memory import keep_freed, trim_forever
 from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
@@ -423,6 +423,7 @@ def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:
     log_as_json(name, settings.log_level)
     for doubt in settings.doubts:
         log.warning("setting-doubtful", extra={"why": doubt})
+    keep_freed()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_serve(name, factory, settings))
     if status:
