@@ -44,7 +44,7 @@ MESSAGES = [
 
 
 class Heard:
-    """Takes messages. Implements `framed.Ends`."""
+    """Takes messages. Implements `framed.Speaker`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -227,7 +227,7 @@ def test_to_an_end_that_does_not_read_little_is_sent_until_it_reads_on(
             connected(listener, lines, mine) as (near, far),
         ):
             far.framed.pause()
-            near.framed._ends = endless = Endless()
+            near.framed._speaker = endless = Endless()
             endless.framed = near.framed
             near.framed.announce()
             await until(lambda: near.framed._is_writing_paused, "the system takes no more")
@@ -254,7 +254,7 @@ def test_an_end_that_pauses_keeps_what_has_come_and_takes_it_in_order(
 
     async def talk() -> None:
         async with serving() as (listener, lines), connected(listener, lines) as (near, far):
-            far.framed._ends = choosy = Choosy()
+            far.framed._speaker = choosy = Choosy()
             choosy.framed = far.framed
             messages = MESSAGES * 20 + [Message(b"large", bytes(200_000))] + MESSAGES
             for message in messages:
@@ -300,7 +300,7 @@ async def test_a_defect_of_who_takes_messages_ends_the_connection_and_is_told() 
             raise RuntimeError("unforeseen")
 
     async with serving() as (listener, lines), connected(listener, lines) as (near, far):
-        far.framed._ends = Broken()
+        far.framed._speaker = Broken()
         near.send(Message(b"fields"))
         with pytest.raises(RuntimeError, match="unforeseen"):
             await far.framed.closed

@@ -14,7 +14,7 @@ from quorumlog.wire.frames import Message
 
 
 class Line:
-    """One end of a connection of frames. Implements `framed.Ends`."""
+    """One end of a connection of frames. Implements `framed.Speaker`."""
 
     framed: Framed
 

@@ -42,7 +42,7 @@ class _Scratch(threading.local):
 _scratch: Final = _Scratch()
 
 
-class Ends(Protocol):
+class Speaker(Protocol):
     """Who speaks over a connection."""
 
     def received(self, fields: bytes, run: bytes) -> None:
@@ -95,9 +95,9 @@ class Framed(asyncio.BufferedProtocol):
       - while a message comes (`_fields`, `_run`), `_kept` is empty.
     """
 
-    def __init__(self, ends: Ends) -> None:
-        """`ends` is told of messages once the connection is handed over (`take_over`)."""
-        self._ends = ends
+    def __init__(self, speaker: Speaker) -> None:
+        """`speaker` is told of messages once the connection is handed over (`take_over`)."""
+        self._speaker = speaker
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection has ended: with BadFrame where the peer sent no frames, with OSError where the
@@ -230,7 +230,7 @@ class Framed(asyncio.BufferedProtocol):
             if stop > end:
                 self._begin(fields, run, data[at:])
                 return
-            self._ends.received(bytes(data[at:middle]), bytes(data[middle:stop]))
+            self._speaker.received(bytes(data[at:middle]), bytes(data[middle:stop]))
             at = stop
         self._kept = bytes(data[at:])
 
@@ -242,7 +242,7 @@ class Framed(asyncio.BufferedProtocol):
         fields, run = self._fields, self._run
         if fields is not None and run is not None and fields.is_whole and run.is_whole:
             self._fields = self._run = None
-            self._ends.received(fields.value(), run.value())
+            self._speaker.received(fields.value(), run.value())
 
     def _read_on(self) -> None:
         transport = self._transport
@@ -263,7 +263,7 @@ class Framed(asyncio.BufferedProtocol):
                 transport = self._transport
                 if transport is None or transport.is_closing():
                     return
-                buffers = self._ends.to_send()
+                buffers = self._speaker.to_send()
                 if not buffers:
                     return
                 transport.writelines(buffers)
@@ -271,7 +271,9 @@ class Framed(asyncio.BufferedProtocol):
             self._break(error)
 
 
-async def accept(request: web.Request, ends: Ends, name: str) -> tuple[Framed, web.StreamResponse]:
+async def accept(
+    request: web.Request, speaker: Speaker, name: str
+) -> tuple[Framed, web.StreamResponse]:
     """Answer 101 with the protocol's name, and speak frames from then on. Raises: BadRequest, ConnectionError."""
     if is_followed(request):
         raise BadRequest("bytes came behind the request for an upgrade: its answer comes first")
@@ -283,7 +285,7 @@ async def accept(request: web.Request, ends: Ends, name: str) -> tuple[Framed, w
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the caller has gone")
-    framed = Framed(ends)
+    framed = Framed(speaker)
     framed.take_over(transport, request.protocol)
     return framed, answer
 
@@ -302,7 +304,7 @@ class _Tail:
 async def connect(
     session: aiohttp.ClientSession,
     url: str,
-    ends: Ends,
+    speaker: Speaker,
     names: Sequence[str],
     expected: ExpectedServer,
 ) -> Framed:
@@ -314,13 +316,15 @@ async def connect(
             body = await response.content.read(_REFUSAL_BYTES)
             why = problems.from_answer(response.status, body).detail
             raise aiohttp.ClientError(f"no upgrade to {', '.join(names)}: {response.status}, {why}")
-        return _handed_over(response, ends, names)
+        return _handed_over(response, speaker, names)
     except BaseException:
         response.close()
         raise
 
 
-def _handed_over(response: aiohttp.ClientResponse, ends: Ends, names: Sequence[str]) -> Framed:
+def _handed_over(
+    response: aiohttp.ClientResponse, speaker: Speaker, names: Sequence[str]
+) -> Framed:
     name, connection = response.headers.get(hdrs.UPGRADE), response.connection
     if name not in names or connection is None:
         raise aiohttp.ClientError(f"an upgrade to {name} where {', '.join(names)} was asked for")
@@ -330,6 +334,6 @@ def _handed_over(response: aiohttp.ClientResponse, ends: Ends, names: Sequence[s
     former.set_parser(tail, None)
     if tail.data:
         raise aiohttp.ClientError(f"{len(tail.data)} bytes came before anything was asked")
-    framed = Framed(ends)
+    framed = Framed(speaker)
     framed.take_over(transport, former, response.close)
     return framed
