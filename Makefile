@@ -82,8 +82,19 @@ spark: .venv/installed-spark ## run the Spark job FILE= against the local cluste
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
-bench: setup ## measure appends and reads (TLS=1: over mutual TLS inside), and JetStream in the same run
-	@exec $(PY) -m loadtest.bench
+bench: setup build/nats build/bookkeeper ## ours beside JetStream and BookKeeper: TIME= ROUNDS= ONLY= OUT=docs/benchmarks TLS=1
+	@exec $(PY) -m loadtest.bench $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(addprefix --only ,$(ONLY)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+# What is not here is left out of the benchmark, which says so.
+build/nats: $(wildcard loadtest/nats/go.*)
+	@mkdir -p build
+	@(cd loadtest/nats && $(GO) build -o $(CURDIR)/build/nats github.com/nats-io/natscli/nats) \
+		|| echo "no Go here, or no way to its modules: nats bench is left out"
+
+build/bookkeeper: loadtest/bookkeeper/pom.xml $(shell find loadtest/bookkeeper/src -type f)
+	@{ command -v mvn >/dev/null && mvn -q -B -f loadtest/bookkeeper/pom.xml package && touch build/bookkeeper; } \
+		|| echo "no Maven here, or no way to its artifacts: BookKeeper is left out"
 
 bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
 	@exec $(PY) -m loadtest.bench_bookie $(if $(ENTRIES),--entries $(ENTRIES)) $(ARGS)

@@ -15,7 +15,7 @@ import os
 import statistics
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns as clock_ns
 from typing import Final
@@ -137,6 +137,34 @@ async def _expected(session: aiohttp.ClientSession, url: str, plan: Plan) -> byt
     return digest.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What the readers saw, and what it cost."""
+
+    plan: Plan
+    wrong: int
+    """Readers that missed something, or saw what is not there."""
+    times_ms: Sequence[float]
+    """From just before an append until a reader has the record."""
+    gateway_s: float
+    """The gateway's CPU."""
+    before_bytes: int
+    """The gateway's memory before the readers came."""
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        """For people."""
+        plan = self.plan
+        cuts = statistics.quantiles(self.times_ms, n=100) if len(self.times_ms) > 1 else [0.0] * 99
+        return (
+            f"{'log' if plan.is_log else 'ledger'}: {plan.writers} writers of {plan.rate:g}/s; the gateway used"
+            f" {self.gateway_s:.1f} s of a core, {self.gateway_s * 1e6 / plan.total / plan.readers:.1f} us a record"
+            f" and reader; {self.before_bytes >> 20} MB before\n"
+            f"bench-tail: {plan.readers} readers, {plan.total} records each, {self.wrong} wrong,"
+            f" p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms, gateway {self.peak_bytes >> 20} MB"
+        )
+
+
 async def _watch(pid: int, seen: Callable[[int], None]) -> None:
     process = psutil.Process(pid)
     while True:
@@ -144,8 +172,8 @@ async def _watch(pid: int, seen: Callable[[int], None]) -> None:
         await asyncio.sleep(0.2)
 
 
-async def run(plan: Plan, cluster: Cluster) -> tuple[str, bool]:
-    """The last line, and whether every reader saw everything."""
+async def run(plan: Plan, cluster: Cluster) -> Followed:
+    """Let readers follow the tail while writers append."""
     gateway = cluster.gateways[0]
     pid = int((cluster.data / "run" / "gateway-1.pid").read_text())
     peak, before = 0, psutil.Process(pid).memory_info().rss
@@ -181,26 +209,16 @@ async def run(plan: Plan, cluster: Cluster) -> tuple[str, bool]:
         expected = await _expected(session, url, plan)
     cpu = psutil.Process(pid).cpu_times()
     busy_s = cpu.user + cpu.system - cpu_before.user - cpu_before.system
-    times = sorted(time for reader in readers for time in reader.times_ms)
-    cuts = statistics.quantiles(times, n=100) if len(times) > 1 else [0.0] * 99
+    times_ms = [time for reader in readers for time in reader.times_ms]
     wrong = sum(not reader.has_seen(expected) for reader in readers)
-    print(
-        f"{'log' if plan.is_log else 'ledger'}: {plan.writers} writers of {plan.rate:g}/s; the gateway used"
-        f" {busy_s:.1f} s of a core, {busy_s * 1e6 / plan.total / plan.readers:.1f} us a record and reader;"
-        f" {before >> 20} MB before"
-    )
-    line = (
-        f"bench-tail: {plan.readers} readers, {plan.total} records each, {wrong} wrong,"
-        f" p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms, gateway {peak >> 20} MB"
-    )
-    return line, wrong == 0
+    return Followed(plan, wrong, times_ms, busy_s, before, peak)
 
 
 async def _main(plan: Plan) -> int:
     async with running(None, bookies=3, gateways=1) as cluster:
-        line, is_right = await run(plan, cluster)
-    print(line)
-    return 0 if is_right else 1
+        followed = await run(plan, cluster)
+    print(followed)
+    return 0 if not followed.wrong else 1
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 What happens to a process is asked by its name (`bookie-2`), as in the local cluster.
 """
 
+import asyncio
 import os
 import signal
 import ssl
@@ -239,6 +240,8 @@ async def running(
             except StartTimeout as error:
                 raise DeadlineMissed("the cluster is ready", str(error), START_S) from error
             yield cluster
+        except asyncio.CancelledError:  # by Ctrl-C, which is no failure
+            raise
         except BaseException:
             sys.stderr.write(cluster.log_ends() + "\n")
             raise

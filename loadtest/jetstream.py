@@ -4,23 +4,44 @@ As durable as we are: three copies, and each server syncs before it answers (`sy
 always`; its default would answer first and sync within two minutes).
 """
 
+import asyncio
+import csv
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from time import perf_counter as clock
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import nats
 from nats.js.api import ConsumerConfig, DeliverPolicy, StreamConfig
 
+from loadtest.bench.measure import (
+    KIB,
+    Absent,
+    Figures,
+    Meter,
+    Pids,
+    appends,
+    by_program,
+    during,
+    payload_of,
+    to_read,
+)
 from loadtest.ports import free_ports
 from loadtest.waiting import until
+from services.local.config import ROOT
 from services.local.process import Program, start, stop
 
 _STREAM: Final = "bench"
 _SUBJECT: Final = "bench.entries"
+_NATS: Final = ROOT / "build" / "nats"
+_RATE_OF_ONE: Final = 1000
+_RATE_OF_MANY: Final = 15_000
+"""Entries for each second of a measurement: `nats bench` takes a number of entries, and no time."""
+_READ_STREAM: Final = "to-read"
+_READ_SUBJECT: Final = "to-read.entries"
 
 _CONFIG: Final = """
 server_name: s{number}
@@ -35,20 +56,26 @@ async def _say_nothing(_error: Exception) -> None:
 
 
 class JetStream:
-    """A stream of three copies."""
+    """Three servers, with one stream to write and one to read."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, folder: Path, client: Any, pids: Pids, seconds: float) -> None:
+        self._folder = folder
         self._client = client
-        self._stream = client.jetstream(timeout=20)
+        self._pids = pids
+        self._seconds = seconds
+        self._streams = client.jetstream(timeout=20)
+        self._total = to_read(seconds)
+        self._is_filled = False
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, folder: Path) -> AsyncIterator["JetStream"]:
-        """Start the servers and make the stream."""
+    async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
+        """Run the servers until the end of the block."""
         ports, routes = free_ports(3), free_ports(3)
+        pids = []
         async with AsyncExitStack() as stack:
             for number, (port, route) in enumerate(zip(ports, routes, strict=True)):
-                own = folder / str(number)
+                own = folder / f"nats-{number}"
                 own.mkdir(parents=True)
                 config = own / "server.conf"
                 config.write_text(
@@ -65,6 +92,7 @@ class JetStream:
                     Program(f"nats-{number}", (str(binary), "-c", str(config))), own / "log"
                 )
                 stack.callback(stop, process, signal.SIGTERM, 20)
+                pids.append(process.pid)
             servers = [f"nats://127.0.0.1:{port}" for port in ports]
             client = await until(
                 lambda: nats.connect(servers=servers, error_cb=_say_nothing),
@@ -72,34 +100,96 @@ class JetStream:
                 passing=(OSError, nats.errors.Error),
             )
             stack.push_async_callback(client.close)
-            peer = cls(client)
-            await until(peer.create, "JetStream has a leader", passing=(nats.errors.Error,))
+            peer = cls(folder, client, {"client": [os.getpid()], "servers": pids}, seconds)
+            await until(peer._create, "JetStream has a leader", passing=(nats.errors.Error,))
             yield peer
 
-    async def create(self) -> bool:
-        """Make the stream."""
-        config = StreamConfig(name=_STREAM, subjects=[_SUBJECT], num_replicas=3)
-        await self._stream.add_stream(config)
+    async def _create(self) -> bool:
+        for name, subject in ((_STREAM, _SUBJECT), (_READ_STREAM, _READ_SUBJECT)):
+            config = StreamConfig(name=name, subjects=[subject], num_replicas=3)
+            await self._streams.add_stream(config)
         return True
 
-    async def publish(self, payload: bytes) -> int:
-        """Append an entry and wait for its acknowledgement."""
-        await self._stream.publish(_SUBJECT, payload)
-        return 1
-
-    async def read_all(self) -> tuple[int, float]:
-        """Read the stream from its start: how many entries, in how many seconds."""
-        total = (await self._stream.stream_info(_STREAM)).state.messages
-        began = clock()
-        subscription = await self._stream.subscribe(
-            _SUBJECT,
-            ordered_consumer=True,
-            config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL),
-            pending_msgs_limit=-1,
-            pending_bytes_limit=-1,
+    async def publish(self, in_flight: int, size: int = KIB) -> Figures:
+        """Append entry by entry, and wait for each acknowledgement."""
+        payload = payload_of(size)
+        figures = await appends(
+            Meter(self._pids),
+            lambda: self._streams.publish(_SUBJECT, payload),
+            in_flight=in_flight,
+            seconds=self._seconds,
+            size=size,
         )
-        for _ in range(total):
-            await subscription.next_msg(timeout=20)
-        seconds = clock() - began
-        await subscription.unsubscribe()
-        return total, seconds
+        await self._streams.purge_stream(_STREAM)
+        return figures
+
+    async def read(self) -> Figures:
+        """Read a stream from its start to its end, again and again."""
+        await self._fill()
+        count = 0
+        with Meter(self._pids) as meter:
+            for _ in during(self._seconds):
+                subscription = await self._streams.subscribe(
+                    _READ_SUBJECT,
+                    ordered_consumer=True,
+                    config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL),
+                    pending_msgs_limit=-1,
+                    pending_bytes_limit=-1,
+                )
+                for _ in range(self._total):
+                    await subscription.next_msg(timeout=20)
+                count += self._total
+                await subscription.unsubscribe()
+        return meter.figures(count, KIB)
+
+    async def _fill(self) -> None:
+        if self._is_filled:
+            return
+        payload = payload_of(KIB)
+        for _ in range(self._total // 1000):
+            publishes = (self._streams.publish(_READ_SUBJECT, payload) for _ in range(1000))
+            await asyncio.gather(*publishes)
+        self._is_filled = True
+
+    # JetStream's own load generator: nats-py is bound by itself.
+
+    async def nats_bench(self, in_flight: int) -> Figures:
+        """Append by `nats bench`; with more than one in flight, batch by batch."""
+        rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
+        count = max(in_flight, round(rate * self._seconds))
+        how = ("sync",) if in_flight == 1 else ("async", "--batch", str(in_flight))
+        meter, told = await self._nats(
+            "js", "pub", *how, "--stream", _STREAM, _SUBJECT, count=count
+        )
+        await self._streams.purge_stream(_STREAM)
+        figures = meter.figures(count, KIB)
+        if in_flight == 1:  # the other latencies are of whole batches
+            names = {"p50 ms": "P50", "p99 ms": "P99", "p99.9 ms": "P99.9"}
+            figures |= {
+                name: float(told[f"{own}LatencyMicroSecs"]) / 1e3 for name, own in names.items()
+            }
+        return figures
+
+    async def nats_bench_read(self) -> Figures:
+        """Read by `nats bench`, in order."""
+        await self._fill()
+        words = ("js", "ordered", "--stream", _READ_STREAM)
+        meter, _ = await self._nats(*words, count=self._total)
+        return meter.figures(self._total, KIB)
+
+    async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
+        """What `nats bench` took, and what it says. Raises: Absent."""
+        if not _NATS.exists():
+            raise Absent("nats bench is not built: `make bench` does that with Go")
+        table = self._folder / "nats.csv"
+        meter = Meter(self._pids)
+        argv = [
+            str(_NATS), "bench", *words, "--msgs", str(count), "--size", str(KIB), "--no-progress",
+            "--server", self._client.connected_url.geturl(), "--no-context", "--csv", str(table),
+        ]  # fmt: skip
+        await by_program(meter, argv)
+        with table.open(newline="") as lines:
+            (told,) = csv.DictReader(lines)
+        # The program runs longer than it measures.
+        meter.seconds = count / float(told["MsgsPerSec"])
+        return meter, told

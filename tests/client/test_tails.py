@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 async def test_every_reader_sees_every_record(cluster: Cluster, is_log: bool) -> None:
     plan = Plan(readers=40, writers=5, records=20, rate=50.0, is_log=is_log)
 
-    line, is_right = await run(plan, cluster)
+    followed = await run(plan, cluster)
 
-    assert is_right, line
-    assert line.startswith("bench-tail: 40 readers, 100 records each, 0 wrong")
+    assert not followed.wrong, followed
+    assert "bench-tail: 40 readers, 100 records each, 0 wrong" in str(followed)

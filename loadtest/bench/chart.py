@@ -1,0 +1,91 @@
+"""An SVG of a run: how far each goal is reached, and the entries a second of each measurement."""
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from loadtest.bench.goals import Outcome, Rounds
+
+_ROW: Final = 20
+_LABELS: Final = 380
+_BARS: Final = 420
+_WIDTH: Final = _LABELS + _BARS + 240
+_BEYOND: Final = 1.5
+"""Where a bar ends, as a multiple of its goal."""
+_COLOURS: Final = {"quorumlog": "#2b6cb0", "JetStream": "#b7791f", "BookKeeper": "#6b46c1"}
+_REACHED: Final = "#2f855a"
+_MISSED: Final = "#c05621"
+
+
+def chart(conditions: str, outcomes: Sequence[Outcome], rounds: Rounds) -> str:
+    """The picture."""
+    rates = {
+        name: [each["entries/s"] for each in measured]
+        for name, measured in rounds.items()
+        if "entries/s" in measured[0]
+    }
+    parts = [_text(10, 20, conditions, size=10)]
+    top = 50
+    parts += [_text(10, top, "goals: the line is the goal", size=14)]
+    for number, found in enumerate(outcomes):
+        parts += _goal(found, top + _ROW * (number + 1))
+    goal_x = _LABELS + _BARS / _BEYOND
+    end = top + _ROW * (len(outcomes) + 1)
+    if outcomes:
+        parts.append(_line(goal_x, top + 5, end - _ROW + 6))
+    top = end + 10
+    parts += [_text(10, top, "entries a second: median, least and most of the rounds", size=14)]
+    most = max((max(each) for each in rates.values()), default=1.0)
+    for number, (name, each) in enumerate(rates.items()):
+        parts += _rate(name, each, most, top + _ROW * (number + 1))
+    height = top + _ROW * (len(rates) + 2)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
+        f' width="{_WIDTH}" height="{height}" font-family="sans-serif">'
+        f'<rect width="100%" height="100%" fill="white"/>'
+    )
+    return "\n".join((head, *parts, "</svg>\n"))
+
+
+def _goal(found: Outcome, y: int) -> list[str]:
+    goal = found.goal
+    part = found.value / goal.bound if goal.sign == ">=" else _over(goal.bound, found.value)
+    colour = _REACHED if found.is_reached else _MISSED
+    return [
+        _text(10, y, f"{goal.work}: {goal.figure}"),
+        _bar(y, _BARS * min(part, _BEYOND) / _BEYOND, colour),
+        _text(_LABELS + _BARS + 10, y, f"{found.value:.2f} ({goal})", size=10),
+    ]
+
+
+def _over(bound: float, value: float) -> float:
+    """How often a value fits below a bound; zero of nothing is a full bar."""
+    return bound / value if value else _BEYOND
+
+
+def _rate(name: str, rates: Sequence[float], most: float, y: int) -> list[str]:
+    median = statistics.median(rates)
+    colour = _COLOURS.get(name.partition(":")[0], "#4a5568")
+    least, greatest = (_LABELS + _BARS * each / most for each in (min(rates), max(rates)))
+    spread = (
+        f'<line x1="{least:.1f}" x2="{greatest:.1f}" y1="{y - 4}" y2="{y - 4}" stroke="black"/>'
+    )
+    return [
+        _text(10, y, name),
+        _bar(y, _BARS * median / most, colour),
+        spread,
+        _text(_LABELS + _BARS + 10, y, f"{median:,.0f}", size=10),
+    ]
+
+
+def _text(x: float, y: float, text: str, *, size: int = 12) -> str:
+    return f'<text x="{x}" y="{y}" font-size="{size}">{escape(text)}</text>'
+
+
+def _bar(y: int, width: float, colour: str) -> str:
+    return f'<rect x="{_LABELS}" y="{y - 10}" width="{width:.1f}" height="12" fill="{colour}"/>'
+
+
+def _line(x: float, top: float, end: float) -> str:
+    return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{end}" stroke="black"/>'

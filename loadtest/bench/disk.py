@@ -1,0 +1,57 @@
+"""What the disk alone gives: the bound of everything that syncs before it answers."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter as clock
+from typing import Final, Self
+
+from loadtest.bench.measure import Figures, during, percentiles
+
+_COPIES: Final = 3
+_FILE_BYTES: Final = 64 << 20
+"""Of each writer, which begins again at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A folder that is written to."""
+
+    folder: Path
+    seconds: float
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
+        """A folder of its own."""
+        yield cls(folder, seconds)
+
+    async def write(self, size: int, writers: int = _COPIES) -> Figures:
+        """Each writer writes the same bytes to its file and syncs them; MB/s is of one writer."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(asyncio.to_thread(self._write, self.folder / f"writer-{number}", size))
+                for number in range(writers)
+            ]  # fmt: skip
+        times_s = [time for task in tasks for time in task.result()]
+        return {"MB/s": len(times_s) / writers * size / self.seconds / 1e6, **percentiles(times_s)}
+
+    def _write(self, file: Path, size: int) -> list[float]:
+        data, times_s = os.urandom(size), []
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+        try:
+            os.posix_fallocate(descriptor, 0, _FILE_BYTES)
+            os.fsync(descriptor)
+            at = 0
+            for began in during(self.seconds):
+                os.pwrite(descriptor, data, at)
+                os.fdatasync(descriptor)
+                times_s.append(clock() - began)
+                at = (at + size) % (_FILE_BYTES - size)
+        finally:
+            os.close(descriptor)
+            file.unlink()
+        return times_s

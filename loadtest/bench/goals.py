@@ -1,0 +1,123 @@
+"""What is to be reached, and what a run reached of it.
+
+A goal beside a peer is a ratio of figures of one round, of which the median over the rounds counts: what slows the
+machine down for a minute slows both.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from loadtest.bench.measure import Figures
+
+Rounds = Mapping[str, Sequence[Figures]]
+"""What each measurement gave, round by round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound of a figure of ours: a number, or a multiple of the best of some peers' figures."""
+
+    work: str
+    figure: str
+    sign: str
+    """`<=` or `>=`."""
+    bound: float
+    beside: tuple[str, ...] = ()
+    """Measurements of a peer; the best of them counts. None: `bound` is the figure itself."""
+    beside_figure: str = ""
+    """Where it is another one than `figure`."""
+    per: float = 1
+    """By what the figure is divided: three copies, say."""
+
+    def __str__(self) -> str:
+        """For people."""
+        beside = f" x {_common(self.beside)}" if self.beside else ""
+        return f"{self.sign} {self.bound:g}{beside}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was reached of a goal."""
+
+    goal: Goal
+    ours: float
+    """The median of the figure."""
+    theirs: float | None
+    """The median of the peer's, where there is one."""
+    value: float
+    """What is compared with the bound: the figure, or the ratio."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the goal is."""
+        return (
+            self.value <= self.goal.bound
+            if self.goal.sign == "<="
+            else self.value >= self.goal.bound
+        )
+
+
+def outcome(goal: Goal, rounds: Rounds) -> Outcome | None:
+    """What was reached; None where something of it was not measured."""
+    ours = [each[goal.figure] / goal.per for each in rounds.get(goal.work, ())]
+    if not goal.beside:
+        return Outcome(goal, m := statistics.median(ours), None, m) if ours else None
+    best = min if goal.sign == "<=" else max
+    figure = goal.beside_figure or goal.figure
+    peers = [rounds[name] for name in goal.beside if name in rounds]
+    theirs = [best(each[figure] for each in found) for found in zip(*peers, strict=False)]
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=False)]
+    if not ratios:
+        return None
+    return Outcome(
+        goal, statistics.median(ours), statistics.median(theirs), statistics.median(ratios)
+    )
+
+
+def _common(names: Sequence[str]) -> str:
+    """One name, or how several begin."""
+    system = names[0].partition(":")[0]
+    return names[0] if len(names) == 1 else f"the best of {system}"
+
+
+def _ours(work: str) -> str:
+    return f"quorumlog: {work}"
+
+
+_PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
+_APPEND_ASYNC: Final = "BookKeeper: appendAsync, "
+_NATS_64: Final = "JetStream: publish, 64"
+_NATS_READ: Final = "JetStream: read in order"
+_BATCHED: Final = "BookKeeper: read in order, batched"
+
+GOALS: Final = (
+    Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 0.9, ("JetStream: publish, 1",)),
+    Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 1.8, (f"{_APPEND_ASYNC}1",)),
+    Goal(_ours("Ledger.append, 64"), "entries/s", ">=", 3, (_NATS_64,)),
+    Goal(_ours("Ledger.append, 256"), "entries/s", ">=", 5, ("JetStream: publish, 256",)),
+    Goal(_ours("Ledger.append, 2000"), "entries/s", ">=", 1, (f"{_APPEND_ASYNC}2000",)),
+    Goal(_ours("wrk, 64"), "entries/s", ">=", 0.8, (_NATS_64,)),
+    Goal(_ours("wrk, 64"), "gateway us", "<=", 70),
+    *(
+        Goal(_ours(f"{kind} batches of {count}"), "entries/s", ">=", bound, _PUBLISHES)
+        for kind, bound in (("JSON", 6), ("raw", 10))
+        for count in (100, 1000)
+    ),
+    Goal(_ours("raw batches of 1000"), "MB/s", ">=", 0.7, ("disk: three writers of 128 KiB",)),
+    Goal(_ours("raw batches of 1000"), "gateway ms/MB", "<=", 1.5),
+    Goal(_ours("raw batches of 1000"), "servers ms/MB", "<=", 1.0, per=3),
+    Goal(_ours("read in order, JSON"), "entries/s", ">=", 3, (_NATS_READ,)),
+    Goal(_ours("read in order, raw"), "entries/s", ">=", 10, (_NATS_READ,)),
+    Goal(_ours("read in order, raw"), "entries/s", ">=", 2, (_BATCHED,)),
+    Goal(_ours("raw batches of 1000"), "entries/s", ">=", 3, (f"{_APPEND_ASYNC}2000",)),
+    Goal(_ours("raw batches of 1000"), "all us", "<=", 0.25, (f"{_APPEND_ASYNC}2000",)),
+    Goal(_ours("a bookie is killed"), "gap ms", "<=", 1, ("BookKeeper: a bookie is killed",)),
+    Goal(_ours("a bookie is killed"), "p99.9 ms", "<=", 1000),
+    Goal(_ours("a bookie is killed"), "failed", "<=", 0),
+    Goal(_ours("recovery of 100000"), "ms", "<=", 1, ("BookKeeper: recovery of 100000",)),
+    Goal(_ours("recovery of 100000"), "ms", "<=", 1000),
+    Goal(_ours("tail of one reader"), "p50 ms", "<=", 2, (_ours("HTTP, 1"),)),
+    Goal(_ours("10000 open ledgers"), "p99 ms", "<=", 2, (_ours("1 open ledger"),)),
+)  # fmt: skip

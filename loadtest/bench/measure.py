@@ -1,0 +1,140 @@
+"""What a measurement gives: a rate, latencies, the CPU and the memory of each process.
+
+A time in seconds says little on a shared machine; the CPU that each process takes for an entry is disturbed least by
+what else the machine does.
+"""
+
+import asyncio
+import os
+import resource
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from time import perf_counter as clock
+from typing import Final, Self
+
+import psutil
+
+KIB: Final = 1024
+ROLES: Final = ("client", "gateway", "servers", "others")
+"""Of processes: bookies and the servers of peers are `servers`; metadata, databases and ZooKeeper `others`."""
+
+Figures = dict[str, float]
+"""What one round of a measurement gives, by name."""
+Pids = Mapping[str, Sequence[int]]
+"""The processes of each role. A role without processes is left out."""
+Append = Callable[[], Awaitable[object]]
+
+
+def payload_of(size: int) -> bytes:
+    """An entry that nothing can compress."""
+    return os.urandom(size)
+
+
+class Meter:
+    """The time of a block, and the CPU that each role takes meanwhile."""
+
+    def __init__(self, pids: Pids) -> None:
+        self._roles = {role: [psutil.Process(pid) for pid in own] for role, own in pids.items()}
+        self._began = 0.0
+        self._before: Mapping[str, float] = {}
+        self.seconds = 0.0
+        self.cpu_s: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._before = self._taken()
+        self._began = clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = clock() - self._began
+        after = self._taken()
+        self.cpu_s = {role: after[role] - self._before[role] for role in after}
+
+    def _taken(self) -> dict[str, float]:
+        taken = {}
+        for role, processes in self._roles.items():
+            times = [process.cpu_times() for process in processes]
+            taken[role] = sum(each.user + each.system for each in times)
+        return taken
+
+    def figures(self, entries: int, size: int, times_s: Sequence[float] = ()) -> Figures:
+        """Of so many entries of one size in the block. `times_s`: the latencies of calls."""
+        megabytes = entries * size / 1e6
+        found = {"entries/s": entries / self.seconds, "MB/s": megabytes / self.seconds}
+        found |= percentiles(times_s)
+        cpu_s = {**self.cpu_s, "all": sum(self.cpu_s.values())} if self.cpu_s else {}
+        for role, taken in cpu_s.items():
+            found[f"{role} us"] = taken / entries * 1e6
+            found[f"{role} ms/MB"] = taken / megabytes * 1e3
+        for role, processes in self._roles.items():
+            found[f"{role} RSS"] = max(process.memory_info().rss for process in processes) / 1e6
+        return found
+
+
+def percentiles(times_s: Sequence[float]) -> Figures:
+    """In milliseconds; nothing of nothing."""
+    ordered = sorted(times_s)
+    return {
+        f"p{percent:g} ms": ordered[int(len(ordered) * percent / 100)] * 1e3
+        for percent in (50, 99, 99.9)
+        if ordered
+    }
+
+
+def to_read(seconds: float) -> int:
+    """How many entries what is read in order has: few for a run that is only tried out."""
+    return 1000 * max(1, min(50, round(50 * seconds)))
+
+
+def during(seconds: float) -> Iterator[float]:
+    """The time now, again and again for some seconds; once at least."""
+    now = clock()
+    end = now + seconds
+    yield now
+    while (now := clock()) < end:
+        yield now
+
+
+async def appends(
+    meter: Meter, append: Append, *, in_flight: int, seconds: float, size: int, count: int = 1
+) -> Figures:
+    """Append again and again with so many calls in flight, `count` entries each."""
+    times_s: list[float] = []
+
+    async def work() -> None:
+        for began in during(seconds):
+            await append()
+            times_s.append(clock() - began)
+
+    await append()
+    with meter:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(in_flight):
+                group.create_task(work())
+    return meter.figures(len(times_s) * count, size, times_s)
+
+
+class Absent(Exception):
+    """What a measurement needs is not on this machine."""
+
+
+async def by_program(meter: Meter, argv: Sequence[str]) -> str:
+    """Run a program that makes the load, and give what it prints; its CPU is the client's.
+
+    Raises: CalledProcessError.
+    """
+
+    def run() -> str:
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    before = _of_children()
+    with meter:
+        printed = await asyncio.to_thread(run)
+    meter.cpu_s["client"] = _of_children() - before
+    return printed
+
+
+def _of_children() -> float:
+    """The CPU of the programs that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

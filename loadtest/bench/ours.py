@@ -1,0 +1,364 @@
+"""The measurements of a quorumlog cluster: three bookies, two gateways, entries of three copies.
+
+All load goes to the first gateway. The second one recovers ledgers that the first one still writes, and is idle
+otherwise.
+"""
+
+import asyncio
+import base64
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, pairwise
+from pathlib import Path
+from time import perf_counter as clock
+from typing import Final, Self
+
+import aiohttp
+import orjson
+
+from loadtest import bench_tail
+from loadtest.bench import wrk
+from loadtest.bench.measure import (
+    KIB,
+    Append,
+    Figures,
+    Meter,
+    Pids,
+    appends,
+    during,
+    payload_of,
+    percentiles,
+    to_read,
+)
+from loadtest.cluster import Cluster, running
+from quorumlog.client import Client, Ledger, sync
+from quorumlog.client.ledger import FRAMES, frames
+from quorumlog.errors import QuorumLogError
+
+JSON: Final = "application/json"
+_OCTETS: Final = "application/octet-stream"
+_NDJSON: Final = "application/x-ndjson"
+_FRAME: Final = 12 + KIB
+"""Bytes of an entry in a page of frames."""
+_ROLES: Final = {"gateway": "gateway", "bookie": "servers"}
+_UNANSWERED_MAX: Final = 2000
+"""Entries of a stream that are sent and not yet acknowledged."""
+_LINES: Final = 100
+_TAIL_RATE: Final = 100.0
+"""Appends a second, while a reader follows."""
+_BATCHES_IN_FLIGHT: Final = 4
+_CREATES_IN_FLIGHT: Final = 8
+_SETTINGS: Final = {"COLLECT_S": "10", "COLLECT_GRACE_S": "1"}
+"""What was deleted leaves the disk soon: the rounds would fill it otherwise."""
+
+
+@dataclass(slots=True)
+class Ours:
+    """A cluster under measurement."""
+
+    cluster: Cluster
+    client: Client
+    second: Client
+    """Of the second gateway."""
+    session: aiohttp.ClientSession
+    seconds: float
+    """Of one measurement."""
+    _open_ledgers: dict[int, Sequence[Ledger]] = field(default_factory=dict)
+    """Ledgers that stay open, by their number."""
+    _filled: Ledger | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, folder: Path, seconds: float, *, tls: bool) -> AsyncIterator[Self]:
+        """Run one until the end of the block."""
+        async with AsyncExitStack() as stack:
+            data = folder / "cluster"
+            data.mkdir()
+            cluster = await stack.enter_async_context(
+                running(None, bookies=3, gateways=2, data=data, environment=_SETTINGS, tls=tls)
+            )
+            first, second = [
+                await stack.enter_async_context(Client(url)) for url in cluster.gateways
+            ]
+            connector = aiohttp.TCPConnector(limit=0)
+            session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+            yield cls(cluster, first, second, session, seconds)
+
+    # What an application calls: one call per entry.
+
+    async def ledger(self, in_flight: int, size: int = KIB) -> Figures:
+        """`Ledger.append` of the SDK."""
+        payload = payload_of(size)
+        async with self._new_ledger() as ledger:
+            return await self._appends(lambda: ledger.append(payload), in_flight, size)
+
+    async def log(self, in_flight: int) -> Figures:
+        """`Log.append` of the SDK."""
+        log, payload = await self.client.create_log(f"b-{os.urandom(8).hex()}"), payload_of(KIB)
+        figures = await self._appends(lambda: log.append(payload), in_flight)
+        await log.delete()
+        return figures
+
+    async def ledgers(self, count: int) -> Figures:
+        """`Ledger.append` with 64 calls in flight, each on the next one of so many open ledgers."""
+        payload, ledgers = payload_of(KIB), cycle(await self._open(count))
+        return await self._appends(lambda: next(ledgers).append(payload), 64)
+
+    async def _open(self, count: int) -> Sequence[Ledger]:
+        """So many ledgers with an entry each, open from the first round to the last."""
+        if count not in self._open_ledgers:
+            room = asyncio.Semaphore(_CREATES_IN_FLIGHT)
+
+            async def opened() -> Ledger:
+                async with room:
+                    ledger = await self.client.create_ledger()
+                    await ledger.append(b"open")
+                    return ledger
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(opened()) for _ in range(count)]
+            self._open_ledgers[count] = [task.result() for task in tasks]
+        return self._open_ledgers[count]
+
+    async def submit(self) -> Figures:
+        """`Ledger.submit` of the sync client, by one thread; it waits only while too much is queued."""
+        return await asyncio.to_thread(self._submit)
+
+    def _submit(self) -> Figures:
+        payload, count = payload_of(KIB), 0
+        with sync.Client(self.cluster.gateways[0]) as client:
+            ledger = client.create_ledger()
+            last = ledger.submit(payload)
+            last.result()
+            with Meter(self.pids) as meter:
+                for _ in during(self.seconds):
+                    last = ledger.submit(payload)
+                    count += 1
+                last.result()
+            client.delete_ledger(ledger.ledger_id)
+        return meter.figures(count, KIB)
+
+    # Plain HTTP.
+
+    async def http(self, in_flight: int) -> Figures:
+        """One entry a request, by aiohttp's client."""
+        return await self._requests(payload_of(KIB), _OCTETS, in_flight, KIB)
+
+    async def wrk(self, connections: int) -> Figures:
+        """The same by wrk, which takes less CPU than a client in Python."""
+        async with self._new_ledger() as ledger:
+            await ledger.append(b"open")
+            return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
+
+    async def json_batches(self, count: int) -> Figures:
+        """Batches in JSON, a few at a time."""
+        entry = {"data": base64.b64encode(payload_of(KIB)).decode()}
+        body = orjson.dumps({"entries": [entry] * count})
+        return await self._requests(body, JSON, _BATCHES_IN_FLIGHT, KIB, count)
+
+    async def raw_batches(self, count: int, size: int = KIB) -> Figures:
+        """Batches as frames, a few at a time."""
+        body = frames([payload_of(size)] * count)
+        return await self._requests(body, FRAMES, _BATCHES_IN_FLIGHT, size, count)
+
+    async def _requests(
+        self, body: bytes, media: str, in_flight: int, size: int, count: int = 1
+    ) -> Figures:
+        async with self._new_ledger() as ledger:
+            url, headers = self._url(ledger), {"Content-Type": media}
+
+            async def append() -> None:
+                async with self.session.post(url, data=body, headers=headers) as answer:
+                    await answer.read()
+                    answer.raise_for_status()
+
+            return await self._appends(append, in_flight, size, count)
+
+    async def _appends(
+        self, append: Append, in_flight: int, size: int = KIB, count: int = 1
+    ) -> Figures:
+        return await appends(
+            Meter(self.pids),
+            append,
+            in_flight=in_flight,
+            seconds=self.seconds,
+            size=size,
+            count=count,
+        )
+
+    # Streams.
+
+    async def lines(self) -> Figures:
+        """One request whose body has a line for each entry, in pieces of a hundred."""
+        window = _Window()
+        piece = orjson.dumps({"data": base64.b64encode(payload_of(KIB)).decode()}) + b"\n"
+        piece *= _LINES
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in during(self.seconds):
+                await window.send(_LINES)
+                yield piece
+
+        async with self._new_ledger() as ledger:
+            with Meter(self.pids) as meter:
+                async with self.session.post(
+                    self._url(ledger), data=body(), headers={"Content-Type": _NDJSON}
+                ) as answer:
+                    answer.raise_for_status()
+                    async for line in answer.content:
+                        window.acknowledge(orjson.loads(line)["last_entry"] + 1)
+        return meter.figures(window.sent, KIB)
+
+    async def socket(self) -> Figures:
+        """A WebSocket that gets a message for each entry."""
+        window, message = _Window(), frames([payload_of(KIB)])
+        async with (
+            self._new_ledger() as ledger,
+            self.session.ws_connect(self._url(ledger).removesuffix("entries") + "ws") as socket,
+        ):
+
+            async def send() -> None:
+                for _ in during(self.seconds):
+                    await window.send(1)
+                    await socket.send_bytes(message)
+
+            with Meter(self.pids) as meter:
+                sending = asyncio.ensure_future(send())
+                while not sending.done() or window.unanswered:
+                    answer = await socket.receive_json()
+                    window.acknowledge(answer["last_entry"] + 1)
+                await sending
+        return meter.figures(window.sent, KIB)
+
+    async def tail(self) -> Figures:
+        """From just before an append until a reader that follows the ledger has the entry."""
+        records = max(1, round(_TAIL_RATE * self.seconds))
+        plan = bench_tail.Plan(1, 1, records, _TAIL_RATE, is_log=False)
+        followed = await bench_tail.run(plan, self.cluster)
+        assert not followed.wrong, followed
+        return percentiles([each / 1e3 for each in followed.times_ms])
+
+    # Reads, recoveries, deaths.
+
+    async def read(self, media: str) -> Figures:
+        """A ledger in order, page by page, again and again."""
+        times_s, count, first = [], 0, 0
+        url, total = self._url(await self._to_read()), to_read(self.seconds)
+        with Meter(self.pids) as meter:
+            for began in during(self.seconds):
+                params = {"from": first, "limit": 1000, "max_bytes": 4 << 20}
+                async with self.session.get(
+                    url, params=params, headers={"Accept": media}
+                ) as answer:
+                    answer.raise_for_status()
+                    body = await answer.read()
+                got = len(orjson.loads(body)["entries"]) if media == JSON else len(body) // _FRAME
+                times_s.append(clock() - began)
+                first = (first + got) % total
+                count += got
+        return meter.figures(count, KIB, times_s)
+
+    async def entries(self) -> Figures:
+        """The same by `Ledger.entries` of the SDK."""
+        ledger, count = await self._to_read(), 0
+        with Meter(self.pids) as meter:
+            for _ in during(self.seconds):
+                async for _ in ledger.entries():
+                    count += 1
+        return meter.figures(count, KIB)
+
+    async def _to_read(self) -> Ledger:
+        if self._filled is None:
+            self._filled = await self.client.create_ledger()
+            await _fill(self._filled, to_read(self.seconds))
+        return self._filled
+
+    async def recovery(self, count: int) -> Figures:
+        """Of a ledger that another gateway still writes."""
+        async with self._new_ledger() as ledger:
+            await _fill(ledger, count)
+            with Meter(self.pids) as meter:
+                row = await self.second.ledger(ledger.ledger_id).recover()
+            assert row["last_entry"] == count - 1, row
+        return {**meter.figures(count, KIB), "ms": meter.seconds * 1e3}
+
+    async def death(self) -> Figures:
+        """A bookie of the ledger is killed with 64 appends in flight; a fourth one takes its place."""
+        ends: list[float] = []
+        failed, payload = 0, payload_of(KIB)
+
+        async def append() -> None:
+            nonlocal failed
+            try:
+                await ledger.append(payload)
+                ends.append(clock())
+            except QuorumLogError:
+                failed += 1
+
+        async def kill() -> None:
+            row = await ledger.info()
+            await asyncio.sleep(self.seconds / 2)
+            await cluster.kill(row["fragments"][0]["bookies"][0].partition("@")[0])
+
+        data = self.cluster.data.with_name("death")
+        async with (
+            running(None, bookies=4, gateways=1, data=data) as cluster,
+            Client(*cluster.gateways) as client,
+        ):
+            ledger = await client.create_ledger()
+            killing = asyncio.ensure_future(kill())
+            figures = await appends(Meter({}), append, in_flight=64, seconds=self.seconds, size=KIB)
+            await killing
+        shutil.rmtree(data)
+        gap_s = max(later - earlier for earlier, later in pairwise(ends))
+        return {**figures, "gap ms": gap_s * 1e3, "failed": failed}
+
+    @asynccontextmanager
+    async def _new_ledger(self) -> AsyncIterator[Ledger]:
+        """A ledger that is deleted after the block."""
+        ledger = await self.client.create_ledger()
+        yield ledger
+        await self.client.delete_ledger(ledger.ledger_id)
+
+    def _url(self, ledger: Ledger) -> str:
+        return f"{self.cluster.gateways[0]}/v1/ledgers/{ledger.ledger_id}/entries"
+
+    @property
+    def pids(self) -> Pids:
+        """The processes of each role; this one is the client."""
+        pids: dict[str, list[int]] = {"client": [os.getpid()]}
+        for name in self.cluster.names:
+            role = _ROLES.get(name.partition("-")[0], "others")
+            pids.setdefault(role, []).append(self.cluster.pid(name))
+        return pids
+
+
+async def _fill(ledger: Ledger, count: int) -> None:
+    batch = [payload_of(KIB)] * 1000
+    for _ in range(count // 1000):
+        await ledger.append_batch(batch)
+
+
+class _Window:
+    """How many entries of a stream are sent, and not yet acknowledged."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.unanswered = 0
+        self._changed = asyncio.Event()
+
+    async def send(self, count: int) -> None:
+        """Wait until so many more may be sent."""
+        while self.unanswered + count > _UNANSWERED_MAX:
+            self._changed.clear()
+            await self._changed.wait()
+        self.sent += count
+        self.unanswered += count
+
+    def acknowledge(self, total: int) -> None:
+        """So many are acknowledged, all in all."""
+        self.unanswered = self.sent - total
+        self._changed.set()

@@ -1,0 +1,100 @@
+"""All measurements, in the order of a round: those that are compared stand side by side."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from loadtest.bench.disk import Disk
+from loadtest.bench.measure import KIB, Figures
+from loadtest.bench.ours import JSON, Ours
+from loadtest.bookkeeper.peer import BookKeeper
+from loadtest.jetstream import JetStream
+from quorumlog.client.ledger import FRAMES
+
+_SMALL: Final = 100
+_LARGE: Final = 64 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A measurement of a system."""
+
+    system: str
+    what: str
+    method: Callable[..., Awaitable[Figures]]
+    """Of the system's class: one round."""
+    given: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the measurement, in tables and for `--only`."""
+        return f"{self.system}: {self.what}"
+
+    async def run(self, system: Any) -> Figures:
+        """Measure for one round."""
+        return await self.method(system, *self.given)
+
+
+def _ours(what: str, method: Callable[..., Awaitable[Figures]], *given: Any) -> Work:
+    return Work("quorumlog", what, method, given)
+
+
+def _jetstream(what: str, method: Callable[..., Awaitable[Figures]], *given: Any) -> Work:
+    return Work("JetStream", what, method, given)
+
+
+def _bookkeeper(what: str, method: Callable[..., Awaitable[Figures]], *given: Any) -> Work:
+    return Work("BookKeeper", what, method, given)
+
+
+def _single() -> Iterator[Work]:
+    """One call per entry, with more and more calls in flight."""
+    for count in (1, 64, 256, 2000):
+        yield _ours(f"Ledger.append, {count}", Ours.ledger, count)
+        yield _ours(f"Log.append, {count}", Ours.log, count)
+        if count <= 256:
+            yield _ours(f"HTTP, {count}", Ours.http, count)
+            yield _ours(f"wrk, {count}", Ours.wrk, count)
+        yield _jetstream(f"publish, {count}", JetStream.publish, count)
+        yield _jetstream(f"nats bench, {count}", JetStream.nats_bench, count)
+        yield _bookkeeper(f"appendAsync, {count}", BookKeeper.append, count)
+
+
+def _sizes() -> Iterator[Work]:
+    for name, size in (("100 B", _SMALL), ("64 KiB", _LARGE)):
+        yield _ours(f"Ledger.append, 64, of {name}", Ours.ledger, 64, size)
+        yield _ours(f"raw batches of 100, of {name}", Ours.raw_batches, 100, size)
+        yield _jetstream(f"publish, 64, of {name}", JetStream.publish, 64, size)
+        yield _bookkeeper(f"appendAsync, 64, of {name}", BookKeeper.append, 64, size)
+
+
+WORKS: Final = (
+    Work("disk", "three writers of 128 KiB", Disk.write, (128 * KIB,)),
+    Work("disk", "one writer of 8 KiB", Disk.write, (8 * KIB, 1)),
+    *_single(),
+    _ours("submit, sync client", Ours.submit),
+    _ours("NDJSON stream", Ours.lines),
+    _ours("WebSocket stream", Ours.socket),
+    _ours("JSON batches of 100", Ours.json_batches, 100),
+    _ours("JSON batches of 1000", Ours.json_batches, 1000),
+    _ours("raw batches of 100", Ours.raw_batches, 100),
+    _ours("raw batches of 1000", Ours.raw_batches, 1000),
+    *_sizes(),
+    _ours("1 open ledger", Ours.ledgers, 1),
+    _ours("100 open ledgers", Ours.ledgers, 100),
+    _ours("10000 open ledgers", Ours.ledgers, 10_000),
+    _ours("tail of one reader", Ours.tail),
+    _ours("read in order, JSON", Ours.read, JSON),
+    _ours("read in order, raw", Ours.read, FRAMES),
+    _ours("read in order, Ledger.entries", Ours.entries),
+    _jetstream("read in order", JetStream.read),
+    _jetstream("read in order, nats bench", JetStream.nats_bench_read),
+    _bookkeeper("read in order, ranges of 100", BookKeeper.read, "ranges", 100),
+    _bookkeeper("read in order, batched", BookKeeper.read, "batched", 1000),
+    _ours("recovery of 10000", Ours.recovery, 10_000),
+    _bookkeeper("recovery of 10000", BookKeeper.recovery, 10_000),
+    _ours("recovery of 100000", Ours.recovery, 100_000),
+    _bookkeeper("recovery of 100000", BookKeeper.recovery, 100_000),
+    _ours("a bookie is killed", Ours.death),
+    _bookkeeper("a bookie is killed", BookKeeper.death),
+)

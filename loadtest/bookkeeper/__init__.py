@@ -1,0 +1,1 @@
+"""Apache BookKeeper itself as a peer."""

@@ -1,0 +1,271 @@
+"""The peer to measure against: Apache BookKeeper, with ZooKeeper, three bookies and its own client in Java.
+
+Each is a JVM of its own. As durable as we are: three copies, and a bookie syncs its journal before it answers. The
+other settings are those that were best for it. `make bench` builds the client and fetches BookKeeper with Maven.
+"""
+
+import asyncio
+import shutil
+import signal
+from asyncio.subprocess import PIPE
+from asyncio.subprocess import Process as AsyncProcess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, Self
+
+import orjson
+
+from loadtest.bench.measure import KIB, Absent, Figures, Meter, Pids, to_read
+from loadtest.ports import free_ports
+from loadtest.waiting import until
+from services.local.config import ROOT
+from services.local.process import Become, Process, Program, in_child, start, stop
+
+_BUILT: Final = ROOT / "build" / "bookkeeper"
+_OPENED: Final = (
+    "java.base/java.io",
+    "java.base/java.nio",
+    "java.base/java.util.zip",
+    "java.base/jdk.internal.misc",
+)
+"""Packages of the JDK by which netty and the checksums are fast."""
+_STOP_S: Final = 20.0
+_WARM_UP_S: Final = 2.0
+"""Of the appends before the first measurement, in which the JVMs compile what they run."""
+
+_ZOOKEEPER: Final = """
+tickTime=1000
+dataDir={folder}
+clientPort={port}
+clientPortAddress=127.0.0.1
+admin.enableServer=false
+maxClientCnxns=0
+"""
+_BOOKIE: Final = {
+    "allowLoopback": "true",
+    "advertisedAddress": "127.0.0.1",
+    "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+    "dbStorage_writeCacheMaxSizeMb": "128",
+    "dbStorage_readAheadCacheMaxSizeMb": "64",
+    "journalSyncData": "true",
+    "journalFlushWhenQueueEmpty": "true",
+    "zkTimeout": "4000",
+    "autoRecoveryDaemonEnabled": "false",
+    "httpServerEnabled": "false",
+    "enableStatistics": "false",
+    "diskUsageThreshold": "0.99",
+    "diskUsageWarnThreshold": "0.98",
+    # What was deleted leaves the disk soon: the rounds would fill it otherwise.
+    "gcWaitTime": "10000",
+    "logSizeLimit": str(128 << 20),
+    "journalMaxSizeMB": "256",
+    "journalMaxBackups": "0",
+}
+
+
+class BookKeeper:
+    """Servers and a client."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        """Nothing runs yet."""
+        self._folder = folder
+        self._seconds = seconds
+        self._classpath = f"{_BUILT}/classes:{_BUILT}/lib/*"
+        self._zookeeper, *self._ports = free_ports(5)
+        self._metadata = f"zk+hierarchical://127.0.0.1:{self._zookeeper}/ledgers"
+        self._servers: dict[str, Process] = {}
+        self._client: AsyncProcess | None = None
+        self._filled: int | None = None
+        """The ledger that is read."""
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
+        """Run ZooKeeper, three bookies and a client until the end of the block. Raises: Absent."""
+        if shutil.which("java") is None:
+            raise Absent("there is no Java")
+        if not (_BUILT / "classes" / "Load.class").exists():
+            raise Absent("it is not built: `make bench` does that with Maven")
+        peer = cls(folder / "bookkeeper", seconds)
+        try:
+            await peer._start()
+            yield peer
+        finally:
+            await peer._stop()
+
+    async def _start(self) -> None:
+        self._start_zookeeper()
+        await until(
+            self._zookeeper_listens, "ZooKeeper takes connections", passing=(ConnectionError,)
+        )
+        self._client = await self._start_client()
+        for number in (1, 2, 3):
+            self._start_bookie(number)
+        await self._until_bookies(3)
+        ledger = await self._create()
+        await self._ask("append", ledger, 256, _WARM_UP_S, KIB)
+        await self._ask("delete", ledger)
+
+    async def _stop(self) -> None:
+        if self._client is not None:
+            assert self._client.stdin is not None
+            self._client.stdin.close()
+            await self._client.wait()
+        for name in sorted(self._servers):  # bookies first: each leaves ZooKeeper
+            await asyncio.to_thread(stop, self._servers[name], signal.SIGTERM, _STOP_S)
+
+    # Measurements.
+
+    async def append(self, in_flight: int, size: int = KIB) -> Figures:
+        """`asyncAddEntry` with so many calls in flight."""
+        ledger = await self._create()
+        with Meter(self._pids()) as meter:
+            told = await self._ask("append", ledger, in_flight, self._seconds, size)
+        await self._ask("delete", ledger)
+        return self._figures(meter, told, size)
+
+    async def read(self, how: str, limit: int) -> Figures:
+        """A ledger in order, `batched` or by `ranges`, so many entries a request."""
+        if self._filled is None:
+            self._filled = await self._create()
+            await self._ask("fill", self._filled, to_read(self._seconds))
+        with Meter(self._pids()) as meter:
+            told = await self._ask("read", self._filled, how, limit, self._seconds)
+        return self._figures(meter, told)
+
+    async def recovery(self, count: int) -> Figures:
+        """Of a ledger that another client still writes."""
+        ledger = await self._create()
+        await self._ask("fill", ledger, count)
+        with Meter(self._pids()) as meter:
+            told = await self._ask("recover", ledger)
+        assert told["entries"] == count, told
+        await self._ask("delete", ledger)
+        return {**self._figures(meter, told), "ms": told["s"] * 1e3}
+
+    async def death(self) -> Figures:
+        """A bookie of the ledger is killed with 64 appends in flight; a fourth one takes its place."""
+        ledger = await self._create()
+        self._start_bookie(4)
+        await self._until_bookies(4)
+
+        async def kill() -> None:
+            await asyncio.sleep(self._seconds / 2)
+            killed = self._servers.pop("bookie-1")
+            killed.kill()
+            killed.wait()
+
+        killing = asyncio.ensure_future(kill())
+        meter = Meter({})
+        told = await self._ask("append", ledger, 64, self._seconds, KIB)
+        await killing
+        await self._ask("delete", ledger)
+        # The first one is registered until its session ends, and can't come back before.
+        await self._until_bookies(3)
+        self._start_bookie(1)
+        await self._until_bookies(4)
+        await asyncio.to_thread(stop, self._servers.pop("bookie-4"), signal.SIGTERM, _STOP_S)
+        await self._until_bookies(3)
+        return self._figures(meter, told)
+
+    def _figures(self, meter: Meter, told: Figures, size: int = KIB) -> Figures:
+        """The client's own time counts: a command takes longer, by what is between two processes."""
+        meter.seconds = told["s"]
+        own = {name: value for name, value in told.items() if name not in ("entries", "s")}
+        return meter.figures(round(told["entries"]), size) | own
+
+    # Processes.
+
+    def _pids(self) -> Pids:
+        assert self._client is not None
+        bookies = [each.pid for name, each in self._servers.items() if name != "zookeeper"]
+        return {
+            "client": [self._client.pid],
+            "servers": bookies,
+            "others": [self._servers["zookeeper"].pid],
+        }
+
+    def _java(self, heap_mb: int, main: str, *arguments: str) -> tuple[str, ...]:
+        java = shutil.which("java")
+        assert java is not None
+        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+        return (
+            java, f"-Xmx{heap_mb}m", f"-XX:MaxDirectMemorySize={heap_mb}m", *opened,
+            "-Dio.netty.tryReflectionSetAccessible=true", "-cp", self._classpath, main, *arguments,
+        )  # fmt: skip
+
+    def _start_zookeeper(self) -> None:
+        folder = self._folder / "zookeeper"
+        folder.mkdir(parents=True)
+        settings = self._folder / "zookeeper.cfg"
+        settings.write_text(_ZOOKEEPER.format(folder=folder, port=self._zookeeper))
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        self._run("zookeeper", self._java(128, main, str(settings)))
+
+    async def _zookeeper_listens(self) -> bool:
+        self._check_servers()
+        _, writer = await asyncio.open_connection("127.0.0.1", self._zookeeper)
+        writer.close()
+        return True
+
+    def _start_bookie(self, number: int) -> None:
+        folder = self._folder / f"bookie-{number}"
+        settings = self._folder / f"bookie-{number}.conf"
+        own = {
+            "metadataServiceUri": self._metadata,
+            "bookiePort": self._ports[number - 1],
+            **{f"{kind}Directories": folder / kind for kind in ("journal", "ledger", "index")},
+        }
+        lines = [f"{name}={value}" for name, value in {**_BOOKIE, **own}.items()]
+        settings.write_text("\n".join(lines))
+        main = "org.apache.bookkeeper.server.Main"
+        self._run(f"bookie-{number}", self._java(512, main, "--conf", str(settings)))
+
+    def _check_servers(self) -> None:
+        for name, server in self._servers.items():
+            if server.poll() is not None:
+                log = (self._folder / f"{name}.log").read_text(errors="replace")
+                raise ChildProcessError(f"{name} ended:\n{log[-4000:]}")
+
+    def _run(self, name: str, argv: tuple[str, ...]) -> None:
+        self._servers[name] = start(Program(name, argv), self._folder / f"{name}.log")
+
+    async def _start_client(self) -> AsyncProcess:
+        with (self._folder / "client.log").open("ab") as log:
+            client = await asyncio.create_subprocess_exec(
+                *self._java(512, "Load", self._metadata),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=in_child(Become.SELF, signal.SIGKILL),
+            )
+        await self._answer(client)
+        return client
+
+    async def _create(self) -> int:
+        return int((await self._ask("create"))["ledger"])
+
+    async def _until_bookies(self, count: int) -> None:
+        async def are_there() -> bool:
+            self._check_servers()
+            return (await self._ask("bookies"))["bookies"] == count
+
+        await until(are_there, f"{count} bookies are registered")
+
+    async def _ask(self, *words: object) -> Figures:
+        client = self._client
+        assert client is not None
+        assert client.stdin is not None
+        client.stdin.write((" ".join(map(str, words)) + "\n").encode())
+        return await self._answer(client)
+
+    async def _answer(self, client: AsyncProcess) -> Figures:
+        assert client.stdout is not None
+        line = await client.stdout.readline()
+        if not line:
+            log = (self._folder / "client.log").read_text(errors="replace")
+            raise ChildProcessError(f"BookKeeper's client ended:\n{log[-4000:]}")
+        answer: Figures = orjson.loads(line)
+        return answer
