@@ -31,8 +31,8 @@ _OPENED: Final = (
 )
 """Packages of the JDK by which netty and the checksums are fast."""
 _STOP_S: Final = 20.0
-_WARM_UP_S: Final = 2.0
-"""Of the appends before the first measurement, in which the JVMs compile what they run."""
+_WARM_UP: Final = 2.0
+"""Measurements that the appends before the first one last: the JVMs compile meanwhile what they run."""
 
 _ZOOKEEPER: Final = """
 tickTime=1000
@@ -104,7 +104,7 @@ class BookKeeper:
             self._start_bookie(number)
         await self._until_bookies(3)
         ledger = await self._create()
-        await self._ask("append", ledger, 256, _WARM_UP_S, KIB)
+        await self._ask("append", ledger, 256, _WARM_UP * self._seconds, KIB)
         await self._ask("delete", ledger)
 
     async def _stop(self) -> None:
@@ -167,13 +167,14 @@ class BookKeeper:
         await self._until_bookies(4)
         await asyncio.to_thread(stop, self._servers.pop("bookie-4"), signal.SIGTERM, _STOP_S)
         await self._until_bookies(3)
-        return self._figures(meter, told)
+        through = {name: told[name] for name in ("gap ms", "failed")}
+        return self._figures(meter, told) | through
 
     def _figures(self, meter: Meter, told: Figures, size: int = KIB) -> Figures:
         """The client's own time counts: a command takes longer, by what is between two processes."""
         meter.seconds = told["s"]
-        own = {name: value for name, value in told.items() if name not in ("entries", "s")}
-        return meter.figures(round(told["entries"]), size) | own
+        latencies = {name: value for name, value in told.items() if name.startswith("p")}
+        return meter.figures(round(told["entries"]), size) | latencies
 
     # Processes.
 
