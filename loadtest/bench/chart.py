@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from html import escape
+from math import log10
 from typing import Final
 
 from loadtest.bench.goals import Outcome, Rounds
@@ -10,7 +11,9 @@ from loadtest.bench.goals import Outcome, Rounds
 _ROW: Final = 20
 _LABELS: Final = 380
 _BARS: Final = 420
-_WIDTH: Final = _LABELS + _BARS + 240
+_WIDTH: Final = _LABELS + _BARS + 340
+_LEAST: Final = 10.0
+"""Entries a second where the logarithmic bars begin."""
 _BEYOND: Final = 1.5
 """Where a bar ends, as a multiple of its goal."""
 _COLOURS: Final = {"quorumlog": "#2b6cb0", "JetStream": "#b7791f", "BookKeeper": "#6b46c1"}
@@ -25,7 +28,7 @@ def chart(conditions: str, outcomes: Sequence[Outcome], rounds: Rounds) -> str:
         for name, measured in rounds.items()
         if "entries/s" in measured[0]
     }
-    parts = [_text(10, 20, conditions, size=10)]
+    parts = [_text(10, 20, conditions, size=9)]
     top = 50
     parts += [_text(10, top, "goals: the line is the goal", size=14)]
     for number, found in enumerate(outcomes):
@@ -35,10 +38,14 @@ def chart(conditions: str, outcomes: Sequence[Outcome], rounds: Rounds) -> str:
     if outcomes:
         parts.append(_line(goal_x, top + 5, end - _ROW + 6))
     top = end + 10
-    parts += [_text(10, top, "entries a second: median, least and most of the rounds", size=14)]
-    most = max((max(each) for each in rates.values()), default=1.0)
+    parts += [
+        _text(
+            10, top, "entries a second, logarithmic: median, least and most of the rounds", size=14
+        )
+    ]
+    decades = log10(max((_LEAST * 10, *(max(each) for each in rates.values()))) / _LEAST)
     for number, (name, each) in enumerate(rates.items()):
-        parts += _rate(name, each, most, top + _ROW * (number + 1))
+        parts += _rate(name, each, decades, top + _ROW * (number + 1))
     height = top + _ROW * (len(rates) + 2)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
@@ -64,17 +71,17 @@ def _over(bound: float, value: float) -> float:
     return bound / value if value else _BEYOND
 
 
-def _rate(name: str, rates: Sequence[float], most: float, y: int) -> list[str]:
+def _rate(name: str, rates: Sequence[float], decades: float, y: int) -> list[str]:
+    def length(rate: float) -> float:
+        return _BARS * max(0.0, log10(rate / _LEAST)) / decades
+
     median = statistics.median(rates)
     colour = _COLOURS.get(name.partition(":")[0], "#4a5568")
-    least, greatest = (_LABELS + _BARS * each / most for each in (min(rates), max(rates)))
-    spread = (
-        f'<line x1="{least:.1f}" x2="{greatest:.1f}" y1="{y - 4}" y2="{y - 4}" stroke="black"/>'
-    )
+    least, most = (_LABELS + length(each) for each in (min(rates), max(rates)))
     return [
         _text(10, y, name),
-        _bar(y, _BARS * median / most, colour),
-        spread,
+        _bar(y, length(median), colour),
+        f'<line x1="{least:.1f}" x2="{most:.1f}" y1="{y - 4}" y2="{y - 4}" stroke="black"/>',
         _text(_LABELS + _BARS + 10, y, f"{median:,.0f}", size=10),
     ]
 

@@ -87,17 +87,17 @@ def _ours(work: str) -> str:
 
 
 _PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
-_APPEND_ASYNC: Final = "BookKeeper: appendAsync, "
+_ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _NATS_64: Final = "JetStream: publish, 64"
 _NATS_READ: Final = "JetStream: read in order"
 _BATCHED: Final = "BookKeeper: read in order, batched"
 
 GOALS: Final = (
     Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 0.9, ("JetStream: publish, 1",)),
-    Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 1.8, (f"{_APPEND_ASYNC}1",)),
+    Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 1.8, (f"{_ADD_ENTRY}1",)),
     Goal(_ours("Ledger.append, 64"), "entries/s", ">=", 3, (_NATS_64,)),
     Goal(_ours("Ledger.append, 256"), "entries/s", ">=", 5, ("JetStream: publish, 256",)),
-    Goal(_ours("Ledger.append, 2000"), "entries/s", ">=", 1, (f"{_APPEND_ASYNC}2000",)),
+    Goal(_ours("Ledger.append, 2000"), "entries/s", ">=", 1, (f"{_ADD_ENTRY}2000",)),
     Goal(_ours("wrk, 64"), "entries/s", ">=", 0.8, (_NATS_64,)),
     Goal(_ours("wrk, 64"), "gateway us", "<=", 70),
     *(
@@ -111,8 +111,8 @@ GOALS: Final = (
     Goal(_ours("read in order, JSON"), "entries/s", ">=", 3, (_NATS_READ,)),
     Goal(_ours("read in order, raw"), "entries/s", ">=", 10, (_NATS_READ,)),
     Goal(_ours("read in order, raw"), "entries/s", ">=", 2, (_BATCHED,)),
-    Goal(_ours("raw batches of 1000"), "entries/s", ">=", 3, (f"{_APPEND_ASYNC}2000",)),
-    Goal(_ours("raw batches of 1000"), "all us", "<=", 0.25, (f"{_APPEND_ASYNC}2000",)),
+    Goal(_ours("raw batches of 1000"), "entries/s", ">=", 3, (f"{_ADD_ENTRY}2000",)),
+    Goal(_ours("raw batches of 1000"), "all us", "<=", 0.25, (f"{_ADD_ENTRY}2000",)),
     Goal(_ours("a bookie is killed"), "gap ms", "<=", 1, ("BookKeeper: a bookie is killed",)),
     Goal(_ours("a bookie is killed"), "p99.9 ms", "<=", 1000),
     Goal(_ours("a bookie is killed"), "failed", "<=", 0),

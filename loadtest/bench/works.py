@@ -57,7 +57,7 @@ def _single() -> Iterator[Work]:
             yield _ours(f"wrk, {count}", Ours.wrk, count)
         yield _jetstream(f"publish, {count}", JetStream.publish, count)
         yield _jetstream(f"nats bench, {count}", JetStream.nats_bench, count)
-        yield _bookkeeper(f"appendAsync, {count}", BookKeeper.append, count)
+        yield _bookkeeper(f"asyncAddEntry, {count}", BookKeeper.append, count)
 
 
 def _sizes() -> Iterator[Work]:
@@ -65,7 +65,7 @@ def _sizes() -> Iterator[Work]:
         yield _ours(f"Ledger.append, 64, of {name}", Ours.ledger, 64, size)
         yield _ours(f"raw batches of 100, of {name}", Ours.raw_batches, 100, size)
         yield _jetstream(f"publish, 64, of {name}", JetStream.publish, 64, size)
-        yield _bookkeeper(f"appendAsync, 64, of {name}", BookKeeper.append, 64, size)
+        yield _bookkeeper(f"asyncAddEntry, 64, of {name}", BookKeeper.append, 64, size)
 
 
 WORKS: Final = (
