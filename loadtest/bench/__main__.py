@@ -70,7 +70,8 @@ async def measure(
         for number in range(report.rounds):
             for work in report.works:
                 if work.system in systems and work.name not in report.left_out:
-                    await _measure(work, systems[work.system], report)
+                    with console.status(work.name):
+                        await _measure(work, systems[work.system], report)
                     line = f"round {number + 1} of {report.rounds}: {report.line(work)}"
                     console.print(line, soft_wrap=True)
 

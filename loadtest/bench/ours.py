@@ -220,17 +220,18 @@ class Ours:
             self.session.ws_connect(self._url(ledger).removesuffix("entries") + "ws") as socket,
         ):
 
-            async def send() -> None:
-                for _ in during(self.seconds):
-                    await window.send(1)
-                    await socket.send_bytes(message)
+            async def receive() -> None:
+                while True:
+                    window.acknowledge((await socket.receive_json())["last_entry"] + 1)
 
             with Meter(self.pids) as meter:
-                sending = asyncio.ensure_future(send())
-                while not sending.done() or window.unanswered:
-                    answer = await socket.receive_json()
-                    window.acknowledge(answer["last_entry"] + 1)
-                await sending
+                async with asyncio.TaskGroup() as group:
+                    receiving = group.create_task(receive())
+                    for _ in during(self.seconds):
+                        await window.send(1)
+                        await socket.send_bytes(message)
+                    await window.drained()
+                    receiving.cancel()
         return meter.figures(window.sent, KIB)
 
     async def tail(self) -> Figures:
@@ -348,18 +349,24 @@ class _Window:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.unanswered = 0
+        self._acknowledged = 0
         self._changed = asyncio.Event()
 
     async def send(self, count: int) -> None:
         """Wait until so many more may be sent."""
-        while self.unanswered + count > _UNANSWERED_MAX:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._until_at_most(_UNANSWERED_MAX - count)
         self.sent += count
-        self.unanswered += count
+
+    async def drained(self) -> None:
+        """Wait until all are acknowledged."""
+        await self._until_at_most(0)
 
     def acknowledge(self, total: int) -> None:
         """So many are acknowledged, all in all."""
-        self.unanswered = self.sent - total
+        self._acknowledged = total
         self._changed.set()
+
+    async def _until_at_most(self, most: int) -> None:
+        while self.sent - self._acknowledged > most:
+            self._changed.clear()
+            await self._changed.wait()
