@@ -20,18 +20,19 @@ from quorumlog.certificates import revoke
 from quorumlog.net import framed as framed_module
 from quorumlog.net.framed import Framed, accept, connect
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.identity import ANONYMOUS, Credentials
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.listen import Listener, ListenLimits, listening
 from quorumlog.net.service import HOSTS, answers_problems
-from quorumlog.net.sessions import service_session
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import Tls
 from quorumlog.wire import frames
 from quorumlog.wire.frames import BadFrame, Message
-from tests.net.test_tls import Authority
+from tests.net.mutual_tls import Authority
 from tests.support.framed import Line
 from tests.support.waiting import until, within
 
 NAME = "quorumlog-channel/2"
+BOOKIE = ExpectedServer(Role.BOOKIE)
 MIB = 1 << 20
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 MESSAGES = [
@@ -165,7 +166,7 @@ async def connected(
     line = Line()
     async with service_session(credentials) as session, within("it is all done"):
         url = f"{scheme}://127.0.0.1:{listener.port}/line"
-        line.framed = await connect(session, url, line, [NAME])
+        line.framed = await connect(session, url, line, [NAME], BOOKIE)
         await until(lambda: lines, "the server has it")
         yield line, lines.pop()
         line.framed.abort()
@@ -409,7 +410,7 @@ def test_a_revoked_peers_upgraded_connection_is_cut(
 
 async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -> None:
     async def other(_request: web.Request) -> web.StreamResponse:
-        return web.Response(status=302, headers={"Location": "http://127.0.0.1:1/line"})
+        return web.Response(text="here is a page")
 
     app = web.Application()
     app.router.add_get("/line", other)
@@ -419,8 +420,8 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
         within("it is told"),
     ):
         url = f"http://127.0.0.1:{listener.port}/line"
-        with pytest.raises(aiohttp.ClientError, match="no upgrade to quorumlog-channel/2: 302"):
-            await connect(session, url, Heard(), [NAME])
+        with pytest.raises(aiohttp.ClientError, match="no upgrade to quorumlog-channel/2: 200"):
+            await connect(session, url, Heard(), [NAME], BOOKIE)
 
 
 @pytest.mark.parametrize(
@@ -442,4 +443,4 @@ async def test_an_answer_that_a_bookie_does_not_give_is_refused(answer: bytes, w
     async with server, service_session() as session, within("it is refused"):
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/line"
         with pytest.raises(aiohttp.ClientError, match=why):
-            await connect(session, url, Heard(), [NAME])
+            await connect(session, url, Heard(), [NAME], BOOKIE)

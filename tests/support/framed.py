@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 
 from quorumlog.net.framed import Framed, connect
+from quorumlog.net.identity import Role
+from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, versions
 from quorumlog.wire.frames import Message
 
@@ -59,7 +61,9 @@ async def channel(session: aiohttp.ClientSession, url: str, *names: str) -> Asyn
     """A channel to a bookie at this URL, by default of the version that this release speaks."""
     line = Line()
     offered = names or versions.upgrades(versions.CHANNEL)
-    line.framed = await connect(session, f"{url}/v1/channel", line, offered)
+    line.framed = await connect(
+        session, f"{url}/v1/channel", line, offered, ExpectedServer(Role.BOOKIE)
+    )
     try:
         yield line
     finally:
