@@ -67,6 +67,7 @@ async def measure(
                 systems[name] = await stack.enter_async_context(running)
             except Absent as absent:
                 report.left_out[name] = str(absent)
+                console.print(f"{name} is left out: {absent}")
         for number in range(report.rounds):
             for work in report.works:
                 if work.system in systems and work.name not in report.left_out:

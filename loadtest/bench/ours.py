@@ -102,27 +102,6 @@ class Ours:
         await log.delete()
         return figures
 
-    async def ledgers(self, count: int) -> Figures:
-        """`Ledger.append` with 64 calls in flight, each on the next one of so many open ledgers."""
-        payload, ledgers = payload_of(KIB), cycle(await self._open(count))
-        return await self._appends(lambda: next(ledgers).append(payload), 64)
-
-    async def _open(self, count: int) -> Sequence[Ledger]:
-        """So many ledgers with an entry each, open from the first round to the last."""
-        if count not in self._open_ledgers:
-            room = asyncio.Semaphore(_CREATES_IN_FLIGHT)
-
-            async def opened() -> Ledger:
-                async with room:
-                    ledger = await self.client.create_ledger()
-                    await ledger.append(b"open")
-                    return ledger
-
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(opened()) for _ in range(count)]
-            self._open_ledgers[count] = [task.result() for task in tasks]
-        return self._open_ledgers[count]
-
     async def submit(self) -> Figures:
         """`Ledger.submit` of the sync client, by one thread; it waits only while too much is queued."""
         return await asyncio.to_thread(self._submit)
@@ -147,8 +126,30 @@ class Ours:
         """One entry a request, by aiohttp's client."""
         return await self._requests(payload_of(KIB), _OCTETS, in_flight, KIB)
 
+    async def ledgers(self, count: int) -> Figures:
+        """The same with 64 in flight, each to the next one of so many open ledgers: nothing is batched."""
+        following = cycle([self._url(ledger) for ledger in await self._open(count)])
+        payload = payload_of(KIB)
+        return await self._appends(lambda: self._post(next(following), payload, _OCTETS), 64)
+
+    async def _open(self, count: int) -> Sequence[Ledger]:
+        """So many ledgers with an entry each, open from the first round to the last."""
+        if count not in self._open_ledgers:
+            room = asyncio.Semaphore(_CREATES_IN_FLIGHT)
+
+            async def opened() -> Ledger:
+                async with room:
+                    ledger = await self.client.create_ledger()
+                    await ledger.append(b"open")
+                    return ledger
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(opened()) for _ in range(count)]
+            self._open_ledgers[count] = [task.result() for task in tasks]
+        return self._open_ledgers[count]
+
     async def wrk(self, connections: int) -> Figures:
-        """The same by wrk, which takes less CPU than a client in Python."""
+        """One entry a request by wrk, which takes less CPU than a client in Python."""
         async with self._new_ledger() as ledger:
             await ledger.append(b"open")
             return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
@@ -168,14 +169,13 @@ class Ours:
         self, body: bytes, media: str, in_flight: int, size: int, count: int = 1
     ) -> Figures:
         async with self._new_ledger() as ledger:
-            url, headers = self._url(ledger), {"Content-Type": media}
+            url = self._url(ledger)
+            return await self._appends(lambda: self._post(url, body, media), in_flight, size, count)
 
-            async def append() -> None:
-                async with self.session.post(url, data=body, headers=headers) as answer:
-                    await answer.read()
-                    answer.raise_for_status()
-
-            return await self._appends(append, in_flight, size, count)
+    async def _post(self, url: str, body: bytes, media: str) -> None:
+        async with self.session.post(url, data=body, headers={"Content-Type": media}) as answer:
+            await answer.read()
+            answer.raise_for_status()
 
     async def _appends(
         self, append: Append, in_flight: int, size: int = KIB, count: int = 1

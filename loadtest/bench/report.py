@@ -179,16 +179,20 @@ class Report:
 
     def _goals(self) -> Table:
         table = _table("goals", "figure", "ours", "theirs", "goal", "value", "reached")
-        for found in self._outcomes():
-            table.add_row(
-                found.goal.work,
-                found.goal.figure,
-                _number(found.ours),
-                "" if found.theirs is None else _number(found.theirs),
-                str(found.goal),
-                f"{found.value:.2f}",
-                "yes" if found.is_reached else "no",
-            )
+        for goal in GOALS:
+            found = outcome(goal, self.results)
+            if found is not None:
+                table.add_row(
+                    goal.work,
+                    goal.figure,
+                    _number(found.ours),
+                    "" if found.theirs is None else _number(found.theirs),
+                    str(goal),
+                    f"{found.value:.2f}",
+                    "yes" if found.is_reached else "no",
+                )
+            elif goal.work in self.results:
+                table.add_row(goal.work, goal.figure, "", "", str(goal), "", "not measured")
         return table
 
 
