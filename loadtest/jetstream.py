@@ -105,9 +105,11 @@ class JetStream:
             yield peer
 
     async def _create(self) -> bool:
+        # A server that knows no leader yet does not answer.
+        streams = self._client.jetstream(timeout=1)
         for name, subject in ((_STREAM, _SUBJECT), (_READ_STREAM, _READ_SUBJECT)):
             config = StreamConfig(name=name, subjects=[subject], num_replicas=3)
-            await self._streams.add_stream(config)
+            await streams.add_stream(config)
         return True
 
     async def publish(self, in_flight: int, size: int = KIB) -> Figures:
