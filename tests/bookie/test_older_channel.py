@@ -63,6 +63,10 @@ async def test_a_peer_of_the_release_before_that_does_not_read_is_not_read_from(
         while waiting:
             waiting.pop()()
         await until(lambda: waiting, "an answer makes room for the next one")
+        # It reads on, up to the goodbye.
+        monkeypatch.setattr(Peer, "_receive", take)
+        while waiting:
+            waiting.pop()()
 
 
 async def test_a_malformed_message_of_the_release_before_ends_its_channel(
