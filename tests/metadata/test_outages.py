@@ -15,13 +15,13 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import UNKNOWN, MetadataUnavailable
+from quorumlog.errors import NOT_DONE, UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
-from services.metadata.database import Database
+from services.metadata.database import Connection, Database
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
@@ -242,6 +242,31 @@ async def test_without_postgres_every_request_gets_an_error_and_later_ones_succe
             postgres.cut_all()  # what was swallowed does not come back
         await until(lambda: is_ready(service), "the service is ready again")
         await change_once(service.client, row)
+
+
+async def test_who_waits_long_for_a_connection_is_refused_while_there_is_time_for_the_work(
+    stores: Stores,
+) -> None:
+    """In a crowd all connections were given to those who had waited longest, and cut in the middle of their work."""
+    database = Database(stores.postgres_dsn, connections_max=1, deadline_s=4)
+    database.is_open = True
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work(connection: Connection) -> int:
+        has_begun.set()
+        await may_end.wait()
+        return int(await connection.fetchval("SELECT 1"))
+
+    first = asyncio.create_task(database.run(work))
+    await has_begun.wait()
+    with pytest.raises(MetadataUnavailable) as caught:
+        await database.run(work)
+    may_end.set()
+
+    assert caught.value.outcome == NOT_DONE
+    # Its deadline, which is not over, is earlier than that of the one that was refused.
+    assert await first == 1
+    await database.close()
 
 
 async def test_a_connection_cut_inside_a_statement_counts_as_an_unavailable_database(
