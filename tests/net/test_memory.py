@@ -147,6 +147,39 @@ print(faults() - before, heap.trim(0))
 """
 
 
+OF_A_THREAD = """
+import resource
+import threading
+from pathlib import Path
+from quorumlog.net.memory import Heap, keep_freed
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def work():
+    blocks = [b"x" * 100_000 for _ in range(500)]
+
+keep_freed()
+heap = Heap()
+before = resident()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+heap.trim(0)
+print(resident() - before)
+"""
+
+
+@pytest.mark.usefixtures("heap")
+def test_memory_that_a_thread_took_and_freed_goes_back() -> None:
+    """A bookie reads entries in threads."""
+    told = subprocess.run(
+        (sys.executable, "-c", OF_A_THREAD), check=True, capture_output=True, text=True
+    ).stdout
+
+    assert int(told) < 10 * MIB
+
+
 @pytest.mark.usefixtures("heap")
 def test_freed_large_blocks_are_used_again_and_go_back_when_idle() -> None:
     """In a process of its own: the library's settings are for all of a process."""

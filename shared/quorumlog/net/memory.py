@@ -35,8 +35,10 @@ _KEPT_BYTES: Final = 64 << 20
 """So much freed memory at the heap's end is kept for the next large block until a look finds it idle."""
 _IN_HEAP_BYTES: Final = 32 << 20
 """Smaller blocks are taken from the heap; the most that glibc allows."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The names of `mallopt` for both."""
+_ARENAS: Final = 1
+"""Of another thread's arena the end is never trimmed by a look. Threads that hold the interpreter's lock do not contend."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""The names of `mallopt` for these."""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -92,6 +94,7 @@ def keep_freed() -> None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _IN_HEAP_BYTES)
+    mallopt(_ARENA_MAX, _ARENAS)
 
 
 async def trim_forever() -> None:
