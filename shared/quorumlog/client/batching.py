@@ -1,7 +1,10 @@
 """Batches of appends: what is submitted while a request is under way goes with the next request.
 
 One request is under way at a time, so the order of submissions is the order of entries; and a lone
-append is sent at once.
+append is sent at once. Two requests could overtake each other on two connections, and no request says
+what it must follow: `expect` of the second one is right too where another client has appended as many
+entries meanwhile. What overlaps instead is the client's own work: the next request leaves before the
+callers of the last one go on.
 """
 
 import asyncio
@@ -133,6 +136,8 @@ class Batcher(Generic[P, A, R]):
         self._limits = limits
         self._queue: deque[Submission[P, R]] = deque()
         self._under_way: Sequence[Submission[P, R]] = ()
+        self._answers: deque[tuple[Sequence[Submission[P, R]], A]] = deque()
+        """Of requests whose callers do not know of the answer yet."""
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
@@ -265,17 +270,14 @@ class Batcher(Generic[P, A, R]):
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """End what waits if the task was cancelled, or died of something unforeseen."""
-        cause: QuorumLogError
+        self._share_out()
         if task.cancelled():
-            cause = ConnectionLost("the client was closed while an append was under way")
+            closed = ConnectionLost("the client was closed while an append was under way")
+            self._end(self._under_way, closed)
         elif (error := task.exception()) is not None:
-            log.error("batching-broke", exc_info=error)
-            cause = ClientBroke(f"the client failed while an append was under way: {error!r}")
-            cause.__cause__ = error
+            self._broke(self._under_way, error)
         else:
             return
-        _fail(self._under_way, cause.with_outcome(UNKNOWN))
-        self._fail_queued(cause)
         self._idle.set()
 
     async def _linger(self) -> None:
@@ -323,21 +325,58 @@ class Batcher(Generic[P, A, R]):
         except Invalid as error:
             if len(taken) > 1 and error.outcome == NOT_DONE:
                 return await self._send_each(taken)
+            self._share_out()
             _fail(taken, error)
         except QuorumLogError as error:
+            self._share_out()
             _fail(taken, error)
             # An append that met another place than the expected one leaves no gap behind it.
             if taken[0].expect is None or error.outcome == UNKNOWN:
                 self._fail_queued(error)
                 return error
         else:
-            index = 0
-            for submission in taken:
-                count = len(submission.payloads)
-                if not submission.done.done():
-                    submission.done.set_result(self._share(answer, index, count))
-                index += count
+            await self._answered(taken, answer, len(payloads))
         return None
+
+    async def _answered(self, taken: Sequence[Submission[P, R]], answer: A, count: int) -> None:
+        """End submissions with their shares of an answer. If about as much is queued, that is sent
+        first, and the callers go on while the gateway works; else the callers may append again before
+        the next request is made up.
+        """
+        self._answers.append((taken, answer))
+        if 2 * self._count >= count:
+            asyncio.get_running_loop().call_soon(self._share_out)
+            return
+        self._share_out()
+        await asyncio.sleep(0)
+
+    def _share_out(self) -> None:
+        """End all submissions that were answered, in the order of the calls."""
+        while self._answers:
+            taken, answer = self._answers.popleft()
+            try:
+                self._give(taken, answer)
+            except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
+                self._broke(taken, error)
+
+    def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:
+        index = 0
+        for submission in taken:
+            count = len(submission.payloads)
+            if not submission.done.done():
+                submission.done.set_result(self._share(answer, index, count))
+            index += count
+
+    def _broke(self, taken: Sequence[Submission[P, R]], error: BaseException) -> None:
+        """End what was sent and what is queued after a defect of the client."""
+        log.error("batching-broke", exc_info=error)
+        cause = ClientBroke(f"the client failed while an append was under way: {error!r}")
+        cause.__cause__ = error
+        self._end(taken, cause)
+
+    def _end(self, taken: Sequence[Submission[P, R]], cause: QuorumLogError) -> None:
+        _fail(taken, cause.with_outcome(UNKNOWN))
+        self._fail_queued(cause)
 
     async def _send_each(self, taken: Sequence[Submission[P, R]]) -> QuorumLogError | None:
         """Send one by one: one submission is invalid, and the others need not fail with it."""
