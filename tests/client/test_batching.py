@@ -42,6 +42,10 @@ class Server:
             Batching(**limits),
         )
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def check_open(self) -> None:
         """Always."""
 

@@ -277,7 +277,7 @@ def with_password(password: str | None) -> Mapping[str, str]:
 
 def frames(payloads: Sequence[bytes]) -> bytes:
     """A batch of payloads as one body: a length before each."""
-    return b"".join(part for p in payloads for part in (_LENGTH.pack(len(p)), p))
+    return b"".join([part for p in payloads for part in (_LENGTH.pack(len(p)), p)])
 
 
 def _entries_of(body: bytes) -> list[Entry]:

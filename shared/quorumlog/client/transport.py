@@ -79,9 +79,11 @@ class Transport:
         self._current = 0
         self._context = context
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0, ssl=self._context or True),
@@ -107,6 +109,12 @@ class Transport:
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the `async with`. Raises: ClientClosed."""
+        self.check_open()
+        return self._loop
 
     def check_open(self) -> None:
         """Raise ClientClosed outside of `async with`."""
