@@ -3,12 +3,13 @@
 import asyncio
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from quorumlog.client import Batching, ClientBroke, ConnectionLost
-from quorumlog.client.batching import Batcher, Call
+from quorumlog.client import Batching, ClientBroke, ClientClosed, ConnectionLost
+from quorumlog.client.batching import Batcher, Call, Submission
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -26,6 +27,7 @@ class Server:
     deadline_s = 60.0
 
     def __init__(self, **limits: Any) -> None:
+        self.is_open = True
         self.calls: list[list[bytes]] = []
         self.sent: list[bytes] = []
         self.ends: list[float] = []
@@ -47,7 +49,8 @@ class Server:
         return asyncio.get_running_loop()
 
     def check_open(self) -> None:
-        """Always."""
+        if not self.is_open:
+            raise ClientClosed("used inside `with` only")
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -391,6 +394,21 @@ async def test_an_append_s_deadline_begins_with_the_call_and_not_with_its_reques
 
     assert server.calls == [[b"a"], [b"b", b"c"]]
     assert server.ends[1] <= asked + server.deadline_s
+
+
+async def test_what_threads_posted_to_a_client_that_is_closed_ends_and_leaves_its_room() -> None:
+    server = Server(queued_bytes_max=2)
+    posted = [Submission((b"x",), 1, None, False, 0.0, Future[tuple[int, int]]()) for _ in "ab"]
+    assert [server.batcher.post(submission) for submission in posted] == [True, False]
+    assert not server.batcher.has_room(1)
+
+    server.is_open = False
+    server.batcher.receive(server.batcher.collect())
+
+    errors = [submission.done.exception() for submission in posted]
+    assert [type(error) for error in errors] == [ClientClosed, ClientClosed]
+    assert errors[0] is not errors[1]
+    assert server.batcher.has_room(2)
 
 
 async def test_the_deadline_holds_for_who_waits_for_room() -> None:

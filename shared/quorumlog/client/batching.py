@@ -21,6 +21,7 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     ClientBroke,
+    ClientClosed,
     ConnectionLost,
     Invalid,
     QuorumLogError,
@@ -150,14 +151,15 @@ class Batcher(Generic[P, A, R]):
         self._turn = asyncio.Lock()
         """Held by the first append that waits for room; the others wait for the lock in their order."""
         self._waiting_count = 0
+        self._posted: list[Submission[P, R]] = []
+        """What other threads have submitted and what is not queued here yet."""
         self._posted_bytes = 0
-        """Bytes that other threads have submitted and that are not queued here yet."""
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # Other threads may call these methods too.
+    # Other threads may call these methods too; the caller of `post` and `collect` holds the portal's lock.
 
     @property
     def deadline_s(self) -> float:
@@ -185,18 +187,22 @@ class Batcher(Generic[P, A, R]):
         return not self._waiting_count and self._fits(size)
 
     def _fits(self, size: int) -> bool:
-        # In this order, a submission on its way from the one count to the other is counted twice.
         queued = self._posted_bytes + self._bytes
         return not queued or queued + size <= self._limits.queued_bytes_max
 
-    def posted(self, size: int) -> None:
-        """Count bytes that another thread submits; the caller holds the portal's lock."""
-        self._posted_bytes += size
+    def post(self, submission: Submission[P, R]) -> bool:
+        """Keep a submission for `collect`; tell whether it is the first one."""
+        self._posted.append(submission)
+        self._posted_bytes += submission.size
+        return len(self._posted) == 1
 
-    def arrived(self, size: int) -> None:
-        """Uncount posted bytes that are queued now; the loop's thread holds the portal's lock."""
-        self._posted_bytes -= size
-        self._drained.set()
+    def collect(self) -> Sequence[Submission[P, R]]:
+        """What other threads have posted, in the order of their calls; it counts as queued from now on."""
+        posted, self._posted = self._posted, []
+        self._bytes += self._posted_bytes
+        self._posted_bytes = 0
+        self._count += sum([len(submission.payloads) for submission in posted])
+        return posted
 
     # Tasks of the event loop call these methods.
 
@@ -260,20 +266,28 @@ class Batcher(Generic[P, A, R]):
         self._queue.append(submission)
         self._bytes += submission.size
         self._count += len(submission.payloads)
+        self._send_soon()
+
+    def receive(self, posted: Sequence[Submission[P, R]]) -> None:
+        """Queue what was collected, or fail it."""
+        try:
+            self._background.check_open()
+        except ClientClosed as error:
+            for submission in posted:
+                self._left_queue(submission.size, len(submission.payloads))
+                if submission.is_wanted():
+                    submission.done.set_exception(error.replace())
+        else:
+            self._queue.extend(posted)
+            self._send_soon()
+
+    def _send_soon(self) -> None:
         self._changed.set()
         if self._idle.is_set():
             self._idle.clear()
             # A task that is cancelled before its first step runs none of its code, no `finally`
             # either, but its callbacks are always called.
             self._background.start(self._run()).add_done_callback(self._ended)
-
-    def receive(self, submission: Submission[P, R]) -> None:
-        """Queue a submission of another thread, or fail it."""
-        try:
-            self.queue(submission)
-        except Exception as error:  # noqa: BLE001 - the caller gets the error, whatever it is
-            if submission.is_wanted():
-                submission.done.set_exception(error)
 
     async def flush(self) -> None:
         """Wait until nothing is queued or under way."""

@@ -32,7 +32,8 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop
         self._inner: AbstractAsyncContextManager[object]
         self._thread: threading.Thread | None = None
-        self._posted: list[tuple[Batcher[Any, Any, Any], Submission[Any, Any]]] = []
+        self._posted: list[Batcher[Any, Any, Any]] = []
+        """To which threads have posted submissions."""
 
     def open(self, inner: AbstractAsyncContextManager[object]) -> None:
         """Start the thread, which enters `inner`. As a daemon it does not keep the process alive."""
@@ -76,17 +77,15 @@ class Portal:
         """
         given, size = batcher.checked(payloads)
         done: Future[T] = Future()
-        self._check_callable()
-        submission = Submission(
-            given, size, None, False, self._loop.time() + batcher.deadline_s, done
-        )
         with self._lock:
             self._check_callable()
+            end = self._loop.time() + batcher.deadline_s
+            submission = Submission(given, size, None, False, end, done)
             if batcher.has_room(size):
-                batcher.posted(size)
-                self._posted.append((batcher, submission))
-                if len(self._posted) == 1:
-                    self._loop.call_soon_threadsafe(self._deliver)
+                if batcher.post(submission):
+                    self._posted.append(batcher)
+                    if len(self._posted) == 1:
+                        self._loop.call_soon_threadsafe(self._deliver)
                 return done
         self.run(batcher.queue_with_room(submission))
         return done
@@ -94,12 +93,10 @@ class Portal:
     def _deliver(self) -> None:
         """Hand the batchers what threads have submitted, in the order of the calls."""
         with self._lock:
-            posted, self._posted = self._posted, []
-        for batcher, submission in posted:
-            batcher.receive(submission)
-        with self._lock:
-            for batcher, submission in posted:
-                batcher.arrived(submission.size)
+            batchers, self._posted = self._posted, []
+            collected = [(batcher, batcher.collect()) for batcher in batchers]
+        for batcher, posted in collected:
+            batcher.receive(posted)
 
     def iterate(self, paged: Paged[T]) -> Iterator[T]:
         """The items; the calling thread waits for the loop once per page."""
