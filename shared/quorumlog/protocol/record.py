@@ -91,12 +91,11 @@ class Codec:
 
     def digests(self, heads: Iterable[bytes], payloads: Iterable[bytes]) -> bytes:
         """The digests of many entries, one after another."""
-        both = zip(heads, payloads, strict=True)
         if self.kind is DigestKind.CRC32C:
-            value, extend = google_crc32c.value, google_crc32c.extend
-            crcs = [extend(value(head), payload) for head, payload in both]
+            # By maps, since this is most of what an append costs per entry.
+            crcs = list(map(google_crc32c.extend, map(google_crc32c.value, heads), payloads))
             return struct.pack(f">{len(crcs)}I", *crcs)
-        return b"".join([self.digest(head, payload) for head, payload in both])
+        return b"".join(map(self.digest, heads, payloads))
 
 
 class Run:
@@ -107,8 +106,8 @@ class Run:
 
     __slots__ = (
         "_at",
+        "_found_offsets",
         "_ids",
-        "_offsets",
         "body",
         "count",
         "first",
@@ -137,19 +136,38 @@ class Run:
             ids = contiguous
         elif any(a >= b for a, b in itertools.pairwise(ids)):
             raise BadRun("a run out of order")
-        sizes = struct.unpack_from(f">{count}I", body, at.sizes)
-        offsets: list[int] = list(itertools.accumulate(sizes, initial=at.payloads))
-        if offsets[-1] != len(body):
-            raise BadRun(f"a run of {len(body)} bytes whose columns ask for {offsets[-1]}")
+        end = at.payloads + sum(struct.unpack_from(f">{count}I", body, at.sizes))
+        if end != len(body):
+            raise BadRun(f"a run of {len(body)} bytes whose columns ask for {end}")
+        self._set(body, _KINDS[kind], ledger_id, ids, at)
+
+    def _set(
+        self, body: bytes, kind: DigestKind, ledger_id: int, ids: Sequence[int], at: Columns
+    ) -> None:
         self.body = body
-        self.kind = _KINDS[kind]
-        self.count = count
-        self.ledger_id: int = ledger_id
-        self.first: int = ids[0]
-        self.last: int = ids[-1]
+        self.kind = kind
+        self.count = len(ids)
+        self.ledger_id = ledger_id
+        self.first = ids[0]
+        self.last = ids[-1]
         self._ids = ids
-        self._offsets = offsets
         self._at = at
+        self._found_offsets: list[int] | None = None
+
+    @classmethod
+    def _of(cls, body: bytes, kind: DigestKind, ledger_id: int, ids: range) -> "Run":
+        """A run whose columns were just made: nothing of them is read again."""
+        run = cls.__new__(cls)
+        run._set(body, kind, ledger_id, ids, columns(len(ids), _KINDS.index(kind)))  # noqa: SLF001
+        return run
+
+    @property
+    def _offsets(self) -> list[int]:
+        """Where each payload begins, and where the last one ends. A writer sends its runs without asking."""
+        if self._found_offsets is None:
+            sizes = struct.unpack_from(f">{self.count}I", self.body, self._at.sizes)
+            self._found_offsets = list(itertools.accumulate(sizes, initial=self._at.payloads))
+        return self._found_offsets
 
     def __eq__(self, other: object) -> bool:
         """Equal bytes."""
@@ -171,7 +189,7 @@ class Run:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all payloads."""
-        return self._offsets[-1] - self._offsets[0]
+        return len(self.body) - self._at.payloads
 
     @property
     def last_add_confirmed(self) -> int:
@@ -263,10 +281,7 @@ class Run:
         body, at = self.body, self._at.digests
         lacs = struct.unpack_from(f">{count}q", body, self._at.lacs)
         lengths = struct.unpack_from(f">{count}q", body, self._at.lengths)
-        heads = (
-            _ENTRY_HEAD.pack(self.ledger_id, entry_id, lac, length)
-            for entry_id, lac, length in zip(self._ids, lacs, lengths, strict=True)
-        )
+        heads = map(_ENTRY_HEAD.pack, itertools.repeat(self.ledger_id), self._ids, lacs, lengths)
         payloads = (body[a:b] for a, b in itertools.pairwise(self._offsets))
         digests = codec.digests(heads, payloads)
         if hmac.compare_digest(digests, body[at : at + count * size]):
@@ -292,26 +307,23 @@ def make(
     in payload bytes before it.
     """
     # Columns at once, without an Entry for each: this is what an append costs per entry.
-    count = len(payloads)
-    sizes = [len(payload) for payload in payloads]
+    count, repeat = len(payloads), itertools.repeat
+    ids = range(first_entry, first_entry + count)
+    sizes = list(map(len, payloads))
     lengths = list(itertools.accumulate(sizes, initial=length_before))[1:]
-    heads = (
-        _ENTRY_HEAD.pack(ledger_id, entry_id, last_add_confirmed, length)
-        for entry_id, length in enumerate(lengths, first_entry)
-    )
-    return Run(
-        b"".join(
-            (
-                HEAD.pack(FORMAT, _KINDS.index(codec.kind), 0, count, ledger_id),
-                struct.pack(f">{count}q", *range(first_entry, first_entry + count)),
-                struct.pack(">q", last_add_confirmed) * count,
-                struct.pack(f">{count}q", *lengths),
-                struct.pack(f">{count}I", *sizes),
-                codec.digests(heads, payloads),
-                *payloads,
-            )
+    heads = map(_ENTRY_HEAD.pack, repeat(ledger_id), ids, repeat(last_add_confirmed), lengths)
+    body = b"".join(
+        (
+            HEAD.pack(FORMAT, _KINDS.index(codec.kind), 0, count, ledger_id),
+            struct.pack(f">{count}q", *ids),
+            struct.pack(">q", last_add_confirmed) * count,
+            struct.pack(f">{count}q", *lengths),
+            struct.pack(f">{count}I", *sizes),
+            codec.digests(heads, payloads),
+            *payloads,
         )
     )
+    return Run._of(body, codec.kind, ledger_id, ids)  # noqa: SLF001
 
 
 def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
