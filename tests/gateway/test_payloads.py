@@ -27,6 +27,8 @@ def body_of(chance: random.Random) -> bytes:
     body = orjson.dumps({"entries": entries})
     if chance.random() < 0.05:
         body = body.replace(b'{"data"', b'{"data":"QUJD","data"', 1)
+    if chance.random() < 0.05:
+        body = b'{"entries":0,' + body[1:]
     return body
 
 
