@@ -16,7 +16,7 @@ import re
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -288,6 +288,13 @@ class _Connection(RequestHandler):
             self.transport.write(_raw_answer(error))
             self.force_close()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  (aiohttp's)
+        """Read on where reading was paused. aiohttp asks for it with each piece of a body that is taken, and would call
+        its parser each time, without data.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def pause_writing(self) -> None:
         """The client has stopped reading: start the timer."""
         super().pause_writing()
@@ -356,14 +363,14 @@ class _Connection(RequestHandler):
     def _is_gone(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 
-    async def finish_response(
+    def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
         """Send an answer; exceptions from outside all middlewares become problem documents."""
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
-        return await super().finish_response(request, resp, start_time)
+        return super().finish_response(request, resp, start_time)
 
 
 class _Refusal(asyncio.Protocol):
