@@ -5,12 +5,16 @@ metrics. Handlers contain no `try`: the errors that they raise become answers he
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from quorumlog.errors import (
     BadRequest,
@@ -33,23 +37,23 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 _KNOWN: Final = _SAFE | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE, hdrs.METH_PATCH}
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_BUCKET_NAMES: Final = (*(str(float(end)) for end in _BUCKETS), "+Inf")
 
 
-class Metrics:
+class _Times:
+    """Of the answers to requests alike: how many took how long."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BUCKET_NAMES)
+        self.sum_s = 0.0
+
+
+class Metrics(Collector):
     """Metrics of requests: their count, their time, and what is in work."""
 
     def __init__(self, registry: CollectorRegistry, room: Room) -> None:
-        labels = ("method", "route", "status")
-        self._count = Counter(
-            "quorumlog_http_requests", "Answered requests.", labels, registry=registry
-        )
-        self._seconds = Histogram(
-            "quorumlog_http_request_seconds",
-            "From a request's head to its answer.",
-            ("method", "route"),
-            registry=registry,
-            buckets=_BUCKETS,
-        )
         for name, text, read in (
             ("requests_in_work", "Requests in work.", lambda: room.requests.used),
             ("waiters", "Long polls and tails.", lambda: room.waiters.used),
@@ -58,20 +62,38 @@ class Metrics:
         ):
             gauge = Gauge(f"quorumlog_http_{name}", text, registry=registry)
             gauge.set_function(read)
-        self._known: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+        self._times: dict[tuple[str, str, int], _Times] = {}
+        registry.register(self)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request."""
         key = (method if method in _KNOWN else "other", route, status)
-        known = self._known.get(key)
-        if known is None:
-            known = (
-                self._count.labels(key[0], route, str(status)),
-                self._seconds.labels(key[0], route),
-            )
-            self._known[key] = known
-        known[0].inc()
-        known[1].observe(seconds)
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = _Times()
+        times.counts[bisect_left(_BUCKETS, seconds)] += 1
+        times.sum_s += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        """The present numbers."""
+        requests = CounterMetricFamily(
+            "quorumlog_http_requests", "Answered requests.", labels=("method", "route", "status")
+        )
+        seconds = HistogramMetricFamily(
+            "quorumlog_http_request_seconds",
+            "From a request's head to its answer.",
+            labels=("method", "route"),
+        )
+        routes: dict[tuple[str, str], list[_Times]] = {}
+        for (method, route, status), times in self._times.items():
+            requests.add_metric((method, route, str(status)), sum(times.counts))
+            routes.setdefault((method, route), []).append(times)
+        for labels, found in routes.items():
+            counts = map(sum, zip(*[times.counts for times in found], strict=True))
+            buckets = list(zip(_BUCKET_NAMES, accumulate(counts), strict=True))
+            seconds.add_metric(labels, buckets, sum(times.sum_s for times in found))
+        yield requests
+        yield seconds
 
 
 def edge_middleware(
@@ -98,7 +120,7 @@ def edge_middleware(
         route = "none" if resource is None else resource.canonical
         peer = peer_of(request.remote)
         PEER.set(peer)
-        audited = audit.begin(request)
+        audited = audit.begin(request, route)
         place = large = 0
         response: web.StreamResponse | None = None
         try:

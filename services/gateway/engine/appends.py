@@ -5,8 +5,9 @@ request is one entry (rule 25), and the writer counts the records before it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from quorumlog.errors import LedgerFenced, NoSuchLedger, OwnedByLog, TooLarge, WriterLost
 from quorumlog.protocol import batch
@@ -43,17 +44,23 @@ class Appends:
         self._handles, self._rows = handles, rows
         self._peers, self._gatekeeper = peers, gatekeeper
 
-    async def append(
+    def append(
         self,
         ledger_id: int,
         payloads: Sequence[bytes],
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> EntriesAppended:
+    ) -> Coroutine[Any, Any, EntriesAppended]:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
-        if ledger_id in self._handles.by_ledger:
-            return await self.append_here(ledger_id, payloads, password=password, expect=expect)
+        is_here = ledger_id in self._handles.by_ledger
+        append = self.append_here if is_here else self._append_there
+        return append(ledger_id, payloads, password=password, expect=expect)
+
+    async def _append_there(
+        self, ledger_id: int, payloads: Sequence[bytes], *, password: str | None, expect: int | None
+    ) -> EntriesAppended:
+        """Append to a ledger of another process."""
         row = await self._row(ledger_id)
         self._check(row, password)
         writer = self._handles.writer_of(row)

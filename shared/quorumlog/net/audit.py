@@ -64,12 +64,9 @@ class Audited:
 _CURRENT: Final[ContextVar[Audited | None]] = ContextVar("audited", default=None)
 
 
-def begin(request: web.Request) -> Audited | None:
-    """Note that a request begins, if its operation is audited."""
-    resource = request.match_info.route.resource
-    if resource is None:
-        return None
-    name = request.app.get(AUDITED, {}).get((request.method, resource.canonical))
+def begin(request: web.Request, path: str) -> Audited | None:
+    """Note that a request to a route (its path as declared) begins, if its operation is audited."""
+    name = request.app.get(AUDITED, {}).get((request.method, path))
     if name is None:
         return None
     audited = Audited(request, name)

@@ -288,7 +288,7 @@ class _Connection(RequestHandler):
             self.transport.write(_raw_answer(error))
             self.force_close()
 
-    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  (aiohttp's)
+    def resume_reading(self, resume_parser: bool = True) -> None:
         """Read on where reading was paused. aiohttp asks for it with each piece of a body that is taken, and would call
         its parser each time, without data.
         """

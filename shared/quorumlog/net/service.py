@@ -379,7 +379,8 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
     instance = request_id(request.headers.get(header.REQUEST_ID))
     request[REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
-    audited = audit.begin(request)
+    resource = request.match_info.route.resource
+    audited = None if resource is None else audit.begin(request, resource.canonical)
     response: web.StreamResponse | None = None
     try:
         response = await _answered(request, handler, instance, audited)
