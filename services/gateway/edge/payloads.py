@@ -3,6 +3,7 @@
 No pydantic here: one pass over orjson's values, and one count of quotes for the whole body.
 """
 
+import re
 import struct
 from itertools import repeat
 from typing import Any, Final
@@ -18,6 +19,8 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 _FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
 """The letters before one and before two `=` in canonical base64: other letters have bits that are lost."""
+_CANONICAL_ENDS: Final = re.compile("(?:[^=]{4}|[^=]{2}[AEIMQUYcgkosw048]=|[^=][AQgw]==)*")
+"""The last four letters of each of several texts."""
 
 _SIZE: Final = struct.Struct(">I")
 
@@ -86,8 +89,7 @@ def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes]
         return None
     if any(size % 4 for size in set(map(len, texts))):
         return None
-    ends = {text[-4:] for text in texts if text[-1:] == "="}
-    if not all(map(_is_canonical_end, ends)):
+    if not _CANONICAL_ENDS.fullmatch("".join([text[-4:] for text in texts])):
         return None
     if max(map(len, payloads)) > entry_bytes_max:
         return None
@@ -95,11 +97,6 @@ def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes]
     if len(data) != _BATCH_BYTES + len(entries) * _ENTRY_BYTES + sum(map(len, texts)):
         strict.check_strings(data, 1 + 2 * len(entries))
     return payloads
-
-
-def _is_canonical_end(end: str) -> bool:
-    padding = 2 if end.endswith("==") else 1
-    return len(end) == 4 and end[-padding - 1] in _LAST_CANONICAL[padding - 1]
 
 
 def from_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
