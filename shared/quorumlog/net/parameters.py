@@ -129,14 +129,17 @@ def read(parameters: Iterable[Parameter[Any]], request: web.Request) -> Given:
     query = _query(request) if request.query_string else None
     sent: dict[Parameter[Any], Any] = {}
     value: Any
+    headers = request.headers
     for parameter in parameters:
-        if parameter.place == "path":
-            value = parameter.parse(request.match_info[parameter.name], parameter.pointer)
-        elif parameter.place == "header":
-            text = _header(request, parameter.name)
-            value = None if text is None else parameter.parse(text, parameter.pointer)
-        else:
+        place, name = parameter.place, parameter.name
+        if place == "query":
             value = None if query is None else parameter.taken(query)
+        elif place == "path":
+            value = parameter.parse(request.match_info[name], parameter.pointer)
+        elif name in headers:
+            value = parameter.parse(_header(request, name), parameter.pointer)
+        else:
+            value = None
         if value is not None:
             sent[parameter] = value
     if query:
@@ -159,11 +162,9 @@ def _query(request: web.Request) -> dict[str, str]:
     return found
 
 
-def _header(request: web.Request, name: str) -> str | None:
-    """A header's value, given once and in UTF-8, or None where it is not given."""
-    values = request.headers.getall(name, None)
-    if values is None:
-        return None
+def _header(request: web.Request, name: str) -> str:
+    """A given header's value. Raises: BadRequest for one that is repeated or not UTF-8."""
+    values = request.headers.getall(name)
     if len(values) > 1:
         raise BadRequest(f"the header {name} is repeated")
     try:
