@@ -288,13 +288,6 @@ class _Connection(RequestHandler):
             self.transport.write(_raw_answer(error))
             self.force_close()
 
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Read on where reading was paused. aiohttp asks for it with each piece of a body that is taken, and would call
-        its parser each time, without data.
-        """
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
-
     def pause_writing(self) -> None:
         """The client has stopped reading: start the timer."""
         super().pause_writing()
