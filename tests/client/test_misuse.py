@@ -334,6 +334,28 @@ async def test_threads_that_wait_end_when_the_client_s_thread_dies() -> None:
     assert errors[0].outcome == UNKNOWN
 
 
+async def test_a_callback_that_ends_the_client_s_thread_leaves_no_submission_waiting() -> None:
+    gateway = Held()
+    async with serving(gateway) as url:
+
+        def use() -> None:
+            client = sync.Client(url, batching=Batching(count_max=2))
+            client.__enter__()
+            log = client.log("log")
+            first = log.submit(b"x")
+            until_sync(first.running, "the first record is under way")
+            futures = [log.submit(b"x") for _ in range(6)]
+            futures[0].add_done_callback(lambda _: sys.exit())
+            loop.call_soon_threadsafe(gateway.gate.set)
+            until_sync(lambda: all(f.done() for f in futures), "every submission ends")
+            assert [f.exception() for f in (first, *futures[:2])] == [None] * 3
+            with pytest.raises(ClientClosed):
+                client.__exit__(None)
+
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(use)
+
+
 async def test_submissions_of_threads_keep_their_order_and_wait_for_room() -> None:
     gateway = Bodies()
     async with serving(gateway) as url:

@@ -390,11 +390,13 @@ class Batcher(Generic[P, A, R]):
     def _share_out(self) -> None:
         """End all submissions that were answered, in the order of the calls."""
         while self._answers:
-            taken, answer = self._answers.popleft()
+            taken, answer = self._answers[0]
             try:
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
+            # Not before: a thread's callback may end the loop's thread, whose end gives the rest.
+            self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:
         index = 0
