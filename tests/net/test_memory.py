@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quorumlog.net import memory, timers
-from quorumlog.net.memory import Heap, trim_forever
+from quorumlog.net.memory import Circles, Heap, trim_forever
 from quorumlog.net.timers import Tasks
 from tests.support.waiting import within
 
@@ -145,6 +145,24 @@ before = faults()
 work()
 print(faults() - before, heap.trim(0))
 """
+
+
+def test_circles_that_have_grown_old_are_freed_once_it_is_quiet_after_a_busy_time() -> None:
+    """Those of connections, which live for a while: Python's collector would look at them after many more objects."""
+    circles, linked = Circles(), Linked()
+    gc.collect(1)
+    reference = weakref.ref(linked)
+    del linked
+    circles.free()
+    is_kept = reference() is not None
+
+    for _ in range(30):
+        assert [[] for _ in range(2 * gc.get_threshold()[0])]
+    circles.free()
+    circles.free()
+
+    assert is_kept
+    assert reference() is None
 
 
 OF_A_THREAD = """
