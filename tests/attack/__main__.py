@@ -62,9 +62,8 @@ async def attacked(asked: argparse.Namespace) -> Report:
     report = Report(seed=asked.seed)
     chosen = asked.only or list(CAMPAIGNS)
     campaigns = {name: one for name, one in CAMPAIGNS.items() if name in chosen}
-    # What bookies keep of a deleted ledger until they drop it is no leak: here they drop it soon.
-    environment = {"REQUIRE_TOKENS": "1", "COLLECT_S": "5", "COLLECT_GRACE_S": "5"}
-    async with running(None, bookies=3, gateways=2, environment=environment) as cluster:
+    required = {"REQUIRE_TOKENS": "1"}
+    async with running(None, bookies=3, gateways=2, environment=required) as cluster:
         arena = Arena(
             cluster,
             Meters(cluster),
