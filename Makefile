@@ -92,7 +92,7 @@ build/nats: $(wildcard loadtest/nats/go.*)
 	@(cd loadtest/nats && $(GO) build -o $(CURDIR)/build/nats github.com/nats-io/natscli/nats) \
 		|| echo "no Go here, or no way to its modules: nats bench is left out"
 
-build/bookkeeper: loadtest/bookkeeper/pom.xml $(shell find loadtest/bookkeeper/src -type f)
+build/bookkeeper: loadtest/bookkeeper/pom.xml loadtest/bookkeeper/src/main/java/Load.java loadtest/bookkeeper/src/main/resources/log4j2.properties
 	@{ command -v mvn >/dev/null && mvn -q -B -f loadtest/bookkeeper/pom.xml package && touch build/bookkeeper; } \
 		|| echo "no Maven here, or no way to its artifacts: BookKeeper is left out"
 
