@@ -294,6 +294,18 @@ def test_a_place_is_not_given_what_was_copied_for_another_place() -> None:
     assert bench.one(Failed).code == "version-conflict"
 
 
+def test_a_fragment_that_ends_elsewhere_than_before_is_not_given_a_member_that_lacks_the_rest() -> (
+    None
+):
+    """I25: the database went back behind the change that ended the fragment, and another end was found (seed 314751)."""
+    row = ledger(fragments=((0, (B1, B2, B3)), (2, (B5, B2, B3))))
+    longer = replace(CLOSED, last_entry=9, length=10, version=9)
+    bench = Bench(row)
+    bench.cas(CasStatus.CONFLICT, longer)
+    bench.none(UpdateMetadata, SendRead, Repaired)
+    assert bench.one(Failed).code == "version-conflict"
+
+
 def test_a_bookie_that_got_a_place_meanwhile_is_not_given_a_second_one() -> None:
     """I22, whichever its incarnation was then."""
     for other in (B4, f"{member_name(B4)}@2"):

@@ -142,6 +142,8 @@ class FragmentRepair(Keyed):
     _tally: Tally | None = None
     _pending: dict[int, Run] = field(default_factory=dict)
     """Parts sent to the target and not acknowledged, by first entry."""
+    _border: int | None = None
+    """The fragment's last entry, as the first row had it."""
     _position: int | None = None
     """Whose entries were copied: the place that `leaving` had then."""
     _unreadable: tuple[int, ...] = ()
@@ -232,9 +234,13 @@ class FragmentRepair(Keyed):
                 "ledger-fenced", detail="the fragment is open"
             )  # I25: its writer's, not ours
             return
-        fragment = row.fragments[index]
+        fragment, border = row.fragments[index], row.fragment_last(index)
+        if not self._ends_as_before(border):
+            self._fail("version-conflict", detail="the fragment's end changed meanwhile")
+            return
+        self._border = border
         if self.last is None:
-            self.last = row.fragment_last(index)
+            self.last = border
         place, is_there = (self.fragment, self.leaving), self.leaving in fragment.bookies
         successors = [r.target for r in row.placed_repairs if (r.first_entry, r.leaving) == place]
         if self.target in successors:
@@ -251,6 +257,12 @@ class FragmentRepair(Keyed):
         else:
             self.stage = Stage.MARKING
             self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
+
+    def _ends_as_before(self, border: int | None) -> bool:
+        """Whether the fragment has the end that this repair has seen first. It changes only in a database that went
+        back and was rebuilt: what this repair copies is not all that the place has then (seed 314751).
+        """
+        return self._border in (None, border)
 
     def _is_same_place(self, fragment: Fragment) -> bool:
         """Whether the target may still have the place, with what was copied to it.
