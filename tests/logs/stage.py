@@ -327,7 +327,7 @@ class LogStage:
             return gateway.submit(number, payloads, expect=at)
 
         handle = SimpleNamespace(access_row=row, records=0, append=handed)
-        appends = Appends(cast(Any, {number: handle}), *[cast(Any, None)] * 3)
+        appends = Appends(cast(Any, {number: handle}), *[cast(Any, None)] * 4)
 
         async def append() -> str:
             data = batch.encode([Record(value.encode()) for value in records.split()])

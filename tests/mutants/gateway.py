@@ -22,6 +22,7 @@ from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import ledger_reads
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import LedgerRows
@@ -47,6 +48,8 @@ from tests.logs.test_manager import a_cluster, call
 from tests.mutants.hunt import Mutant, Patch
 from tests.support.waiting import turns
 
+_TURNS: Final = 20
+"""Of the event loop: by then a call has come as far as it comes without an answer."""
 SOON_S: Final = 30.0
 """Of virtual time: by then whatever waits for nobody is done."""
 
@@ -257,12 +260,38 @@ async def a_cached_row_never_goes_back() -> str | None:
 
 async def an_end_that_the_database_lacks_is_not_told() -> str | None:
     for row in (ROW, closed(2)):
-        try:
-            told = await rows_of(Primary(row)).kept_end(closed(1))
-        except DatabaseWentBack:
-            continue
-        return f"rule 18b: the end {told.last_entry} is told, and the database has {row.last_entry}"
+        hand = Hand()
+        ends = Ends(rows_of(Primary(row)), hand.ports)
+        for ask in (ends.kept, ends.told):
+            asking = asyncio.ensure_future(ask(closed(1)))
+            await turns(_TURNS)
+            hand.keep_all()
+            try:
+                told = await asking
+            except DatabaseWentBack:
+                continue
+            return f"rule 18b: {told.last_entry} is told, and the database has {row.last_entry}"
     return None
+
+
+async def an_end_is_told_to_readers_once_it_is_kept() -> str | None:
+    hand = Hand()
+    reading = reading_of(rows_of(Primary(closed(1))), {}, hand)
+    asks: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
+        lambda: reading.last_add_confirmed(ROW.ledger_id),
+        lambda: reading.read(ROW.ledger_id, 2),
+        lambda: reading.writers_lac(ROW.ledger_id, after=None, wait_s=0),
+    )
+    asking = [asyncio.ensure_future(ask()) for ask in asks]
+    await turns(_TURNS)
+    early = [task for task in asking if task.done()]
+    hand.keep_all()
+    await asyncio.gather(*asking)
+    sent = len(hand.copies)
+    await reading.last_add_confirmed(ROW.ledger_id)
+    if len(hand.copies) > sent:
+        return "each reader of an end has its copies sent again"
+    return "rule 18b: a reader is told an end that the database alone knows" if early else None
 
 
 # --- rules 22 and 23 ------------------------------------------------------------------------------
@@ -378,10 +407,19 @@ def from_the_cache(original: Any) -> Any:
 def as_it_was_answered(_original: Any) -> Any:
     """The answer to a close is told however old it is."""
 
-    async def kept(_self: LedgerRows, row: LedgerMetadata) -> LedgerMetadata:
+    async def read(_self: Ends, row: LedgerMetadata) -> LedgerMetadata:
         return row
 
-    return kept
+    return read
+
+
+def as_it_was_read(_original: Any) -> Any:
+    """A reader is told the end of the row that was read."""
+
+    async def told(_self: Ends, row: LedgerMetadata) -> LedgerMetadata:
+        return row
+
+    return told
 
 
 def whatever_comes(_original: Any) -> Any:
@@ -511,9 +549,17 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "an end is told that the database lost before it was kept",
             "rule 18b",
-            (Patch(LedgerRows, "kept_end", as_it_was_answered),),
+            (Patch(Ends, "_read", as_it_was_answered),),
         ),
         an_end_that_the_database_lacks_is_not_told,
+    ),
+    (
+        Mutant(
+            "a reader is told an end before members keep its row",
+            "rule 18b",
+            (Patch(Ends, "told", as_it_was_read),),
+        ),
+        an_end_is_told_to_readers_once_it_is_kept,
     ),
     (
         Mutant(

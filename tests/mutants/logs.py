@@ -252,7 +252,7 @@ async def ledger_of_a_log_is_refused() -> str | None:
         7, Quorum(3, 3, 2), DigestKind.CRC32C, (Fragment(0, ("b1@1", "b2@1", "b3@1")),), log="log"
     )
     handles = {7: SimpleNamespace(access_row=row, records=0)}
-    here = Appends(cast(Any, handles), *[cast(Any, None)] * 3)
+    here = Appends(cast(Any, handles), *[cast(Any, None)] * 4)
     try:
         await here.append_batch_here(7, batch.encode([Record(b"x")]))
     except OwnedByLog:

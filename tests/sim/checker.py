@@ -191,11 +191,14 @@ class Checker:
         assert row.length is not None
         if self.world.store.row.state is not State.CLOSED:
             raise Violation("I4: told as closed, and it is not")
-        quorum, name = self.quorum, name_of(row)
-        kept = sum(name in names for names in self.copies.values())
-        if kept >= quorum.ack_quorum:
+        if self.is_kept(row):
             self.history.closed(row.ledger_id, row.last_entry)
             self.told_ends.add((row.last_entry, row.length))
+
+    def is_kept(self, row: LedgerMetadata) -> bool:
+        """Whether an ack quorum of bookies has kept a copy of the row."""
+        name = name_of(row)
+        return sum(name in names for names in self.copies.values()) >= self.quorum.ack_quorum
 
     def rebuilt(self, row: LedgerMetadata) -> None:
         """The store went back, and goes on with a row that was rebuilt or was there (rule 18d)."""

@@ -178,8 +178,25 @@ class Run:
                 client.confirmed = entries[-1][0]
 
         client.on_output = said
-        world.deliver(client, Begin())
+        if is_all or row.state is not State.CLOSED:
+            world.deliver(client, Begin())
+        else:
+            self._read_ended(client, row)
         return client
+
+    def _read_ended(self, client: Client, row: LedgerMetadata) -> None:
+        """Who reads a CLOSED row goes by its end once that is kept, and the store has it then (rule 18b). Where too few
+        bookies can keep it, nothing is judged of what readers see.
+        """
+
+        def begin() -> None:
+            store = self.world.store
+            if store.is_down:
+                self.world.after(SECOND, begin)
+            elif store.row.last_entry == row.last_entry and self.checker.is_kept(row):
+                self.world.deliver(client, Begin())
+
+        self.world.spread(client, row, begin)
 
     def repair(self) -> None:
         """Somebody gives a closed fragment another member, or fills one up."""

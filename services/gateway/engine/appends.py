@@ -9,10 +9,18 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from quorumlog.errors import LedgerFenced, NoSuchLedger, OwnedByLog, TooLarge, WriterLost
+from quorumlog.errors import (
+    LedgerClosed,
+    LedgerFenced,
+    NoSuchLedger,
+    OwnedByLog,
+    TooLarge,
+    WriterLost,
+)
 from quorumlog.protocol import batch
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
@@ -38,10 +46,15 @@ class Appends:
     """The appends that this gateway takes. Keeps no state."""
 
     def __init__(
-        self, handles: Handles, rows: LedgerRows, peers: Peers, gatekeeper: Gatekeeper
+        self,
+        handles: Handles,
+        rows: LedgerRows,
+        ends: Ends,
+        peers: Peers,
+        gatekeeper: Gatekeeper,
     ) -> None:
         """`handles` are the ledgers of this process, `peers` the other gateways."""
-        self._handles, self._rows = handles, rows
+        self._handles, self._rows, self._ends = handles, rows, ends
         self._peers, self._gatekeeper = peers, gatekeeper
 
     def append(
@@ -83,7 +96,7 @@ class Appends:
             self._check(handle.row, password)
         try:
             submitted = self.submit(ledger_id, payloads, expect=expect)
-        except (LedgerFenced, WriterLost) as error:
+        except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
@@ -116,7 +129,7 @@ class Appends:
             raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
         try:
             submitted = _submit_batch(handle, data, expect)
-        except (LedgerFenced, WriterLost) as error:
+        except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
@@ -134,9 +147,11 @@ class Appends:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
-        """The row; a CLOSED one was read from the primary, since the append is refused then."""
+        """The row; a CLOSED one from the primary, with an end that may be told, since the append is refused then."""
         row = await self._rows.row(ledger_id)
-        return await self._rows.fresh(ledger_id) if is_closed(row) else row
+        if is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        return await self._ends.told(row) if is_closed(row) else row
 
     def _check(self, row: LedgerMetadata, password: str | None) -> None:
         """Raise OwnedByLog or WrongPassword unless the ledger API may append to the ledger."""

@@ -40,6 +40,7 @@ from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
 from services.gateway.engine.creations import Creations
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper, with_password
 from services.gateway.engine.ledger_reads import LedgerReads
@@ -84,11 +85,13 @@ class Engine:
         self.on_gap = self._rows.on_gap
         """Called at gaps in the stream of changes (rule 16a)."""
         self._recoveries = Recoveries(self._rows, ports)
+        self._ends = Ends(self._rows, ports)
         self._losses = LossAcceptance(self._rows, self.throttled, holdings)
         self.handles = Handles(
             self.writer,
             config,
             rows=self._rows,
+            ends=self._ends,
             recoveries=self._recoveries,
             metadata=metadata,
             ports=ports,
@@ -107,8 +110,10 @@ class Engine:
             placing=self.placing,
             tasks=ports.tasks,
         )
-        self.reading = LedgerReads(self.handles, self._rows, ports, peers, self._gatekeeper)
-        self.appends = Appends(self.handles, self._rows, peers, self._gatekeeper)
+        self.reading = LedgerReads(
+            self.handles, self._rows, self._ends, ports, peers, self._gatekeeper
+        )
+        self.appends = Appends(self.handles, self._rows, self._ends, peers, self._gatekeeper)
         self.read = self.reading.read
         self.entry = self.reading.entry
         self.last_add_confirmed = self.reading.last_add_confirmed
@@ -116,7 +121,6 @@ class Engine:
         self.submit = self.appends.submit
         self.append_batch = self.appends.append_batch
         self.transaction_of = self.appends.transaction_of
-        self.get = self._rows.fresh
         self.row = self._rows.row
         self.bookies = directory.refresh
         self.channels = bookies.channels
@@ -154,6 +158,7 @@ class Engine:
             finally:
                 engine.handles.abandon()
                 await engine._recoveries.close()
+                await engine._ends.close()
                 await tasks.close()
                 timers.close()
                 await bookies.close()
@@ -166,6 +171,14 @@ class Engine:
         if self._is_draining:
             raise ShuttingDown("this gateway is about to end")
         return await self._creations.create(options)
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        """The row from the primary; an end once it may be told (rule 18b).
+
+        Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
+        """
+        row = await self._rows.fresh(ledger_id)
+        return await self._ends.told(row) if is_closed(row) else row
 
     def writes(self, ledger_id: int) -> bool:
         """Whether this process has the ledger open for appends."""
@@ -189,19 +202,19 @@ class Engine:
         """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         row = await self._closable(ledger_id, password)
         if row.writer is None or row.writer.id == self.writer.id:
-            return await self._rows.kept_end(await self.handles.close(row))
+            return await self._ends.kept(await self.handles.close(row))
         try:
             await self.peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
             if is_closed(row):
-                return await self._kept(row)  # only the lost writer knew its own last entry
+                return await self._ends.copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self._rows.fresh_closed(ledger_id)
 
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process, for another gateway."""
         row = await self._closable(ledger_id, password)
-        return await self._rows.kept_end(await self.handles.close(row))
+        return await self._ends.kept(await self.handles.close(row))
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         """The writer's close of a log's ledger (rule 27)."""
@@ -220,9 +233,9 @@ class Engine:
         """The reader's close: fence, recover, close. On a closed ledger: its row."""
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
-            return await self._kept(row)
+            return await self._ends.copied(row)
         row = await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
-        return await self._rows.kept_end(row)
+        return await self._ends.kept(row)
 
     async def change_password(
         self, ledger_id: int, new: str, *, password: str | None = None
@@ -261,8 +274,10 @@ class Engine:
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         row = await self._allowed(ledger_id, password)
+        if is_closed(row):
+            row = await self._ends.told(row)
         row = await self._losses.accept(row, first, last, _members(row, declare_lost))
-        return await self._kept(row)
+        return await self._ends.copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
         """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
@@ -315,12 +330,6 @@ class Engine:
                     await spread(await self._rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
-
-    async def _kept(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row of an end that is told (`kept_end`). A repeat sends copies again: who was asked first may have
-        ended between the change and its copies.
-        """
-        return await self._rows.kept_end(await self._copied(row))
 
     async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
         """The row, once its members have copies (rule 18b)."""

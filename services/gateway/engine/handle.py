@@ -425,8 +425,8 @@ class WriteHandle:
         if self._closed_row is not None:
             return
         self._closed_row = row
-        end = f"the ledger ends at {row.last_entry}"
-        self._drop_waiters(Failed(LedgerClosed.code, detail=end))
+        # Nothing of its end: members may not keep it yet (rule 18b).
+        self._drop_waiters(Failed(LedgerClosed.code, detail="the ledger is closed"))
         self.tails.wake_all()
         self._driver.stop()
         self._owner.handle_closed(self, row)
@@ -439,8 +439,7 @@ class WriteHandle:
         """The error of any further request."""
         failed, row = self._failure, self._closed_row
         if row is not None or failed is None:
-            last = None if row is None else row.last_entry
-            return LedgerClosed("its writer closed it", ledger_id=self.ledger_id, last_entry=last)
+            return LedgerClosed("the ledger is closed", ledger_id=self.ledger_id)
         if failed.code in (LedgerClosed.code, LedgerFenced.code):
             return self._error(failed, NOT_DONE)
         return WriterLost(

@@ -24,6 +24,7 @@ from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
 from services.gateway.engine.config import EngineConfig
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.missed import queue_missed
 from services.gateway.engine.recoveries import Recoveries
@@ -51,6 +52,7 @@ class Handles:
         config: EngineConfig,
         *,
         rows: LedgerRows,
+        ends: Ends,
         recoveries: Recoveries,
         metadata: MetadataClient,
         ports: Ports,
@@ -59,7 +61,7 @@ class Handles:
         """`writer` is this process."""
         self.writer = writer
         self._config, self._ports, self._lacs = config, ports, lacs
-        self._rows, self._recoveries = rows, recoveries
+        self._rows, self._ends, self._recoveries = rows, ends, recoveries
         self._repairs = RepairClient(metadata, writer.id)
         self.by_ledger: dict[int, WriteHandle] = {}
         self.closed_here: dict[int, int] = {}
@@ -148,7 +150,7 @@ class Handles:
         """The ledger's closed or fenced state, read from the primary, if it has one by now."""
         try:
             row = await self._rows.fresh(ledger_id)
-            self.writer_of(row)
+            self.writer_of(await self._ends.told(row) if is_closed(row) else row)
         except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
             return ended.with_outcome(error.outcome)
         except QuorumLogError:
@@ -165,6 +167,7 @@ class Handles:
         if is_closed(row):
             last = self.closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
             if last is not None and last != row.last_entry:
+                row = await self._ends.told(row)
                 raise LedgerClosed(
                     f"somebody else closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,

@@ -10,6 +10,7 @@ import contextlib
 
 from quorumlog.errors import (
     NOT_DONE,
+    DatabaseWentBack,
     EntryLost,
     EntryUnavailable,
     MetadataUnavailable,
@@ -22,6 +23,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from services.gateway.engine.confirmed import confirmed_by_bookies
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
@@ -40,6 +42,7 @@ class LedgerReads:
         self,
         handles: Handles,
         rows: LedgerRows,
+        ends: Ends,
         ports: Ports,
         peers: Peers,
         gatekeeper: Gatekeeper,
@@ -47,6 +50,7 @@ class LedgerReads:
         """`handles` are the ledgers of this process."""
         self._handles = handles
         self._rows = rows
+        self._ends = ends
         self._ports = ports
         self._peers = peers
         self._gatekeeper = gatekeeper
@@ -140,7 +144,8 @@ class LedgerReads:
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
             raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
-        return _confirmed_end(row), row.version
+        row, known = await self._ended(row)
+        return known, row.version
 
     async def _confirmed(
         self, ledger_id: int, *, is_strict: bool = False
@@ -154,7 +159,7 @@ class LedgerReads:
             self._rows.put(handle.row)  # its row is known here, even without metadata
         row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
         if is_closed(row):
-            return row, _confirmed_end(row)
+            return await self._ended(row)
         if handle is not None:
             if handle.is_live:
                 lac = handle.last_add_confirmed
@@ -166,12 +171,27 @@ class LedgerReads:
             with contextlib.suppress(MetadataUnavailable):
                 row = await self._rows.fresh(ledger_id)
             if is_closed(row):
-                return row, _confirmed_end(row)
+                return await self._ended(row)
+        return await self._by_bookies(row)
+
+    async def _ended(self, row: LedgerMetadata) -> tuple[LedgerMetadata, Confirmation]:
+        """The end of a CLOSED ledger. Where nobody can say whether it is kept, nothing is told of it, and what the
+        bookies know as confirmed may be read (rule 18b).
+        """
+        try:
+            row = await self._ends.told(row)
+        except (MetadataUnavailable, DatabaseWentBack):
+            return await self._by_bookies(row)
+        end = NO_ENTRY if row.last_entry is None else row.last_entry
+        return row, Confirmation(end, closed=True, lac_source="metadata")
+
+    async def _by_bookies(self, row: LedgerMetadata) -> tuple[LedgerMetadata, Confirmation]:
+        """The LAC that bookies tell. Raises: EntryUnavailable."""
         lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
         if lac_by_bookies is None:
             raise EntryUnavailable(
                 "neither the writer nor enough bookies say how far the ledger is confirmed",
-                ledger_id=ledger_id,
+                ledger_id=row.ledger_id,
             )
         return row, Confirmation(lac_by_bookies, closed=False, lac_source="bookies")
 
@@ -189,7 +209,7 @@ class LedgerReads:
         if closed or version > row.version:
             row = await self._rows.row(row.ledger_id, newer_than=version - 1)
         if is_closed(row):
-            return row, _confirmed_end(row)
+            return await self._ended(row)
         return row, Confirmation(lac, closed=False, lac_source="writer")
 
     async def _poll_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
@@ -200,11 +220,6 @@ class LedgerReads:
             with contextlib.suppress(WriterLost):
                 return (await self._ask_writer(writer, row, after=after, wait_s=wait_s))[1]
         return (await self._confirmed(ledger_id))[1]
-
-
-def _confirmed_end(row: LedgerMetadata) -> Confirmation:
-    end = NO_ENTRY if row.last_entry is None else row.last_entry
-    return Confirmation(end, closed=True, lac_source="metadata")
 
 
 def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:

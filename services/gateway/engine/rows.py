@@ -187,24 +187,7 @@ class LedgerRows:
             if is_closed(row):
                 return row
             known = f"version {row.version}, {row.state}"
-        raise _went_back(ledger_id, known)
-
-    async def kept_end(self, closed: LedgerMetadata) -> LedgerMetadata:
-        """The row of an end that a client is about to be told, from the primary. Members keep copies of the end now, so
-        that a later loss of the row leaves the end as it is; the answer that told of it may be of a database that was
-        lost before, and this process may have stood still since (rule 18b).
-
-        Raises: MetadataUnavailable, DatabaseWentBack.
-        """
-        try:
-            row = await self.fresh_closed(closed.ledger_id)
-        except NoSuchLedger:
-            return closed  # deleted since, which only a CLOSED ledger is
-        except MetadataUnavailable as error:
-            raise error.with_outcome(UNKNOWN) from error
-        if row.last_entry != closed.last_entry:
-            raise _went_back(row.ledger_id, f"the end {row.last_entry}")
-        return row
+        raise went_back(ledger_id, known)
 
     def _on_change(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
         if is_deleted:
@@ -249,7 +232,8 @@ class ThrottledMetadata:
         return status, row
 
 
-def _went_back(ledger_id: int, known: str) -> DatabaseWentBack:
+def went_back(ledger_id: int, known: str) -> DatabaseWentBack:
+    """The error where the database contradicts a close that somebody was told of."""
     return DatabaseWentBack(
         f"the ledger was closed, and the database has {known}",
         ledger_id=ledger_id,

@@ -10,6 +10,7 @@ from quorumlog.net.ports import LacDone, Ports
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
+from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
@@ -50,10 +51,19 @@ class Hand:
 
     def __init__(self) -> None:
         self.adds: list[Callable[[Status], None]] = []
+        self.copies: list[Callable[[Status], None]] = []
         self.tasks: set[asyncio.Future[None]] = set()
 
     def add(self, *args: Any, **_flags: Any) -> None:
         self.adds.append(args[-1])
+
+    def keep_row(self, *args: Any) -> None:
+        self.copies.append(args[-1])
+
+    def keep_all(self) -> None:
+        """Every copy that was sent is kept."""
+        while self.copies:
+            self.copies.pop()(Status.OK)
 
     def read(self, *args: Any, **_how: Any) -> None:
         """Every read of entries ends without a word."""
@@ -67,7 +77,7 @@ class Hand:
     @property
     def ports(self) -> Ports:
         clock = SimpleNamespace(after=asyncio.get_running_loop().call_later)
-        placement = SimpleNamespace(candidates=lambda *_args: ())
+        placement = SimpleNamespace(candidates=lambda *_args: (), is_down=lambda _member: False)
         return Ports(
             cast(Any, self),
             cast(Any, SimpleNamespace(cas=_never, read=_unknown)),
@@ -113,10 +123,14 @@ def rows_of(primary: Primary) -> LedgerRows:
     return LedgerRows(cast(Any, primary), lambda _ledger: None, lambda _ledger: None)
 
 
-def reading_of(rows: LedgerRows, handles: Mapping[int, Any]) -> LedgerReads:
+def reading_of(
+    rows: LedgerRows, handles: Mapping[int, Any], hand: Hand | None = None
+) -> LedgerReads:
     """Reads by a process that asks nobody else."""
     here = SimpleNamespace(writer=ME, by_ledger=handles)
-    return LedgerReads(cast(Any, here), rows, Hand().ports, cast(Any, None), Gatekeeper())
+    ports = (hand or Hand()).ports
+    ends = Ends(rows, ports)
+    return LedgerReads(cast(Any, here), rows, ends, ports, cast(Any, None), Gatekeeper())
 
 
 class Lacs:
