@@ -178,12 +178,15 @@ def _usable(data: object) -> _Key | None:
     """A key of the file; None for one that is for something else, or too weak."""
     if not isinstance(data, dict) or not isinstance(data.get("kid"), str):
         return None
+    is_for_signatures = data.get("use", "sig") == "sig"
+    if not is_for_signatures or ("alg" in data and str(data["alg"]) not in _ALGORITHMS):
+        return None
     try:
         jwk = jwt.PyJWK(data)
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError, NotImplementedError):
-        return None  # NotImplementedError: the algorithm "none", which has no keys
-    is_for_signatures = data.get("use", "sig") == "sig" and jwk.algorithm_name in _ALGORITHMS
-    if not is_for_signatures or jwk.Algorithm.check_key_length(jwk.key) is not None:
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    # A key that names no algorithm has the one that the library takes for its type.
+    if jwk.algorithm_name not in _ALGORITHMS or jwk.Algorithm.check_key_length(jwk.key) is not None:
         return None
     material = {name: data[name] for name in _MATERIAL if name in data}
     text = json.dumps(material, separators=(",", ":"), sort_keys=True)
