@@ -25,6 +25,7 @@ from tests.support.replicas import HeldEntries
 from tests.support.waiting import until, within
 
 End = Callable[[World, int], Awaitable[LedgerMetadata]]
+Read = Callable[[World, int], Awaitable[object]]
 
 
 def keepers(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
@@ -43,6 +44,8 @@ class Withheld:
 
     def __init__(self, *bookies: MemoryBookie) -> None:
         self.allowed, self.asked = asyncio.Event(), asyncio.Event()
+        self.count = 0
+        """Copies that they were sent."""
         for bookie in bookies:
             bookie.behave = self._behaving(bookie)
 
@@ -55,6 +58,7 @@ class Withheld:
                 and request.row is not None
                 and request.row.name.version > 1
             ):
+                self.count += 1
                 self.asked.set()
                 await self.allowed.wait()
             return await bookie.obey(request, line)
@@ -138,6 +142,85 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
                 await asking
             assert told.value.outcome == UNKNOWN
         await database.close()
+
+
+READS = pytest.mark.parametrize(
+    "read",
+    [
+        lambda world, ledger_id: world.other.last_add_confirmed(ledger_id),
+        lambda world, ledger_id: world.other.last_add_confirmed(ledger_id, after=0, wait_s=60),
+        lambda world, ledger_id: world.other.read(ledger_id, 0),
+        lambda world, ledger_id: world.other.get(ledger_id),
+        lambda world, ledger_id: world.other.append(ledger_id, [b"late"]),
+    ],
+    ids=["lac", "wait", "read", "row", "append"],
+)
+
+
+async def unkept(world: World) -> tuple[LedgerMetadata, Withheld, asyncio.Future[LedgerMetadata]]:
+    """A ledger whose writer is about to close it: the database has the end, and members keep no copy yet."""
+    row = await ledger(world.engine, b"one", ensemble_size=3, write_quorum=3, ack_quorum=2)
+    slow = Withheld(*world.of(row)[:2])
+    closing = asyncio.ensure_future(world.engine.close(row.ledger_id))
+    async with within("the members are asked"):
+        await slow.asked.wait()
+    return await world.metadata.get(row.ledger_id), slow, closing
+
+
+@READS
+async def test_a_reader_is_told_an_end_once_members_keep_it(stores: Stores, read: Read) -> None:
+    async with world_of(stores) as world:
+        row, slow, closing = await unkept(world)
+
+        reading = asyncio.ensure_future(read(world, row.ledger_id))
+        await until(lambda: slow.count >= 4, "the members are asked for the reader too")
+        is_early = reading.done() and len(keepers(world, row)) < 2
+        slow.allowed.set()
+        await asyncio.wait([reading])
+
+        assert not is_early
+        assert len(keepers(world, row)) >= 2
+        assert await closing == row
+
+
+async def test_an_end_that_was_told_costs_later_readers_nothing(stores: Stores) -> None:
+    async with world_of(stores) as world:
+        row, slow, closing = await unkept(world)
+        slow.allowed.set()
+        await closing
+        told = slow.count
+
+        await world.engine.read(row.ledger_id, 0)
+        assert slow.count == told
+        await world.other.read(row.ledger_id, 0)
+        by_other = slow.count
+        await world.other.read(row.ledger_id, 0)
+
+        assert slow.count == by_other > told
+
+
+async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) -> None:
+    """What bookies know as confirmed is read all the same."""
+    async with world_of(stores) as world:
+        row, slow, closing = await unkept(world)
+        reading = asyncio.ensure_future(world.other.last_add_confirmed(row.ledger_id))
+        await until(lambda: slow.count >= 4, "the members are asked for the reader too")
+        database = await asyncpg.connect(stores.postgres_dsn)
+        await database.execute(
+            "UPDATE ledgers SET version = 1,"
+            ' body = body || \'{"state": "OPEN", "last_entry": null, "length": null}\''
+            " WHERE ledger_id = $1",
+            row.ledger_id,
+        )
+        await database.close()
+        slow.allowed.set()
+
+        told = await reading
+
+        assert not told.closed
+        assert told.lac_source == "bookies"
+        with pytest.raises(DatabaseWentBack):
+            await closing
 
 
 async def test_a_close_is_answered_although_no_member_keeps_its_row(stores: Stores) -> None:
