@@ -1,0 +1,100 @@
+"""Which ends a gateway knows as kept (rule 18b)."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.engine import ends as module
+from services.gateway.engine.ends import Ends
+from tests.gateway.engine.hands import Hand, Primary, closed, rows_of
+
+
+class Keeping(Hand):
+    """Bookies that keep each copy at once."""
+
+    def keep_row(self, *args: Any) -> None:
+        super().keep_row(*args)
+        args[-1](Status.OK)
+
+
+class Closed(Primary):
+    """A metadata service with each ledger closed at its first entry."""
+
+    async def get(self, ledger_id: int) -> LedgerMetadata:
+        return replace(await super().get(ledger_id), ledger_id=ledger_id)
+
+
+class Failing(Primary):
+    """A metadata service that answers one error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(closed(0))
+        self._error = error
+
+    async def get(self, _ledger_id: int) -> LedgerMetadata:
+        raise self._error
+
+
+async def test_an_end_beyond_the_bound_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_MAX", 1)
+    hand = Keeping()
+    ends = Ends(rows_of(Closed(closed(0))), hand.ports)
+    one, two = closed(0), replace(closed(0), ledger_id=8)
+
+    assert await ends.told(one) == one
+    known = len(hand.copies)
+    await ends.told(one)
+    assert len(hand.copies) == known
+    await ends.told(two)
+    await ends.told(one)
+
+    assert len(hand.copies) == 3 * known
+
+
+async def test_callers_share_one_look_at_an_end_and_one_may_go() -> None:
+    hand = Hand()
+    ends = Ends(rows_of(Primary(closed(0))), hand.ports)
+    asking = [asyncio.ensure_future(ends.told(closed(0))) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking.pop().cancel()
+    await asyncio.sleep(0)
+    sent = len(hand.copies)
+    hand.keep_all()
+
+    assert await asyncio.gather(*asking) == [closed(0)] * 2
+    assert sent == len(closed(0).all_members)
+
+
+async def test_a_ledger_that_is_deleted_meanwhile_has_ended_for_its_closer_alone() -> None:
+    gone = Failing(NoSuchLedger("the ledger was deleted", ledger_id=7, deleted=True))
+    ends = Ends(rows_of(gone), Keeping().ports)
+
+    assert await ends.kept(closed(0)) == closed(0)
+    with pytest.raises(NoSuchLedger):
+        await ends.told(closed(0))
+
+
+async def test_the_outcome_of_a_close_is_unknown_without_metadata() -> None:
+    ends = Ends(rows_of(Failing(MetadataUnavailable())), Keeping().ports)
+
+    with pytest.raises(MetadataUnavailable) as error:
+        await ends.kept(closed(0))
+    assert error.value.outcome == UNKNOWN
+    with pytest.raises(MetadataUnavailable):
+        await ends.told(closed(0))
+
+
+async def test_looks_that_are_under_way_end_with_the_gateway() -> None:
+    ends = Ends(rows_of(Primary(closed(0))), Hand().ports)
+    asking = asyncio.ensure_future(ends.told(closed(0)))
+    await asyncio.sleep(0)
+
+    await ends.close()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asking
