@@ -12,7 +12,7 @@ import orjson
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
-from quorumlog.client.paging import Paged
+from quorumlog.client.paging import Paged, ahead
 from quorumlog.client.transport import Transport
 
 FRAMES: Final = "application/vnd.quorumlog.frames"
@@ -162,7 +162,7 @@ class Ledger:
     def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
         """The entries that are confirmed when the iteration begins, in order."""
         end = None if last is None else checks.offset("last", last)
-        return Paged(self._entries(checks.offset("first", first), end))
+        return Paged(ahead(self._entries(checks.offset("first", first), end)))
 
     async def _entries(self, first: int, last: int | None) -> AsyncGenerator[Sequence[Entry], None]:
         while last is None or first <= last:

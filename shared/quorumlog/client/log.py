@@ -13,7 +13,7 @@ from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.ledger import PAGE, WAIT_MS
-from quorumlog.client.paging import Paged
+from quorumlog.client.paging import Paged, ahead
 from quorumlog.client.producer import Producer
 from quorumlog.client.records import (
     LogAppended,
@@ -168,7 +168,7 @@ class Log:
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
         """The records that are confirmed when the iteration begins, in order."""
-        return Paged(self._records(_start(start)))
+        return Paged(ahead(self._records(_start(start))))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         end = await self._next_offset()

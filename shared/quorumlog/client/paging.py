@@ -1,9 +1,37 @@
 """An iterator over items that are fetched page by page."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
+
+
+async def ahead(
+    pages: AsyncGenerator[Sequence[T], None],
+) -> AsyncGenerator[Sequence[T], None]:
+    """The same pages. While the caller handles one, the next one is read: never more."""
+
+    async def read() -> Sequence[T] | None:
+        return await anext(pages, None)
+
+    async with aclosing(pages):
+        reading = asyncio.create_task(read())
+        try:
+            while (page := await reading) is not None:
+                reading = asyncio.create_task(read())
+                reading.add_done_callback(_passed_over)
+                yield page
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
+    """Nobody may ask for the page, so that its error is nobody's."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class Paged(AsyncIterator[T], Generic[T]):

@@ -33,7 +33,7 @@ from quorumlog.protocol.messages import (
     TimerFired,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.record import Codec
+from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 READ_ENTRIES: Final = 1000
@@ -214,12 +214,16 @@ class RangeReader(Keyed):
         return False
 
     def _hand_out(self, tally: Tally) -> None:
-        first = self.next
+        first, found, most = self.next, tally.found, self.max_bytes
         size = 0
-        while self.next <= tally.last and self.next in tally.found:
-            run, index = tally.found[self.next]
-            size += run.payload_size(index)
-            if self.max_bytes is not None and size > self.max_bytes and self.next > first:
+        of: Run | None = None
+        sizes: tuple[int, ...] = ()
+        while self.next <= tally.last and self.next in found:
+            run, index = found[self.next]
+            if run is not of:
+                of, sizes = run, run.sizes
+            size += sizes[index]
+            if most is not None and size > most and self.next > first:
                 break
             self.next += 1
         if self.next == first:

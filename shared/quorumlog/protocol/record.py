@@ -165,8 +165,8 @@ class Run:
     def _offsets(self) -> list[int]:
         """Where each payload begins, and where the last one ends. A writer sends its runs without asking."""
         if self._found_offsets is None:
-            sizes = struct.unpack_from(f">{self.count}I", self.body, self._at.sizes)
-            self._found_offsets = list(itertools.accumulate(sizes, initial=self._at.payloads))
+            first = self._at.payloads
+            self._found_offsets = list(itertools.accumulate(self.sizes, initial=first))
         return self._found_offsets
 
     def __eq__(self, other: object) -> bool:
@@ -211,6 +211,11 @@ class Run:
             return ids.index(entry_id)
         except ValueError:
             return None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each payload."""
+        return struct.unpack_from(f">{self.count}I", self.body, self._at.sizes)
 
     def payload_size(self, index: int) -> int:
         """Bytes of the payload at a place of the run."""
