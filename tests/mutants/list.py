@@ -61,6 +61,7 @@ from tests.mutants.guards import (
 )
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
+from tests.regressions.machines import OUTLIVED, drawn_like
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_forks, draw_moves, draw_repairs
@@ -361,6 +362,12 @@ MACHINES: Final = (
         "I25, I22",
         (Patch(FragmentRepair, "_is_same_place", always(True)),),
         draw=draw_moves,
+    ),
+    Mutant(
+        "a repair that outlived a restore gives a place in a fragment of another end",
+        "I25",
+        (Patch(FragmentRepair, "_ends_as_before", always(True)),),
+        draw=drawn_like(OUTLIVED),
     ),
     Mutant(
         "the writer forgets what a member missed",

@@ -1,9 +1,13 @@
 """Plans of machines that found a defect once. They stay, whatever seeds come to mean."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from quorumlog.protocol.quorum import Quorum
 from tests.sim.plan import Fault, Plan
+
+OUTLIVED: Final = "a repair went on in a database that had gone back behind the end of its fragment, and gave the place to a bookie that lacked the rest"
 
 MACHINES: Final[tuple[tuple[str, Plan], ...]] = (
     (
@@ -131,7 +135,7 @@ MACHINES: Final[tuple[tuple[str, Plan], ...]] = (
         ),
     ),
     (
-        "a repair went on in a database that had gone back behind the end of its fragment, and gave the place to a bookie that lacked the rest",
+        OUTLIVED,
         Plan(
             seed=314751,
             quorum=Quorum(ensemble_size=4, write_quorum=2, ack_quorum=2),
@@ -177,3 +181,9 @@ MACHINES: Final[tuple[tuple[str, Plan], ...]] = (
         ),
     ),
 )
+
+
+def drawn_like(why: str) -> Callable[[int], Plan]:
+    """What a seed means where a defect takes many seeds: a kept plan's work and faults, with other times and choices."""
+    plan = dict(MACHINES)[why]
+    return lambda seed: replace(plan, seed=seed)
