@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from quorumlog.net.audit import audited
+from quorumlog.net.listen import UPGRADES
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
@@ -39,6 +40,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     """Build the application. It listens at once and is ready once the bookie is registered."""
     app = web.Application(middlewares=[answers_problems], client_max_size=MESSAGE_BYTES_MAX)
     app[BOOKIE] = BookieRuntime(config, end=end)
+    app[UPGRADES] = True
 
     async def live(app: web.Application) -> AsyncIterator[None]:
         app[BOOKIE].start()

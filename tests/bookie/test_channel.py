@@ -20,7 +20,7 @@ from loadtest.stores import scratch
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.listen import UPGRADES, ListenLimits, listening
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
@@ -88,6 +88,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     app[BOOKIE] = bookie = BookieRuntime(config)
     app[RECEIVING] = Receiving()
     app[HOSTS] = Hosts()
+    app[UPGRADES] = True
     add_routes(app, ROUTES)
     bookie.store = started(folder / "d")
 

@@ -24,7 +24,7 @@ from quorumlog.cli.commands import app as cli
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.listen import UPGRADES, ListenLimits, listening
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
@@ -337,6 +337,7 @@ async def answering(port: int, process: str, name: str = "b1") -> AsyncIterator[
     }
     app[BOOKIE] = BookieRuntime(Config.read(settings))
     app[BOOKIE].process = process
+    app[UPGRADES] = True
     app[RECEIVING] = Receiving()
     app[HOSTS] = Hosts()
     add_routes(app, ROUTES)

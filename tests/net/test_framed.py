@@ -4,6 +4,8 @@ import asyncio
 import os
 import resource
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +23,7 @@ from quorumlog.net import framed as framed_module
 from quorumlog.net.framed import Framed, accept, connect
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
-from quorumlog.net.listen import Listener, ListenLimits, listening
+from quorumlog.net.listen import UPGRADES, Listener, ListenLimits, listening
 from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import Tls
@@ -128,6 +130,46 @@ async def test_a_size_that_is_announced_takes_memory_only_as_its_bytes_come() ->
     assert resident() - before < 20 * MIB
 
 
+ANNOUNCING = """
+import asyncio, ctypes, resource, struct
+from pathlib import Path
+import google_crc32c
+from quorumlog.net.framed import Framed
+from quorumlog.net.memory import keep_freed
+from tests.net.test_framed import Heard, feed
+
+MIB = 1 << 20
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+async def main():
+    keep_freed()
+    # Each with something above it, so that it can't join with what is free there.
+    used = [(bytes([1]) * (16 * MIB), bytes([1]) * MIB) for _ in range(5)]
+    kept = [above for _, above in used]
+    del used
+    ctypes.CDLL(None).malloc_trim(0)
+    sizes = struct.pack(">II", 100, 15 * MIB)
+    head = sizes + struct.pack(">I", google_crc32c.value(sizes))
+    before = resident()
+    announced = [Framed(Heard()) for _ in range(5)]
+    for framed in announced:
+        feed(framed, head + bytes(1000))
+    print((resident() - before) // MIB)
+
+asyncio.run(main())
+"""
+
+
+def test_a_size_that_is_announced_takes_nothing_of_memory_that_was_in_use_before() -> None:
+    """In a process of its own, whose heap no other test has used."""
+    command = (sys.executable, "-c", ANNOUNCING)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 10
+
+
 @asynccontextmanager
 async def serving(
     tls: Tls | None = None, wait: Callable[[], Awaitable[Any]] | None = None
@@ -146,6 +188,7 @@ async def serving(
 
     app = web.Application(middlewares=[answers_problems])
     app[HOSTS] = Hosts()
+    app[UPGRADES] = True
     app.router.add_get("/line", open_line)
     limits = ListenLimits(drain_timeout_s=0.1)
     context = None if tls is None else tls.server

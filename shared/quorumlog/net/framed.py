@@ -6,6 +6,7 @@ it, and it learns of its end.
 """
 
 import asyncio
+import ctypes
 import io
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +33,12 @@ _NO_TIMEOUT: Final = aiohttp.ClientTimeout()
 """Nor is there one for the connection's life. Whoever connects has a timeout of their own."""
 
 
+_blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""`_blank(None, size)`: bytes whose content is not set. Raises: MemoryError."""
+
+
 class _Scratch(threading.local):
     """What all connections of a thread's event loop read into: what a read has brought is taken before the next one."""
 
@@ -56,13 +63,14 @@ class _Piece:
     """Bytes that are received into place.
 
     `BytesIO` gives its buffer away without a copy, as `bytes` that nobody can change any more. Memory of the size that a
-    peer announces is taken only as its bytes come: the system gives zeros at the first touch.
+    peer announces is taken only as its bytes come, since nothing writes to it before: `bytes(size)` would write zeros where
+    the memory was in use before. What lay there is never given away (`is_whole`).
     """
 
     __slots__ = ("_at", "_file", "_view")
 
     def __init__(self, size: int) -> None:
-        self._file = io.BytesIO(bytes(size))
+        self._file = io.BytesIO(_blank(None, size))
         self._view = self._file.getbuffer()
         self._at = 0
 
@@ -84,6 +92,7 @@ class _Piece:
         return self._at == len(self._view)
 
     def value(self) -> bytes:
+        assert self.is_whole
         return self._file.getvalue()
 
 

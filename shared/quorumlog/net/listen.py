@@ -179,12 +179,17 @@ def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
         waits.discard(limit)
 
 
+UPGRADES: Final = web.AppKey("upgrades", bool)
+"""Set in an application that upgrades connections to another protocol: only its listener looks at each read for that."""
+
+
 def is_followed(request: web.Request) -> bool:
     """Whether bytes came behind a request's head. Of what follows a request that asks for an upgrade aiohttp's parser
     drops some and takes the rest for HTTP.
     """
     connection = request.protocol
-    return isinstance(connection, _Connection) and connection.is_followed
+    assert isinstance(connection, _Upgradable), "its application has UPGRADES"
+    return connection.is_followed
 
 
 class _Connection(RequestHandler):
@@ -195,7 +200,6 @@ class _Connection(RequestHandler):
     """
 
     __slots__ = (
-        "_ending",
         "_head_timer",
         "_listener",
         "_peer",
@@ -214,7 +218,6 @@ class _Connection(RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
         self.waits: set[asyncio.Timeout] = set()
         """Limits of what waits for this connection's client only."""
-        self._ending = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it where there are too many."""
@@ -250,7 +253,6 @@ class _Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Start the head's timer when a head arrives incomplete."""
-        self._ending = (self._ending + data[-4:])[-4:]
         count = self._request_count
         super().data_received(data)
         if self._request_count != count:
@@ -260,11 +262,6 @@ class _Connection(RequestHandler):
             # No request is being handled, and the bytes so far are no request: part of a head.
             limit_s = self._listener.limits.head_timeout_s
             self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether more has come than the head of the request that is being answered."""
-        return self._ending != b"\r\n\r\n" or bool(self._messages)
 
     def _is_idle(self) -> bool:
         """Whether no request is being handled or about to be: a request that has just arrived has set
@@ -366,6 +363,26 @@ class _Connection(RequestHandler):
         return super().finish_response(request, resp, start_time)
 
 
+class _Upgradable(_Connection):
+    """One connection that may become one of another protocol."""
+
+    __slots__ = ("_ending",)
+
+    def __init__(self, listener: "Listener", **kwargs: Any) -> None:
+        super().__init__(listener, **kwargs)
+        self._ending = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Keep how what has come ends."""
+        self._ending = (self._ending + data[-4:])[-4:]
+        super().data_received(data)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether more has come than the head of the request that is being answered."""
+        return self._ending != b"\r\n\r\n" or bool(self._messages)
+
+
 class _Refusal(asyncio.Protocol):
     """A connection beyond the limit: its request is answered with a 429, unread.
 
@@ -442,6 +459,7 @@ class Listener:
         self.port = 0
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
+        self._connection_class = _Upgradable if runner.app.get(UPGRADES) else _Connection
 
     def transports(self) -> Iterator[asyncio.Transport]:
         """Of the connections that stand."""
@@ -470,7 +488,7 @@ class Listener:
     def connection(self) -> "_Connection":
         """A new connection's protocol."""
         limits = self.limits
-        return _Connection(
+        return self._connection_class(
             self,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=limits.idle_timeout_s,
