@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorumlog.errors import BadRequest, InvalidRequest
+from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.wire import strict
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import base64_of, from_frames, from_json
 
 
@@ -142,6 +143,32 @@ def test_frames_are_read_back_or_refused(payloads: list[bytes], rest: bytes) -> 
     if rest:
         with pytest.raises(BadRequest):
             from_frames(data + rest, 100)
+
+
+@given(st.integers(0, 9), st.integers(2, 50), st.data())
+def test_frames_of_one_size_are_cut_as_any_others(
+    size: int, count: int, data: st.DataObject
+) -> None:
+    payloads = [data.draw(st.binary(min_size=size, max_size=size)) for _ in range(count)]
+    frames = [len(p).to_bytes(4, "big") + p for p in payloads]
+    assert from_frames(b"".join(frames), 100) == payloads
+    assert from_frames(b"".join(frames), size) == payloads
+    if size:
+        with pytest.raises(TooLarge):
+            from_frames(b"".join(frames), size - 1)
+
+    # Two of other sizes, and the whole has the same length.
+    place = data.draw(st.integers(0, count - 2))
+    payloads[place : place + 2] = [bytes(size + 1), b""] if size == 1 else [b"", bytes(2 * size)]
+    frames = [len(p).to_bytes(4, "big") + p for p in payloads]
+    assert from_frames(b"".join(frames), 100) == payloads
+
+
+def test_a_batch_of_one_size_has_a_limit_of_entries() -> None:
+    frames = (b"\0\0\0\1p") * BATCH_ENTRIES_MAX
+    assert len(from_frames(frames, 1)) == BATCH_ENTRIES_MAX
+    with pytest.raises(TooLarge):
+        from_frames(frames + frames[:5], 1)
 
 
 @given(

@@ -5,6 +5,7 @@ No pydantic here: one pass over orjson's values, and one count of quotes for the
 
 import re
 import struct
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final
 
@@ -178,6 +179,9 @@ def _check_count(count: int, what: str = "entries") -> None:
 
 def from_frames(data: bytes, entry_bytes_max: int, what: str = "entry") -> list[bytes]:
     """The payloads of a body of (u32 length, payload), repeated. `what` names one of them in errors."""
+    alike = _of_one_size(data, entry_bytes_max)
+    if alike is not None:
+        return alike
     payloads: list[bytes] = []
     size_at, add = _SIZE.unpack_from, payloads.append
     stop, end = 0, len(data)
@@ -203,3 +207,24 @@ def from_frames(data: bytes, entry_bytes_max: int, what: str = "entry") -> list[
         raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} entries")
     _check_count(len(payloads))
     return payloads
+
+
+def _of_one_size(data: bytes, entry_bytes_max: int) -> list[bytes] | None:
+    """The payloads of frames that have one length, cut by one call, which takes a third of the time. None for any
+    other frames, which are cut one by one: then errors say what is wrong, and where.
+    """
+    if len(data) < 2 * _SIZE.size:
+        return None
+    (size,) = _SIZE.unpack_from(data)
+    step = _SIZE.size + size
+    count, rest = divmod(len(data), step)
+    if rest or size > entry_bytes_max or not 1 < count <= BATCH_ENTRIES_MAX:
+        return None
+    if any(data[at::step] != data[at : at + 1] * count for at in range(_SIZE.size)):
+        return None
+    return list(_cutter(size, count).unpack(data))
+
+
+@lru_cache(maxsize=16)
+def _cutter(size: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{_SIZE.size}x{size}s" * count)
