@@ -15,6 +15,7 @@ from quorumlog.errors import (
     Unauthenticated,
 )
 from quorumlog.net.audit_client import AuditClient
+from quorumlog.net.direct import DIRECT
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
@@ -41,6 +42,7 @@ from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.cors import allow_origins
+from services.gateway.edge.direct import DirectAppends
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.guard import Guard, needed, table_of
 from services.gateway.edge.ledgers import LedgerRoutes
@@ -138,6 +140,15 @@ def build_app(
             ledger=engine.row,
             transactions=transactions,
             body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
+        )
+    if guard is None:
+        app[DIRECT] = DirectAppends(
+            engine,
+            room,
+            app[_METRICS],
+            hosts=app[HOSTS],
+            # What is added to each answer is added by aiohttp's way.
+            is_usual=lambda: app[DRAINING].is_set() or bool(app.on_response_prepare),
         )
     app.middlewares.append(
         edge_middleware(

@@ -4,7 +4,8 @@ The edge parses requests and knows nothing of quorums; the engine knows nothing 
 classes of `quorumlog.errors`. Both import these values from here.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -137,6 +138,15 @@ class EngineInterface(Protocol):
         expect: int | None = None,
     ) -> EntriesAppended:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
+        ...
+
+    def at_hand(
+        self, ledger_id: int
+    ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
+        """How to begin an append at once, as `append` would, to a ledger that this process writes and that neither a log,
+        a transaction nor a password keeps from whoever asks; None for any other. What it gives raises at once, with nothing
+        done, if the append cannot begin.
+        """
         ...
 
     async def transaction_of(self, ledger_id: int) -> str | None:

@@ -3,7 +3,7 @@ a disk. What it raises, and when, is what the real one raises.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +119,14 @@ class FakeEngine(EngineInterface):
         ]
         page = found[: query.limit]
         return LedgerPage(tuple(page), page[-1].ledger_id if len(found) > len(page) else None)
+
+    def at_hand(
+        self, ledger_id: int
+    ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
+        ledger = self.ledgers.get(ledger_id)
+        if ledger is None or ledger.state is State.CLOSED or self.passwords[ledger_id] is not None:
+            return None
+        return lambda payloads: asyncio.ensure_future(self.append(ledger_id, payloads))
 
     async def append(
         self,

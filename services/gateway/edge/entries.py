@@ -172,14 +172,20 @@ class EntryRoutes:
 
 
 def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:
+    return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
+
+
+def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:
+    """The JSON that answers an append."""
     if is_batch:
-        return json_bytes(
-            b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'
-            % (ledger_id, done.first, done.last, done.last_add_confirmed),
-            201,
+        return b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}' % (
+            ledger_id,
+            done.first,
+            done.last,
+            done.last_add_confirmed,
         )
-    return json_bytes(
-        b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}'
-        % (ledger_id, done.first, done.last_add_confirmed),
-        201,
+    return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (
+        ledger_id,
+        done.first,
+        done.last_add_confirmed,
     )

@@ -5,7 +5,7 @@ request is one entry (rule 25), and the writer counts the records before it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,6 +69,18 @@ class Appends:
         is_here = ledger_id in self._handles.by_ledger
         append = self.append_here if is_here else self._append_there
         return append(ledger_id, payloads, password=password, expect=expect)
+
+    def at_hand(
+        self, ledger_id: int
+    ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
+        """How to begin an append to a plain ledger of this process that takes appends (`EngineInterface`)."""
+        handle = self._handles.by_ledger.get(ledger_id)
+        if handle is None or not handle.takes_appends:
+            return None
+        row, own = handle.access_row, handle.row
+        if own.log is not None or own.access_key or row.access_key or transaction_of(row):
+            return None
+        return handle.append_all
 
     async def _append_there(
         self, ledger_id: int, payloads: Sequence[bytes], *, password: str | None, expect: int | None

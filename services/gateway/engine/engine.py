@@ -119,6 +119,7 @@ class Engine:
         self.last_add_confirmed = self.reading.last_add_confirmed
         self.append = self.appends.append
         self.submit = self.appends.submit
+        self.at_hand = self.appends.at_hand
         self.append_batch = self.appends.append_batch
         self.transaction_of = self.appends.transaction_of
         self.row = self._rows.row

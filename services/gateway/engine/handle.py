@@ -165,6 +165,11 @@ class WriteHandle:
         return self._failure is None and self._closed_row is None
 
     @property
+    def takes_appends(self) -> bool:
+        """Whether it still writes, and nobody asked it to close."""
+        return self.is_live and self._close is None
+
+    @property
     def failure_code(self) -> str | None:
         """Why the handle failed; None if it did not."""
         return None if self._failure is None else self._failure.code
@@ -228,6 +233,10 @@ class WriteHandle:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_gathered)
         return future
+
+    def append_all(self, payloads: Sequence[bytes]) -> asyncio.Future[EntriesAppended]:
+        """Accept an append under whatever ids come next."""
+        return self.append(payloads, sum(map(len, payloads)))
 
     async def close(self) -> LedgerMetadata:
         """The writer's close, after in-flight appends are settled. Every caller gets the outcome, once members

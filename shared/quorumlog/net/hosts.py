@@ -54,6 +54,10 @@ class Hosts:
         if len(self._seen) < _SEEN_MAX:
             self._seen.add(host)
 
+    def knows(self, host: str | None) -> bool:
+        """Whether `check` has passed this `Host` before, so that it would now."""
+        return host in self._seen
+
     def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
         """Refuse a state-changing request of a page whose origin is not allowed. Raises: Forbidden."""
         origin = request.headers.get(hdrs.ORIGIN)

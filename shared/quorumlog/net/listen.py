@@ -24,7 +24,6 @@ from typing import Any, Final, cast
 
 from aiohttp import web, web_response
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.web_protocol import RequestHandler
 
 from quorumlog import header
 from quorumlog.errors import (
@@ -39,14 +38,17 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.net.budget import Budget, peer_of
+from quorumlog.net.direct import DIRECT, DirectConnection
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire import problems
 
 log = logging.getLogger(__name__)
 
-web_response.SERVER_SOFTWARE = "quorumlog"  # type: ignore[attr-defined]
+SERVER_NAME: Final = "quorumlog"
+web_response.SERVER_SOFTWARE = SERVER_NAME  # type: ignore[attr-defined]
 """By default aiohttp names its version and Python's in `Server` of each answer, its parser's answers
 included."""
+
 
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';"
@@ -192,7 +194,7 @@ def is_followed(request: web.Request) -> bool:
     return connection.is_followed
 
 
-class _Connection(RequestHandler):
+class _Connection(DirectConnection):
     """One connection with its deadlines.
 
     Invariant: a timer runs only while a head is incomplete or answers pile up; an ordinary request,
@@ -202,7 +204,6 @@ class _Connection(RequestHandler):
     __slots__ = (
         "_head_timer",
         "_listener",
-        "_peer",
         "_stall_timer",
         "_stalled_at",
         "hand_over",
@@ -210,7 +211,7 @@ class _Connection(RequestHandler):
     )
 
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
-        super().__init__(listener.server, **kwargs)
+        super().__init__(listener.server, listener.direct, **kwargs)
         self.hand_over: Callable[[], None] | None = None
         """Gives back the place that the handshake had."""
         self._listener = listener
@@ -222,11 +223,11 @@ class _Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it where there are too many."""
         peer = transport.get_extra_info("peername")
-        self._peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
+        self.peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
         if self.hand_over is not None:
             self.hand_over()
         try:
-            self._listener.connections.take(self._peer)
+            self._listener.connections.take(self.peer)
         except Overloaded as error:
             refusal = _Refusal(self._listener, error)
             transport.set_protocol(refusal)
@@ -239,7 +240,7 @@ class _Connection(RequestHandler):
         """Forget the connection and its timers, and end what only waits for its client."""
         if self._manager is None:
             return
-        self._listener.connections.give(self._peer)
+        self._listener.connections.give(self.peer)
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
@@ -248,7 +249,7 @@ class _Connection(RequestHandler):
     @property
     def in_progress(self) -> str:
         """The request that is being answered, for people; "" where there is none."""
-        request = self._current_request
+        request = self._current_request or self._begun
         return "" if request is None else f"{request.method} {request.path}"
 
     def data_received(self, data: bytes) -> None:
@@ -460,6 +461,7 @@ class Listener:
         assert runner.server is not None, "the runner is set up"
         self.server = runner.server
         self._connection_class = _Upgradable if runner.app.get(UPGRADES) else _Connection
+        self.direct = runner.app.get(DIRECT)
 
     def transports(self) -> Iterator[asyncio.Transport]:
         """Of the connections that stand."""

@@ -4,6 +4,7 @@ Source: overview 1.4: an entry that is missing or invalid at one bookie is read 
 caller knows that first..last may be read: up to the LAC, or to the end of a closed ledger.
 """
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Final, assert_never
 
@@ -217,7 +218,7 @@ class RangeReader(Keyed):
         first, found, most = self.next, tally.found, self.max_bytes
         size = 0
         of: Run | None = None
-        sizes: tuple[int, ...] = ()
+        sizes: Sequence[int] = ()
         while self.next <= tally.last and self.next in found:
             run, index = found[self.next]
             if run is not of:

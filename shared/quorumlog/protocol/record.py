@@ -227,7 +227,7 @@ class Run:
             return None
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> Sequence[int]:
         """Bytes of each payload."""
         return _sizes(self.body, self.count, self._at)
 

@@ -1,0 +1,115 @@
+"""Requests that are answered without a task.
+
+aiohttp wakes its connection's task for a request, and that task starts another one for the handler: with the objects of
+a request and an answer this is more than half of what a short request costs. A request that comes whole, to a connection
+that is idle, is shown to the application's `Direct` before. What that does not take, whatever the reason, goes aiohttp's
+way as if nothing had been asked, so it may leave out all that is rare and all that fails.
+"""
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+from aiohttp.http import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler
+
+
+class Direct(Protocol):
+    """What of an application answers requests directly."""
+
+    def begin(
+        self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
+    ) -> bool:
+        """Take a request, and call `connection.answer` once, later. False: it is not taken, and nothing was done."""
+
+
+DIRECT: Final = web.AppKey("direct", Direct)
+"""Where an application has one."""
+
+
+class DirectConnection(RequestHandler):
+    """A connection whose requests are shown to a `Direct` first.
+
+    Invariant: while a request is answered directly, the task of aiohttp waits for `_idle` as if none had come, and
+    `_waiter` is None as if it handled one. So what ends idle connections leaves this one alone, and further requests
+    queue up until the answer is sent.
+    """
+
+    __slots__ = ("_begun", "_direct", "_idle", "peer")
+
+    def __init__(self, manager: web.Server, direct: Direct | None, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self._direct = direct
+        self.peer = ""
+        """Who has connected, as budgets count them."""
+        self._idle: asyncio.Future[None] | None = None
+        self._begun: RawRequestMessage | None = None
+        """The request that is being answered directly."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of requests."""
+        waiter, direct = self._waiter, self._direct
+        if direct is None or waiter is None or waiter.done() or self._messages:
+            super().data_received(data)
+            return
+        self._waiter = None  # or the task would be woken
+        try:
+            super().data_received(data)
+        finally:
+            self._waiter = waiter
+        if self._messages and not self._begin(direct, waiter):
+            waiter.set_result(None)
+
+    def _begin(self, direct: Direct, waiter: asyncio.Future[None]) -> bool:
+        """Have the one request that came answered directly, if that is possible."""
+        message, content = self._messages[0]
+        if (
+            len(self._messages) > 1
+            or not isinstance(message, RawRequestMessage)
+            or message.should_close
+            or message.upgrade
+            or message.chunked
+            or message.compression is not None
+            or content is EMPTY_PAYLOAD
+            or not content.is_eof()
+            or len(content._buffer) != 1  # noqa: SLF001  (reading it would take it from the usual way)
+            or self._paused  # the client does not read its answers
+            or self._manager is None
+        ):
+            return False
+        self._waiter, self._idle, self._begun = None, waiter, message
+        self._request_in_progress = True
+        if not direct.begin(message, content._buffer[0], self):  # noqa: SLF001
+            self._waiter, self._idle, self._begun = waiter, None, None
+            self._request_in_progress = False
+            return False
+        self._messages.popleft()
+        self._manager.requests_count += 1
+        if self._parser is not None:
+            self._parser.message_consumed()
+        return True
+
+    def answer(self, data: bytes, *, closes: bool = False) -> None:
+        """Send the answer to the request that was begun; `closes`: and end the connection behind it."""
+        waiter, transport = self._idle, self.transport
+        assert waiter is not None, "a request is answered once"
+        self._idle = self._begun = None
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+        self._request_in_progress = False
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+        if self._force_close or self._close or closes:
+            # The task ends as that of an idle connection.
+            waiter.cancel()
+            self._close = True
+            if transport is not None:
+                transport.close()
+            return
+        self._next_keepalive_close_time = end = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(end, self._process_keepalive)
+        self._waiter = waiter
+        if self._messages:
+            waiter.set_result(None)
