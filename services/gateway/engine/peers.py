@@ -31,6 +31,7 @@ from quorumlog.net.awake import awake_timeout
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.metadata import Writer
+from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
 from services.gateway.interface import EntriesAppended
 
@@ -172,7 +173,7 @@ class Peers:
                 self._session.request(
                     method,
                     writer.url_inside + path,
-                    data=data,
+                    data=outgoing(data),
                     headers=headers,
                     timeout=timeout,
                     ssl=_WRITER,

@@ -46,6 +46,7 @@ from quorumlog.wire.bodies import (
     WitnessState,
     received,
 )
+from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
 from quorumlog.wire.versions import RELEASE
 from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
@@ -208,7 +209,7 @@ class MetadataRequests:
                 self._session.request(
                     method,
                     url,
-                    data=data,
+                    data=outgoing(data),
                     params=query,
                     headers=headers,
                     timeout=_NO_TIMEOUT,
