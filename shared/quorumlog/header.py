@@ -23,6 +23,9 @@ PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
 PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
+APPENDS_PROTOCOL: Final = "quorumlog.appends"
+"""Of WebSockets (`Sec-WebSocket-Protocol`): each message is one append, which gets one answer."""
+
 AUDITED: Final = "Quorumlog-Audited"
 """Between processes: the audited request of a client that a change is made for."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"

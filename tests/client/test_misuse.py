@@ -383,6 +383,8 @@ class Bodies(Gateway):
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
+        if request.method == "GET":
+            raise web.HTTPNotFound  # no sockets here
         if request.content_type == "application/octet-stream":
             self.values.append(body[:3])
         else:

@@ -143,9 +143,14 @@ class EntryRoutes:
                 "last_entry": done.last,
                 "last_add_confirmed": done.last_add_confirmed,
             },
+            lambda data: self._append_message(ledger_id, password, data),
             lambda start: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
+
+    async def _append_message(self, ledger_id: int, password: str | None, data: Message) -> bytes:
+        done = await self._engine.append(ledger_id, self._payloads_of(data), password=password)
+        return _appended_batch(ledger_id, done)
 
     def _payloads_of(self, data: Message) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
@@ -178,14 +183,18 @@ def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.R
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:
     """The JSON that answers an append."""
     if is_batch:
-        return b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}' % (
-            ledger_id,
-            done.first,
-            done.last,
-            done.last_add_confirmed,
-        )
+        return _appended_batch(ledger_id, done)
     return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (
         ledger_id,
         done.first,
+        done.last_add_confirmed,
+    )
+
+
+def _appended_batch(ledger_id: int, done: EntriesAppended) -> bytes:
+    return b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}' % (
+        ledger_id,
+        done.first,
+        done.last,
         done.last_add_confirmed,
     )

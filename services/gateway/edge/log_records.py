@@ -31,7 +31,7 @@ from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.reading import Start
-from services.gateway.logs.values import Append, LogBatches
+from services.gateway.logs.values import Append, LogBatches, RecordsAppended
 
 _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)
@@ -63,8 +63,7 @@ class RecordRoutes:
         call = Append.of(records, producer, expect=expect, token=token, since=since)
         done = await self._logs.append(name, call)
         return json_bytes(
-            b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}'
-            % (name.encode(), done.first_offset, done.last_offset, done.ledger_id, done.entry_id),
+            _appended(name, done),
             201,
             {header.PRODUCER_DUPLICATE: "true"} if done.is_duplicate else None,
         )
@@ -94,16 +93,21 @@ class RecordRoutes:
 
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/ws."""
-        name = given[NAME]
+        name, token = given[NAME], given[WRITER_TOKEN]
         await self._logs.get(name)
         target = SocketTarget(
-            self._pipe(name, given[WRITER_TOKEN]),
+            self._pipe(name, token),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
+            lambda data: self._append_message(name, token, data),
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),
             tuple(op.STARTS),
         )
         return await serve(request, self._room, target)
+
+    async def _append_message(self, name: str, token: int | None, data: Message) -> bytes:
+        call = Append.of(_records_of(data), None, token=token)
+        return _appended(name, await self._logs.append(name, call))
 
     def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
         """The pipe of a stream. Its batches depend on timing, so a producer's sequence, which counts requests, has
@@ -124,6 +128,16 @@ class RecordRoutes:
             Route(op.READ, self.read),
             Route(op.SOCKET, self.socket),
         ]
+
+
+def _appended(name: str, done: RecordsAppended) -> bytes:
+    return b'{"log":"%b","first_offset":%d,"last_offset":%d,"ledger_id":%d,"entry_id":%d}' % (
+        name.encode(),
+        done.first_offset,
+        done.last_offset,
+        done.ledger_id,
+        done.entry_id,
+    )
 
 
 def _records_of(data: Message) -> list[Record]:

@@ -98,6 +98,19 @@ class Usage:
         if self._bytes is not None:
             self._bytes.use(count)
 
+    def take_message(self, count: int) -> float:
+        """A socket brings a message of so many bytes, which counts as a request. How long it has to wait: a refusal
+        would end the socket.
+        """
+        wait_s = 0.0
+        if self._requests is not None:
+            wait_s = self._requests.wait_s(1)
+            self._requests.use(1)
+        if self._bytes is not None:
+            wait_s = max(wait_s, self._bytes.wait_s(1))
+        self.charge(count)
+        return wait_s
+
     def charge_flows(self) -> None:
         """Charge what has come and was sent of the requests that are under way."""
         for flow in self.flows:

@@ -5,20 +5,26 @@ From the client: a binary message is frames to append; a text message is the JSO
 To the client, as text: a range of ids for each acknowledged run, all before it included; where a tail from the
 end begins, in the form of the question; pages of the tail as reads give them, and `{"end":…}` once nothing
 can follow; a problem object, after which the socket ends.
+
+A client that asks for the subprotocol `quorumlog.appends` gets no tail. Each of its messages is one append, whose answer
+is that of HTTP: the next message is taken after it. A problem is the answer to the first message that has none; what the
+client sent after that one is not done.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
-from quorumlog.errors import BadRequest
-from quorumlog.net.listen import wants_socket
+from quorumlog import header
+from quorumlog.errors import BadRequest, QuorumLogError, ShuttingDown
+from quorumlog.net.listen import end_limits, wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
@@ -28,11 +34,14 @@ from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.quotas import Usage
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.streams import beside
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.reading import Start
+
+log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 20.0
 """Pings: below the 60 s after which proxies commonly cut what is silent."""
@@ -54,6 +63,8 @@ class SocketTarget(Generic[T, P]):
     """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
+    append: Callable[[Message], Awaitable[bytes]]
+    """Append what a message has, and give HTTP's answer. Raises: QuorumLogError."""
     stream: Callable[[Start], PageStream[P]]
     """The pages from a position on."""
     named_starts: tuple[str, ...] = ()
@@ -65,12 +76,19 @@ async def serve(
 ) -> web.WebSocketResponse:
     """Serve a socket until either side ends it. Raises: BadRequest if the request asks for no socket."""
     socket = web.WebSocketResponse(
-        heartbeat=_HEARTBEAT_S, max_msg_size=room.limits.body_bytes_max, compress=False
+        heartbeat=_HEARTBEAT_S,
+        max_msg_size=room.limits.body_bytes_max,
+        compress=False,
+        protocols=(header.APPENDS_PROTOCOL,),
     )
     if not wants_socket(socket, request):
         raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)
+    if socket.ws_protocol == header.APPENDS_PROTOCOL:
+        with contextlib.suppress(ConnectionError):
+            await _Appends(request, socket, room, target.append).serve()
+        return socket
     pipe = target.pipe
     arrivals = Arrivals(request, socket, room, pipe.finish)
     session = _Session(request, socket, room, target, arrivals)
@@ -83,11 +101,93 @@ async def serve(
             async for appended in runs:
                 await session.send(orjson.dumps(target.acknowledged(appended)).decode())
         if pipe.error is not None:
-            document = problems.to_bytes(pipe.error, request[REQUEST_ID])
-            await session.send(document.decode())
-            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
+            await _refuse(request, socket, pipe.error)
         await socket.close(code=WSCloseCode.GOING_AWAY)
     return socket
+
+
+async def _refuse(
+    request: web.Request, socket: web.WebSocketResponse, error: QuorumLogError
+) -> None:
+    """End a socket with a problem."""
+    await socket.send_str(problems.to_bytes(error, request[REQUEST_ID]).decode())
+    await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
+
+
+async def _paced(room: Room, usage: Usage, message: Message) -> None:
+    """Charge a message that came, and wait until the token's quotas have made up for those before it."""
+    wait_s = usage.take_message(len(message))
+    if wait_s:
+        await room.wait(asyncio.sleep(wait_s))
+
+
+class _Appends:
+    """A socket of appends alone, one at a time. Invariant: after an error no message is taken."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        socket: web.WebSocketResponse,
+        room: Room,
+        append: Callable[[Message], Awaitable[bytes]],
+    ) -> None:
+        self._request, self._usage = request, caller_of(request).usage
+        self._socket, self._room, self._append = socket, room, append
+        self._refused: QuorumLogError | None = None
+        self._limit: asyncio.Timeout | None = None
+        self._arrivals = Arrivals(request, socket, room, self._end_by)
+
+    def _end_by(self, error: QuorumLogError) -> None:
+        """There is no room for the message that comes: wait for it no more."""
+        self._refused = error
+        if self._limit is not None:
+            end_limits([self._limit])
+
+    async def serve(self) -> None:
+        """Append until either side ends the socket."""
+        with contextlib.closing(self._arrivals):
+            try:
+                check_scope(self._request, Scope.APPEND)
+                while await self._append_next():
+                    pass
+                if self._room.is_ending:
+                    raise ShuttingDown("this gateway is about to end; ask another one")
+            except QuorumLogError as error:
+                await _refuse(self._request, self._socket, error)
+            except (asyncio.CancelledError, ConnectionError):
+                raise
+            except Exception:
+                log.exception("unhandled-error")
+                await _refuse(self._request, self._socket, QuorumLogError())
+            await self._socket.close(code=WSCloseCode.GOING_AWAY)
+
+    async def _next(self) -> WSMessage | None:
+        """The next message, None once this gateway is about to end. Raises: Overloaded."""
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                if self._refused is None:
+                    return await self._room.wait(self._socket.receive())
+        except TimeoutError:
+            pass
+        finally:
+            self._limit = None
+        assert self._refused is not None, "there is no other limit"
+        raise self._refused
+
+    async def _append_next(self) -> bool:
+        """Append the next message; tell whether there was one."""
+        message = await self._next()
+        if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return False
+        self._arrivals.take(len(message.data))
+        if self._usage is not None:
+            await _paced(self._room, self._usage, message.data)
+        answer = await self._append(message.data)
+        if self._usage is not None:
+            self._usage.charge(len(answer))
+        self._arrivals.take(0)
+        await self._socket.send_str(answer.decode())
+        return True
 
 
 class _Session(Generic[T, P]):
@@ -115,7 +215,8 @@ class _Session(Generic[T, P]):
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
-                self._charge(message.data)
+                if self._usage is not None:
+                    await _paced(self._room, self._usage, message.data)
                 if not self._is_for_the_tail(message.data):
                     check_scope(self._request, Scope.APPEND)
                     await pipe.put(self._target.items(message.data))

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import aiohttp
 import orjson
@@ -25,9 +26,11 @@ from quorumlog.errors import (
     ClientClosed,
     ConnectionLost,
     ExpiredProducer,
+    Overloaded,
     QuorumLogError,
 )
 from quorumlog.wire import problems
+from quorumlog.wire.outgoing import outgoing
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,21 @@ _CONNECT_S: Final = 5.0
 """A gateway whose machine is gone must not use up the whole deadline (taste)."""
 _ATTEMPT_S: Final = 20.0
 """How long one gateway may take for a request that another gateway can serve too: the first one may hang."""
+
+STREAMS_MAX: Final = 32
+"""Sockets of one client: a gateway's connections are for all of its clients."""
+_CROWDED_S: Final = 10.0
+"""For so long after a gateway refused a request as too much, there are no sockets (taste)."""
+_CLOSE_S: Final = 1.0
+"""How long a gateway may take to say goodbye (taste)."""
+
+
+class Way(NamedTuple):
+    """What a socket is opened with. What is to be sent another way needs another socket."""
+
+    url: str
+    token: str | None
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,9 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[asyncio.Task[None]] = set()
+        """Each holds a socket, until it is cancelled."""
+        self._crowded_until = 0.0
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -103,8 +124,13 @@ class Transport:
             # Also where the wait itself is cancelled: nothing is sent from here on.
             self._cancel()
             session, self._session = self._session, None
-            if session is not None:
-                await session.close()
+            try:
+                for stream in (streams := tuple(self._streams)):
+                    stream.cancel()
+                await asyncio.gather(*streams, return_exceptions=True)
+            finally:
+                if session is not None:
+                    await session.close()
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -127,6 +153,47 @@ class Transport:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def has_room(self, now: float) -> bool:
+        """Whether sockets may stay. They take connections, of which another request may just have been refused one."""
+        return now >= self._crowded_until
+
+    def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run work that holds a socket, until the client ends; None if the client has too many sockets."""
+        if len(self._streams) >= STREAMS_MAX:
+            work.close()
+            return None
+        task = self._loop.create_task(work)
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+        return task
+
+    def way(self, headers: Mapping[str, str]) -> Way:
+        """How a socket would be opened now. Raises: TypeError, ValueError for a token that can't be sent."""
+        token = None if self._present_token is None else checks.token(self._present_token())
+        return Way(self._urls[self._current], token, headers)
+
+    @asynccontextmanager
+    async def socket(
+        self, path: str, way: Way, protocols: Sequence[str]
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A socket, for a block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
+        assert self._session is not None, "the client is open"
+        headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
+        async with asyncio.timeout(_CONNECT_S):
+            socket = await self._session.ws_connect(
+                way.url + path,
+                headers=headers,
+                protocols=protocols,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+            )
+        async with socket:
+            yield socket
+
+    def failed(self, way: Way) -> None:
+        """The gateway of a socket failed: another one is asked next."""
+        if way.url == self._urls[self._current]:
+            self._current = (self._current + 1) % len(self._urls)
 
     async def request(
         self,
@@ -166,6 +233,8 @@ class Transport:
                 # that this try did nothing, though an earlier one may have appended.
                 is_expired = isinstance(raised, ExpiredProducer)
                 error = raised.with_outcome(NOT_DONE) if is_expired else raised
+                if isinstance(error, Overloaded):
+                    self._crowded_until = loop.time() + _CROWDED_S
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
                     # The next gateway may be able to do what this one can't do now.
@@ -203,7 +272,7 @@ class Transport:
                 self._session.request(
                     method,
                     url + path,
-                    data=body,
+                    data=outgoing(body),
                     params=params,
                     headers=headers,
                     trace_request_ctx=sent,
@@ -239,7 +308,9 @@ def _marks_sending() -> aiohttp.TraceConfig:
     config = aiohttp.TraceConfig()
 
     async def sending(_session: object, context: SimpleNamespace, _headers: object) -> None:
-        context.trace_request_ctx.outcome = UNKNOWN
+        # A socket's handshake has none.
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.outcome = UNKNOWN
 
     config.on_request_headers_sent.append(sending)
     return config

@@ -1,0 +1,171 @@
+"""Appends of a busy handle by one WebSocket: requests without the cost of HTTP's.
+
+The socket is another way for the one request that a handle has under way, and nothing else: what follows waits for
+the answer, and no message is sent twice. What certainly was not done is asked by HTTP again, so that errors, retries
+and other gateways are HTTP's. Where no socket can be had (a proxy, an older gateway, a limit), HTTP serves on.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from quorumlog import header
+from quorumlog.client.transport import Transport, Way
+from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
+from quorumlog.wire import problems
+
+MESSAGE_BYTES_MAX: Final = (1 << 20) + (1 << 16)
+"""A full request of the default limits. HTTP takes more, and costs no more with so much."""
+_BUSY_GAP_S: Final = 0.25
+_BUSY_REQUESTS: Final = 16
+"""So many requests with so little time between them make a handle busy (taste)."""
+_IDLE_S: Final = 5.0
+"""A socket that was not used for so long is closed (taste); gateways ping after 20 s."""
+_REST_S: Final = 10.0
+"""How long a handle stays with HTTP after a socket that could not be had, or broke (taste)."""
+
+
+class AppendStream:
+    """The socket of one handle, while the handle is busy.
+
+    Invariants: one message is under way at a time; a socket whose message was given up, or that said anything but the
+    answer to its message, carries no other one.
+    """
+
+    def __init__(self, transport: Transport, path: str) -> None:
+        """`path`: of the socket."""
+        self._transport, self._path = transport, path
+        self._loop: asyncio.AbstractEventLoop
+        self._way: Way
+        """Of the present socket."""
+        self._work: asyncio.Task[None] | None = None
+        """Opens the socket and reads from it."""
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._answer: asyncio.Future[str | None] | None = None
+        """None as its result: the connection is lost."""
+        self._used_at = self._rests_until = 0.0
+        self._count = 0
+        """Of requests in close succession."""
+
+    def is_ready(self, headers: Mapping[str, str]) -> bool:
+        """Whether `send` can send a message that HTTP would send with these headers. Asked before each request:
+        where the handle is busy, it begins to open a socket.
+        """
+        now = self._transport.loop.time()
+        gap_s, self._used_at = now - self._used_at, now
+        if self._work is None:
+            self._count = self._count + 1 if gap_s <= _BUSY_GAP_S else 1
+            is_busy = self._count >= _BUSY_REQUESTS
+            if is_busy and now >= self._rests_until and self._transport.has_room(now):
+                self._begin(headers)
+        elif self._way != self._transport.way(headers) or not self._transport.has_room(now):
+            # Another gateway, token or password: what the socket was opened with does not count any more.
+            self._end()
+        return self._socket is not None
+
+    def _begin(self, headers: Mapping[str, str]) -> None:
+        self._loop, self._way = self._transport.loop, self._transport.way(headers)
+        self._work = self._transport.stream(self._serve(self._way))
+        if self._work is not None:
+            # A task that is cancelled before its first step runs none of its code.
+            self._work.add_done_callback(self._ended)
+            self._watch(self._work)
+
+    async def send(self, message: bytes | str, end: float) -> dict[str, Any] | None:
+        """Append what a message has, and give the answer as HTTP would; None: nothing was done, ask by HTTP.
+
+        `end`: of the deadline, in the event loop's time. Raises: QuorumLogError, with the outcome unknown.
+        """
+        assert self._socket is not None, "it is ready"
+        self._answer = answer = self._loop.create_future()
+        try:
+            async with asyncio.timeout_at(end):
+                if isinstance(message, bytes):
+                    await self._socket.send_bytes(message)
+                else:
+                    await self._socket.send_str(message)
+                told = await answer
+            return _shown(told)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self._give_up(is_away=True)
+            detail = f"{self._way.url}: {type(error).__name__} {error}".rstrip()
+            raise ConnectionLost(detail, outcome=UNKNOWN) from error
+        except QuorumLogError as error:
+            is_done = error.outcome != NOT_DONE
+            self._give_up(is_away=is_done and error.retryable)
+            if is_done:
+                raise
+            return None
+        except BaseException:
+            self._give_up(is_away=False)
+            raise
+        finally:
+            self._answer = None
+
+    async def _serve(self, way: Way) -> None:
+        """Hold a socket open, and hand out what it says."""
+        try:
+            async with self._transport.socket(
+                self._path, way, (header.APPENDS_PROTOCOL,)
+            ) as socket:
+                if (
+                    socket.protocol == header.APPENDS_PROTOCOL
+                    and self._work is asyncio.current_task()
+                ):
+                    self._socket = socket
+                    await self._receive(socket)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            pass  # HTTP serves on, and tells what is wrong
+
+    def _ended(self, work: "asyncio.Task[None]") -> None:
+        if self._work is work:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(None)
+            self._give_up(is_away=False)
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in socket:
+            answer = self._answer
+            if message.type is not aiohttp.WSMsgType.TEXT or answer is None or answer.done():
+                return
+            answer.set_result(message.data)
+
+    def _watch(self, work: "asyncio.Task[None]") -> None:
+        """End a socket that is not used any more."""
+        if self._work is not work:
+            return
+        rest_s = self._used_at + _IDLE_S - self._loop.time()
+        if rest_s <= 0 and self._answer is None:
+            self._end()
+        else:
+            self._loop.call_later(max(rest_s, _IDLE_S / 2), self._watch, work)
+
+    def _give_up(self, *, is_away: bool) -> None:
+        """End a socket after a failure. `is_away`: it is the gateway's."""
+        self._rests_until = self._loop.time() + _REST_S
+        if is_away:
+            self._transport.failed(self._way)
+        self._end()
+
+    def _end(self) -> None:
+        work, self._work, self._socket, self._count = self._work, None, None, 0
+        if work is not None:
+            work.cancel()
+
+
+def _shown(told: str | None) -> dict[str, Any]:
+    """An answer. Raises: QuorumLogError."""
+    if told is None:
+        raise ConnectionLost("the socket was closed under an append", outcome=UNKNOWN)
+    try:
+        shown = orjson.loads(told)
+    except orjson.JSONDecodeError:
+        shown = None
+    if not isinstance(shown, dict):
+        raise ConnectionLost("a socket answered what is no answer", outcome=UNKNOWN)
+    if "code" in shown:
+        raise problems.from_document(shown)
+    return shown
