@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from aiohttp import web
 
 from loadtest.ports import free_ports
-from quorumlog import client
+from quorumlog import client, header
 from quorumlog.client import sync
 
 _PAYLOAD = b"x" * 100
@@ -100,15 +100,23 @@ def _sync(url: str, count: int) -> tuple[float, float]:
 
 
 def _serve(parent: Connection) -> None:
+    answer = '{"first_offset":0,"last_offset":0,"ledger_id":0,"entry_id":0}'
+
     async def append(request: web.Request) -> web.Response:
         await request.read()
-        return web.json_response(
-            {"first_offset": 0, "last_offset": 0, "ledger_id": 0, "entry_id": 0}
-        )
+        return web.Response(text=answer, content_type="application/json")
+
+    async def socket(request: web.Request) -> web.WebSocketResponse:
+        opened = web.WebSocketResponse(compress=False, protocols=(header.APPENDS_PROTOCOL,))
+        await opened.prepare(request)
+        async for _ in opened:
+            await opened.send_str(answer)
+        return opened
 
     async def serve() -> None:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/logs/bench/entries", append)
+        app.router.add_get("/v1/logs/bench/ws", socket)
         runner = web.AppRunner(app)
         await runner.setup()
         (port,) = free_ports(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog.errors import Overloaded, QuorumLogError
 from quorumlog.net.budget import PEER
@@ -40,7 +40,8 @@ class Arrivals:
         # aiohttp's compiled reader, and its queue of whole messages.
         self._parser: Any = socket._parser  # noqa: SLF001
         self._queue: Any = socket._reader  # noqa: SLF001
-        self._socket, self._bodies, self._refuse = socket, room.bodies, refuse
+        self._socket, self._room, self._bodies = socket, room, room.bodies
+        self._refuse = refuse
         self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
@@ -74,6 +75,14 @@ class Arrivals:
         """Free what came of an incomplete message, and read no further."""
         self._parser = self._socket._parser = None  # noqa: SLF001
         self._partial = 0
+
+    async def receive(self) -> WSMessage | None:
+        """The next message; None if the wait for it was cut short. Raises: Overloaded."""
+        if self._queue._buffer:  # noqa: SLF001
+            return (
+                await self._socket.receive()
+            )  # at once: no wait that could be cut short, nor a place for one
+        return await self._room.wait(self._socket.receive())
 
     def take(self, count: int) -> None:
         """Count a whole message of `count` bytes, taken from the queue, until the next call."""

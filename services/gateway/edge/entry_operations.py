@@ -190,7 +190,8 @@ SOCKET: Final = Operation(
     "Append and follow the tail over one WebSocket",
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged run is "
     'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
-    "(encoding `frames` for binary messages). A problem object ends the socket.",
+    "(encoding `frames` for binary messages). A problem object ends the socket. With the subprotocol "
+    "`quorumlog.appends` there is no tail, and each message is one append with the answer of HTTP.",
     (LEDGER_ID, PASSWORD, TICKET),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),

@@ -215,7 +215,8 @@ SOCKET: Final = Operation(
     'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
     "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages); from "
     '`latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
-    "problem object ends the socket.",
+    "problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each "
+    "message is one append with the answer of HTTP.",
     (NAME, WRITER_TOKEN, TICKET),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),

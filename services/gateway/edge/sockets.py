@@ -166,7 +166,7 @@ class _Appends:
         try:
             async with asyncio.timeout(None) as self._limit:
                 if self._refused is None:
-                    return await self._room.wait(self._socket.receive())
+                    return await self._arrivals.receive()
         except TimeoutError:
             pass
         finally:
@@ -211,7 +211,7 @@ class _Session(Generic[T, P]):
         pipe = self._target.pipe
         with pipe.failing():
             while True:
-                message = await self._room.wait(self._socket.receive())
+                message = await self._arrivals.receive()
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
