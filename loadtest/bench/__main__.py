@@ -3,12 +3,14 @@
 Measurements take turns: each round runs all of them, ours and the peers', on one machine, and medians of rounds count.
 Entries are of 1 KiB where nothing else is said, have three copies, and are acknowledged by a majority after fsync; the
 data lies in the repository's build folder, on the disk that the clone is on. What is not on this machine is left out
-and named. Ctrl-C ends the run with what was measured until then.
+and named; what a peer does not measure in a round is left out of that round. Ctrl-C, or SIGTERM, ends the run with what
+was measured until then.
 """
 
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -21,10 +23,10 @@ import uvloop
 from rich.console import Console
 
 from loadtest.bench.disk import Disk
-from loadtest.bench.measure import Absent
+from loadtest.bench.measure import Absent, Failed
 from loadtest.bench.ours import Ours
 from loadtest.bench.report import Report, facts
-from loadtest.bench.works import WORKS, Work
+from loadtest.bench.works import PEERS, WORKS, Work
 from loadtest.bookkeeper.peer import BookKeeper
 from loadtest.jetstream import JetStream
 from services.local.config import ROOT
@@ -57,7 +59,13 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
 async def measure(
     report: Report, starts: Mapping[str, Start], folder: Path, console: Console
 ) -> None:
-    """Run all rounds; what one gave is in the report at once."""
+    """Run all rounds; what one gave is in the report at once. SIGTERM cancels it, as Ctrl-C does.
+
+    A run in the background of a shell ignores SIGINT.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with AsyncExitStack() as stack:
         systems: dict[str, Any] = {}
         for name in dict.fromkeys(work.system for work in report.works):
@@ -79,14 +87,19 @@ async def measure(
 
 async def _measure(work: Work, system: Any, report: Report) -> None:
     try:
-        figures = await work.run(system)
-        report.results.setdefault(work.name, []).append(figures)
+        report.add(work, await work.run(system))
     except Absent as absent:
         report.left_out[work.name] = str(absent)
+    except Failed as failed:
+        report.fail(work, str(failed))
+    except Exception as error:
+        if work.system not in PEERS:  # ours must not fail; a peer's library may raise anything
+            raise
+        report.fail(work, repr(error))
 
 
 def main(given: list[str] | None = None) -> int:
-    """Measure and report; status 130 after Ctrl-C."""
+    """Measure and report; status 130 after Ctrl-C, 143 after SIGTERM."""
     asked = _arguments(given)
     words = [word.casefold() for word in asked.only]
     works = [
@@ -120,7 +133,9 @@ def main(given: list[str] | None = None) -> int:
         ):
             runner.run(measure(report, starts, Path(folder), progress))
     except KeyboardInterrupt:
-        status = 130
+        status = 128 + signal.SIGINT
+    except asyncio.CancelledError:
+        status = 128 + signal.SIGTERM
     finally:
         report.show(console, is_json=asked.json)
         if asked.out is not None:

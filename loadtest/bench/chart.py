@@ -24,9 +24,9 @@ _MISSED: Final = "#c05621"
 def chart(conditions: str, outcomes: Sequence[Outcome], rounds: Rounds) -> str:
     """The picture."""
     rates = {
-        name: [each["entries/s"] for each in measured]
+        name: [each["entries/s"] for each in measured if "entries/s" in each]
         for name, measured in rounds.items()
-        if "entries/s" in measured[0]
+        if any("entries/s" in each for each in measured)
     }
     parts = [_text(10, 20, conditions, size=9)]
     top = 50

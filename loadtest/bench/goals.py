@@ -12,7 +12,7 @@ from typing import Final
 from loadtest.bench.measure import Figures
 
 Rounds = Mapping[str, Sequence[Figures]]
-"""What each measurement gave, round by round."""
+"""What each measurement gave, round by round; nothing in a round in which it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,28 @@ class Outcome:
 
 def outcome(goal: Goal, rounds: Rounds) -> Outcome | None:
     """What was reached; None where something of it was not measured."""
-    ours = [each[goal.figure] / goal.per for each in rounds.get(goal.work, ())]
+    ours = [
+        each[goal.figure] / goal.per if each else None for each in rounds.get(goal.work, ())
+    ]  # fmt: skip
     if not goal.beside:
-        return Outcome(goal, m := statistics.median(ours), None, m) if ours else None
+        found = [each for each in ours if each is not None]
+        return Outcome(goal, m := statistics.median(found), None, m) if found else None
     best = min if goal.sign == "<=" else max
     figure = goal.beside_figure or goal.figure
     peers = [rounds[name] for name in goal.beside if name in rounds]
-    theirs = [best(each[figure] for each in found) for found in zip(*peers, strict=False)]
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=False)]
-    if not ratios:
+    pairs = [
+        (mine, best(each[figure] for each in beside if each))
+        for mine, *beside in zip(ours, *peers, strict=False)
+        if mine is not None and any(beside)
+    ]
+    if not pairs:
         return None
+    median = statistics.median
     return Outcome(
-        goal, statistics.median(ours), statistics.median(theirs), statistics.median(ratios)
+        goal,
+        median(mine for mine, _ in pairs),
+        median(other for _, other in pairs),
+        median(mine / other for mine, other in pairs),
     )
 
 
@@ -86,6 +96,10 @@ def _ours(work: str) -> str:
     return f"quorumlog: {work}"
 
 
+LOAD: Final = _ours("the largest load")
+"""Under which memory is compared."""
+FLAT: Final = 1.1
+"""Memory at its end beside that at its beginning: the allocators' noise is below a tenth."""
 _PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _NATS_64: Final = "JetStream: publish, 64"
@@ -118,6 +132,10 @@ GOALS: Final = (
     Goal(_ours("a bookie is killed"), "failed", "<=", 0),
     Goal(_ours("recovery of 100000"), "ms", "<=", 1, ("BookKeeper: recovery of 100000",)),
     Goal(_ours("recovery of 100000"), "ms", "<=", 1000),
+    *(
+        Goal(LOAD, f"{role} RSS", "<=", FLAT, (LOAD,), f"{role} RSS before")
+        for role in ("gateway", "servers")
+    ),
     Goal(_ours("tail of one reader"), "p50 ms", "<=", 2, (_ours("HTTP, 1"),)),
     Goal(_ours("10000 open ledgers"), "p99 ms", "<=", 2, (_ours("1 open ledger"),)),
 )  # fmt: skip

@@ -7,19 +7,22 @@ what else the machine does.
 import asyncio
 import os
 import resource
-import subprocess
+import signal
+from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import perf_counter as clock
 from typing import Final, Self
 
 import psutil
 
+from services.local.process import Become, in_child
+
 KIB: Final = 1024
 ROLES: Final = ("client", "gateway", "servers", "others")
 """Of processes: bookies and the servers of peers are `servers`; metadata, databases and ZooKeeper `others`."""
 
 Figures = dict[str, float]
-"""What one round of a measurement gives, by name."""
+"""What one round of a measurement gives, by name; nothing where it failed."""
 Pids = Mapping[str, Sequence[int]]
 """The processes of each role. A role without processes is left out."""
 Append = Callable[[], Awaitable[object]]
@@ -37,15 +40,19 @@ class Meter:
         self._roles = {role: [psutil.Process(pid) for pid in own] for role, own in pids.items()}
         self._began = 0.0
         self._before: Mapping[str, float] = {}
+        self._memory_before: Mapping[str, float] = {}
         self.seconds = 0.0
         self.cpu_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
+        self._memory_before = self._memory()
         self._before = self._taken()
         self._began = clock()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            return  # a process may be gone
         self.seconds = clock() - self._began
         after = self._taken()
         self.cpu_s = {role: after[role] - self._before[role] for role in after}
@@ -66,9 +73,17 @@ class Meter:
         for role, taken in cpu_s.items():
             found[f"{role} us"] = taken / entries * 1e6
             found[f"{role} ms/MB"] = taken / megabytes * 1e3
-        for role, processes in self._roles.items():
-            found[f"{role} RSS"] = max(process.memory_info().rss for process in processes) / 1e6
+        for role, megabytes in self._memory().items():
+            found[f"{role} RSS before"] = self._memory_before[role]
+            found[f"{role} RSS"] = megabytes
         return found
+
+    def _memory(self) -> Mapping[str, float]:
+        """MB of the largest process of each role."""
+        return {
+            role: max(process.memory_info().rss for process in processes) / 1e6
+            for role, processes in self._roles.items()
+        }
 
 
 def percentiles(times_s: Sequence[float]) -> Figures:
@@ -118,20 +133,33 @@ class Absent(Exception):
     """What a measurement needs is not on this machine."""
 
 
-async def by_program(meter: Meter, argv: Sequence[str]) -> str:
+class Failed(Exception):
+    """A peer, or a program that makes load, gave no figures in this round."""
+
+
+async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 120.0) -> str:
     """Run a program that makes the load, and give what it prints; its CPU is the client's.
 
-    Raises: CalledProcessError.
+    It ends with the measurement, however that ends. Raises: Failed.
     """
-
-    def run() -> str:
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-
     before = _of_children()
     with meter:
-        printed = await asyncio.to_thread(run)
+        program = await asyncio.create_subprocess_exec(
+            *argv, stdout=PIPE, stderr=PIPE, preexec_fn=in_child(Become.SELF, signal.SIGKILL)
+        )
+        try:
+            async with asyncio.timeout(deadline_s):
+                printed, errors = await program.communicate()
+        except TimeoutError as error:
+            raise Failed(f"{argv[0]} did not end within {deadline_s:g} s") from error
+        finally:
+            if program.returncode is None:
+                program.kill()
+                await program.wait()
     meter.cpu_s["client"] = _of_children() - before
-    return printed
+    if program.returncode:
+        raise Failed(f"{argv[0]} ended with {program.returncode}: {errors.decode()[-500:]}")
+    return printed.decode()
 
 
 def _of_children() -> float:

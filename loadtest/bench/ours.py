@@ -50,6 +50,7 @@ _LINES: Final = 100
 _TAIL_RATE: Final = 100.0
 """Appends a second, while a reader follows."""
 _BATCHES_IN_FLIGHT: Final = 4
+_LOAD_PARTS: Final = 5
 _CREATES_IN_FLIGHT: Final = 8
 _SETTINGS: Final = {"COLLECT_S": "10", "COLLECT_GRACE_S": "1"}
 """What was deleted leaves the disk soon: the rounds would fill it otherwise."""
@@ -164,6 +165,17 @@ class Ours:
         """Batches as frames, a few at a time."""
         body = frames([payload_of(size)] * count)
         return await self._requests(body, FRAMES, _BATCHES_IN_FLIGHT, size, count)
+
+    async def largest_load(self) -> Figures:
+        """Raw batches of 1000 for several times as long as other measurements, a ledger after another: does memory grow?
+
+        The bookies' and the gateway's caches are full before it begins.
+        """
+        await self.raw_batches(1000)
+        with Meter(self.pids) as meter:
+            parts = [await self.raw_batches(1000) for _ in range(_LOAD_PARTS)]
+        entries = sum(part["entries/s"] * self.seconds for part in parts)
+        return meter.figures(round(entries), KIB)
 
     async def _requests(
         self, body: bytes, media: str, in_flight: int, size: int, count: int = 1

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.chart import chart
-from loadtest.bench.goals import GOALS, Outcome, outcome
+from loadtest.bench.goals import FLAT, GOALS, LOAD, Goal, Outcome, outcome
 from loadtest.bench.measure import ROLES, Figures
 from loadtest.bench.works import Work
 from services.local.config import ROOT
@@ -77,12 +77,25 @@ class Report:
     """Of each measurement, round by round."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Systems and measurements that can't be run here, and why."""
+    failed: list[str] = field(default_factory=list)
+    """Of which measurement in which round there are no figures, and why."""
+
+    def add(self, work: Work, figures: Figures) -> None:
+        """What a measurement gave in its next round."""
+        self.results.setdefault(work.name, []).append(figures)
+
+    def fail(self, work: Work, why: str) -> None:
+        """A measurement gave nothing in its next round."""
+        self.add(work, {})
+        self.failed.append(f"{work.name}, round {len(self.results[work.name])}: {why}")
 
     def line(self, work: Work) -> str:
         """What the last round of a measurement gave, in short."""
         if work.name in self.left_out:
             return f"{work.name} is left out: {self.left_out[work.name]}"
         figures = self.results[work.name][-1]
+        if not figures:
+            return self.failed[-1]
         shown = [n for n in ("entries/s", "MB/s", "p50 ms", "ms", "gap ms") if n in figures]
         return f"{work.name}: " + ", ".join(f"{_number(figures[n])} {n}" for n in shown)
 
@@ -97,6 +110,8 @@ class Report:
             console.print()
         for name, why in self.left_out.items():
             console.print(f"{name} is left out: {why}")
+        for what in self.failed:
+            console.print(f"left out of a round: {what}")
 
     def write(self, folder: Path) -> None:
         """Write a JSON file and an SVG, which are named by date and commit."""
@@ -132,6 +147,7 @@ class Report:
                 for found in self._outcomes()
             ],
             "left_out": self.left_out,
+            "failed": self.failed,
         }
 
     def _outcomes(self) -> list[Outcome]:
@@ -156,14 +172,15 @@ class Report:
     def _cpu(self) -> Table:
         table = _table("CPU", *_PER_ENTRY, *_PER_MB)
         for name, rounds in self.results.items():
-            if "all us" in rounds[0]:
+            if any("all us" in each for each in rounds):
                 shown = (_median(rounds, figure) for figure in (*_PER_ENTRY, *_PER_MB))
                 table.add_row(name, *shown)
         return table
 
     def _memory(self) -> Table:
-        """Of the largest process of each role, at the end of the measurement that left most of it."""
-        table = _table("RSS of the largest process, MB", "first round", "last round")
+        """Of the largest process of each role: the most of all measurements, and around the largest load."""
+        names = ("first round", "last round", "load begins", "load ends", "flat")
+        table = _table("RSS of the largest process, MB", *names)
         largest: dict[tuple[str, str], tuple[float, float]] = {}
         for work in self.works:
             for role in ROLES:
@@ -174,11 +191,19 @@ class Report:
                     first, last = largest.get((work.system, role), (0.0, 0.0))
                     largest[work.system, role] = max(first, rounds[0]), max(last, rounds[-1])
         for (system, role), (first, last) in largest.items():
-            table.add_row(f"{system}: {role}", _number(first), _number(last))
+            row = [_number(first), _number(last)]
+            found = outcome(
+                Goal(LOAD, f"{role} RSS", "<=", FLAT, (LOAD,), f"{role} RSS before"), self.results
+            )
+            if found is not None and found.theirs is not None and system == "quorumlog":
+                is_flat = "yes" if found.is_reached else "no"
+                row += [_number(found.theirs), _number(found.ours), is_flat]
+            table.add_row(f"{system}: {role}", *row)
         return table
 
     def _goals(self) -> Table:
         table = _table("goals", "figure", "ours", "theirs", "goal", "value", "reached")
+        asked = {work.name for work in self.works}
         for goal in GOALS:
             found = outcome(goal, self.results)
             if found is not None:
@@ -191,7 +216,7 @@ class Report:
                     f"{found.value:.2f}",
                     "yes" if found.is_reached else "no",
                 )
-            elif goal.work in self.results:
+            elif goal.work in asked:
                 table.add_row(goal.work, goal.figure, "", "", str(goal), "", "not measured")
         return table
 

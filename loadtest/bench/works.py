@@ -15,6 +15,10 @@ _SMALL: Final = 100
 _LARGE: Final = 64 * KIB
 
 
+PEERS: Final = ("JetStream", "BookKeeper")
+"""Systems that may fail: what they do not measure in a round is left out of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A measurement of a system."""
@@ -80,6 +84,7 @@ WORKS: Final = (
     _ours("raw batches of 100", Ours.raw_batches, 100),
     _ours("raw batches of 1000", Ours.raw_batches, 1000),
     *_sizes(),
+    _ours("the largest load", Ours.largest_load),
     _ours("1 open ledger", Ours.ledgers, 1),
     _ours("100 open ledgers", Ours.ledgers, 100),
     _ours("10000 open ledgers", Ours.ledgers, 10_000),

@@ -6,13 +6,13 @@ from typing import Final
 
 import orjson
 
-from loadtest.bench.measure import KIB, Absent, Figures, Meter, by_program
+from loadtest.bench.measure import KIB, Absent, Failed, Figures, Meter, by_program
 
 _SCRIPT: Final = Path(__file__).with_name("wrk.lua")
 
 
 async def appends(meter: Meter, url: str, connections: int, seconds: float) -> Figures:
-    """Append one entry a request. Raises: Absent, ValueError if a request fails."""
+    """Append one entry a request. Raises: Absent, Failed."""
     wrk = shutil.which("wrk")
     if wrk is None:
         raise Absent("wrk is not installed (apt-get install wrk)")
@@ -21,7 +21,7 @@ async def appends(meter: Meter, url: str, connections: int, seconds: float) -> F
     argv = [wrk, "-t1", f"-c{connections}", duration, "-s", str(_SCRIPT), url, "--", str(KIB)]
     told = orjson.loads((await by_program(meter, argv)).splitlines()[-1])
     if told["errors"]:
-        raise ValueError(f"wrk met {told['errors']} errors")
+        raise Failed(f"wrk met {told['errors']} errors")
     meter.seconds = told["us"] / 1e6
     times = {f"p{each:g} ms": told["latency_us"][f"{each:g}"] / 1e3 for each in (50, 99, 99.9)}
     return meter.figures(told["requests"], KIB) | times

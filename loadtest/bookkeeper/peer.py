@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import orjson
 
-from loadtest.bench.measure import KIB, Absent, Figures, Meter, Pids, to_read
+from loadtest.bench.measure import KIB, Absent, Failed, Figures, Meter, Pids, to_read
 from loadtest.ports import free_ports
 from loadtest.waiting import until
 from services.local.config import ROOT
@@ -31,6 +31,8 @@ _OPENED: Final = (
 )
 """Packages of the JDK by which netty and the checksums are fast."""
 _STOP_S: Final = 20.0
+_ANSWER_S: Final = 60.0
+"""For an answer of the client, besides the time that it is asked to measure."""
 _WARM_UP: Final = 2.0
 """Measurements that the appends before the first one last: the JVMs compile meanwhile what they run."""
 
@@ -99,7 +101,7 @@ class BookKeeper:
         await until(
             self._zookeeper_listens, "ZooKeeper takes connections", passing=(ConnectionError,)
         )
-        self._client = await self._start_client()
+        await self._ask("bookies")  # the client makes the cluster
         for number in (1, 2, 3):
             self._start_bookie(number)
         await self._until_bookies(3)
@@ -108,10 +110,7 @@ class BookKeeper:
         await self._ask("delete", ledger)
 
     async def _stop(self) -> None:
-        if self._client is not None:
-            assert self._client.stdin is not None
-            self._client.stdin.close()
-            await self._client.wait()
+        await self._end_client()
         for name in sorted(self._servers):  # bookies first: each leaves ZooKeeper
             await asyncio.to_thread(stop, self._servers[name], signal.SIGTERM, _STOP_S)
 
@@ -120,19 +119,16 @@ class BookKeeper:
     async def append(self, in_flight: int, size: int = KIB) -> Figures:
         """`asyncAddEntry` with so many calls in flight."""
         ledger = await self._create()
-        with Meter(self._pids()) as meter:
-            told = await self._ask("append", ledger, in_flight, self._seconds, size)
+        figures = await self._measure(size, "append", ledger, in_flight, self._seconds, size)
         await self._ask("delete", ledger)
-        return self._figures(meter, told, size)
+        return figures
 
     async def read(self, how: str, limit: int) -> Figures:
         """A ledger in order, `batched` or by `ranges`, so many entries a request."""
         if self._filled is None:
             self._filled = await self._create()
             await self._ask("fill", self._filled, to_read(self._seconds))
-        with Meter(self._pids()) as meter:
-            told = await self._ask("read", self._filled, how, limit, self._seconds)
-        return self._figures(meter, told)
+        return await self._measure(KIB, "read", self._filled, how, limit, self._seconds)
 
     async def recovery(self, count: int) -> Figures:
         """Of a ledger that another client still writes."""
@@ -147,8 +143,13 @@ class BookKeeper:
         """A bookie of the ledger is killed with 64 appends in flight; a fourth one takes its place."""
         ledger = await self._create()
         self._start_bookie(4)
-        await self._until_bookies(4)
+        try:
+            await self._until_bookies(4)
+            return await self._kill_under_load(ledger)
+        finally:
+            await self._restore_bookies()
 
+    async def _kill_under_load(self, ledger: int) -> Figures:
         async def kill() -> None:
             await asyncio.sleep(self._seconds / 2)
             killed = self._servers.pop("bookie-1")
@@ -156,32 +157,41 @@ class BookKeeper:
             killed.wait()
 
         killing = asyncio.ensure_future(kill())
-        meter = Meter({})
-        told = await self._ask("append", ledger, 64, self._seconds, KIB)
-        await killing
+        try:
+            told = await self._ask("append", ledger, 64, self._seconds, KIB)
+        finally:
+            await killing
         await self._ask("delete", ledger)
-        # The first one is registered until its session ends, and can't come back before.
-        await self._until_bookies(3)
-        self._start_bookie(1)
-        await self._until_bookies(4)
+        through = {name: told[name] for name in ("gap ms", "failed")}
+        return _figures(Meter({}), told) | through
+
+    async def _restore_bookies(self) -> None:
+        if "bookie-1" not in self._servers:
+            # It is registered until its session ends, and can't come back before.
+            await self._until_bookies(3)
+            self._start_bookie(1)
+            await self._until_bookies(4)
         await asyncio.to_thread(stop, self._servers.pop("bookie-4"), signal.SIGTERM, _STOP_S)
         await self._until_bookies(3)
-        through = {name: told[name] for name in ("gap ms", "failed")}
-        return self._figures(meter, told) | through
 
-    def _figures(self, meter: Meter, told: Figures, size: int = KIB) -> Figures:
-        """The client's own time counts: a command takes longer, by what is between two processes."""
-        meter.seconds = told["s"]
-        latencies = {name: value for name, value in told.items() if name.startswith("p")}
-        return meter.figures(round(told["entries"]), size) | latencies
+    async def _measure(self, size: int, *words: object) -> Figures:
+        await self._ask("bookies")  # a client that is started anew is there before its CPU counts
+        with Meter(self._pids()) as meter:
+            told = await self._ask(*words)
+        return _figures(meter, told, size)
 
     # Processes.
 
-    def _pids(self) -> Pids:
+    @property
+    def client_pid(self) -> int:
+        """Of the client that answers the next question."""
         assert self._client is not None
+        return self._client.pid
+
+    def _pids(self) -> Pids:
         bookies = [each.pid for name, each in self._servers.items() if name != "zookeeper"]
         return {
-            "client": [self._client.pid],
+            "client": [self.client_pid],
             "servers": bookies,
             "others": [self._servers["zookeeper"].pid],
         }
@@ -231,9 +241,9 @@ class BookKeeper:
     def _run(self, name: str, argv: tuple[str, ...]) -> None:
         self._servers[name] = start(Program(name, argv), self._folder / f"{name}.log")
 
-    async def _start_client(self) -> AsyncProcess:
+    async def _start_client(self) -> None:
         with (self._folder / "client.log").open("ab") as log:
-            client = await asyncio.create_subprocess_exec(
+            self._client = await asyncio.create_subprocess_exec(
                 *self._java(512, "Load", self._metadata),
                 stdin=PIPE,
                 stdout=PIPE,
@@ -241,8 +251,20 @@ class BookKeeper:
                 start_new_session=True,
                 preexec_fn=in_child(Become.SELF, signal.SIGKILL),
             )
-        await self._answer(client)
-        return client
+        await self._answer(self._client)
+
+    async def _end_client(self) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        assert client.stdin is not None
+        client.stdin.close()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await client.wait()
+        except TimeoutError:
+            client.kill()
+            await client.wait()
 
     async def _create(self) -> int:
         return int((await self._ask("create"))["ledger"])
@@ -255,17 +277,43 @@ class BookKeeper:
         await until(are_there, f"{count} bookies are registered")
 
     async def _ask(self, *words: object) -> Figures:
-        client = self._client
-        assert client is not None
-        assert client.stdin is not None
-        client.stdin.write((" ".join(map(str, words)) + "\n").encode())
-        return await self._answer(client)
+        """The client's answer. The next question goes to another client where this one gives none. Raises: Failed."""
+        question = " ".join(map(str, words))
+        deadline_s = _ANSWER_S + _WARM_UP * self._seconds
+        told = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                if self._client is None:
+                    await self._start_client()
+                assert self._client is not None
+                assert self._client.stdin is not None
+                self._client.stdin.write(f"{question}\n".encode())
+                told = await self._answer(self._client)
+        except TimeoutError as error:
+            raise Failed(
+                f"BookKeeper's client had no answer to `{question}` within {deadline_s:g} s"
+            ) from error
+        finally:
+            if told is None and self._client is not None:
+                # Its answer would be taken for the next one's.
+                self._client.kill()
+                await self._end_client()
+        if (why := told.pop("error", None)) is not None:
+            raise Failed(f"BookKeeper's client answered `{question}` with {why}")
+        return told
 
     async def _answer(self, client: AsyncProcess) -> Figures:
         assert client.stdout is not None
         line = await client.stdout.readline()
         if not line:
             log = (self._folder / "client.log").read_text(errors="replace")
-            raise ChildProcessError(f"BookKeeper's client ended:\n{log[-4000:]}")
+            raise Failed(f"BookKeeper's client ended:\n{log[-4000:]}")
         answer: Figures = orjson.loads(line)
         return answer
+
+
+def _figures(meter: Meter, told: Figures, size: int = KIB) -> Figures:
+    """The client's own time counts: a command takes longer, by what is between two processes."""
+    meter.seconds = told["s"]
+    latencies = {name: value for name, value in told.items() if name.startswith("p")}
+    return meter.figures(round(told["entries"]), size) | latencies

@@ -4,29 +4,39 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from xml.etree import ElementTree as ET
 
 import aiohttp
 import orjson
+import psutil
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
-from loadtest.bench.__main__ import main
+from loadtest.bench.__main__ import main, measure
 from loadtest.bench.goals import GOALS, Goal, outcome
-from loadtest.bench.measure import Absent
+from loadtest.bench.measure import Absent, Failed
 from loadtest.bench.ours import Ours
 from loadtest.bench.report import Report, facts
 from loadtest.bench.works import WORKS, Work
+from loadtest.bookkeeper import peer as bookkeeper
 from loadtest.bookkeeper.peer import BookKeeper
 from loadtest.cluster import Cluster
 from loadtest.jetstream import JetStream
+from loadtest.waiting import until_sync
 from quorumlog.client import Client
 
 SECONDS: Final = 0.05
-LARGE: Final = ("10000 open ledgers", "recovery of 100000", "a bookie is killed")
+LARGE: Final = (
+    "10000 open ledgers",
+    "10000 open logs",
+    "recovery of 100000",
+    "a bookie is killed",
+    "the largest load",
+)
 """Measurements that take long however short they are: their code runs with smaller numbers."""
 NAMES: Final = {work.name for work in WORKS}
 
@@ -110,6 +120,102 @@ def test_ctrl_c_ends_a_run_with_what_was_measured() -> None:
     assert not error
 
 
+def test_sigterm_ends_a_run_that_ignores_sigint_and_all_its_processes(tmp_path: Path) -> None:
+    asked = ["--only", "JetStream: publish, 1", "--time", "0.05", "--rounds", "100000"]
+    argv = [sys.executable, "-m", "loadtest.bench", *asked, "--json"]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
+        ) as process,
+    ):
+        until_sync(lambda: b"round 2" in (tmp_path / "log").read_bytes(), "two rounds are done")
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        out, _ = process.communicate()
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert len(orjson.loads(out)["measurements"]["JetStream: publish, 1"]) >= 2
+    assert len(children) == 3
+    assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.asyncio(loop_scope="package")
+async def test_a_client_of_bookkeeper_that_hangs_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        try:
+            system = await stack.enter_async_context(BookKeeper.running(tmp_path, SECONDS))
+        except Absent as absent:
+            pytest.skip(str(absent))
+        with pytest.raises(Failed, match="NumberFormatException"):
+            await system.read("ranges", cast("int", "x"))
+        hung = psutil.Process(system.client_pid)
+        hung.suspend()
+        with monkeypatch.context() as patched:
+            patched.setattr(bookkeeper, "_ANSWER_S", 1.0)
+            with pytest.raises(Failed, match="had no answer to `bookies`"):
+                await system.read("batched", 1000)
+        assert not hung.is_running()
+
+        assert (await system.read("batched", 1000))["entries/s"] > 0
+        assert system.client_pid != hung.pid
+
+
+def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
+    tmp_path: Path,
+) -> None:
+    goal = Goal("ours", "entries/s", ">=", 3, ("theirs",))
+    rounds: dict[str, list[dict[str, float]]] = {
+        "ours": [{"entries/s": each} for each in (60.0, 100.0, 20.0)],
+        "theirs": [{"entries/s": 10.0}, {}, {"entries/s": 20.0}],
+    }
+    found = outcome(goal, rounds)
+    assert found is not None
+    assert (found.ours, found.theirs, found.value) == (40, 15, 3.5)
+
+    report = Report(facts(tmp_path), WORKS, 1, 2, is_tls=False)
+    failing, other = [work for work in WORKS if work.system == "JetStream"][:2]
+    report.fail(failing, "it hung")
+    report.add(other, {"entries/s": 7.0})
+    console = Console(record=True, width=200)
+    report.show(console, is_json=False)
+    report.write(tmp_path)
+
+    assert report.line(failing) == f"{failing.name}, round 1: it hung"
+    text = console.export_text()
+    assert f"left out of a round: {failing.name}, round 1: it hung" in text
+    # Each goal has its row, whether it was measured or not.
+    assert text.count("not measured") == len(GOALS)
+
+
+@pytest.mark.asyncio
+async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
+    async def fail(_system: object) -> dict[str, float]:
+        raise ConnectionResetError("gone")
+
+    @asynccontextmanager
+    async def running(_folder: Path, _seconds: float) -> AsyncIterator[object]:
+        yield object()
+
+    async def measured(system: str) -> Report:
+        report = Report({}, [Work(system, "work", fail)], 1, 2, is_tls=False)
+        await measure(report, {system: running}, tmp_path, Console(quiet=True))
+        return report
+
+    report = await measured("JetStream")
+    assert [line.partition(": Conn")[0] for line in report.failed] == [
+        "JetStream: work, round 1",
+        "JetStream: work, round 2",
+    ]
+    with pytest.raises(ConnectionResetError):
+        await measured("quorumlog")
+
+
 def test_a_word_that_names_no_measurement_is_refused() -> None:
     with pytest.raises(SystemExit, match="no measurement is named by nonsense"):
         main(["--only", "nonsense"])
@@ -142,7 +248,7 @@ def test_a_goal_of_which_something_is_not_measured_has_no_outcome() -> None:
 
 def test_tables_and_chart_take_any_part_of_the_measurements(tmp_path: Path) -> None:
     report = Report(facts(tmp_path), WORKS, 1, 1, is_tls=False)
-    figures = {f"{goal.figure}": 0.0 for goal in GOALS} | {"entries/s": 7.0}
+    figures = {name for goal in GOALS for name in (goal.figure, goal.beside_figure)} | {"entries/s"}
     for name in NAMES:
         report.results[name] = [dict.fromkeys(figures, 7.0)]
 

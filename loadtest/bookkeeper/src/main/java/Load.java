@@ -8,6 +8,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Random;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.BookKeeper.DigestType;
@@ -19,7 +20,8 @@ import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.conf.ServerConfiguration;
 
 /**
- * A client of BookKeeper that makes load. Each line of standard input is a command, answered by a line of JSON.
+ * A client of BookKeeper that makes load. Each line of standard input is a command, answered by a line of JSON, which
+ * names the error of a command that failed.
  *
  * <p>Its one JVM serves all rounds, so that its code is compiled once.
  */
@@ -48,7 +50,7 @@ public final class Load {
         answer("{}");
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, UTF_8));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
-            answer(load.run(line.split(" ")));
+            answer(load.answerTo(line.split(" ")));
         }
         System.exit(0);
     }
@@ -68,6 +70,17 @@ public final class Load {
     private static void answer(String json) {
         System.out.println(json);
         System.out.flush();
+    }
+
+    /** A command that fails ends no thread: the JVM would live on without the one that reads commands. */
+    private String answerTo(String[] words) {
+        try {
+            return run(words);
+        } catch (Exception error) {
+            error.printStackTrace();
+            String text = error.toString().replaceAll("[\\\\\"\\p{Cntrl}]", " ");
+            return String.format("{\"error\":\"%s\"}", text);
+        }
     }
 
     private String run(String[] words) throws Exception {
@@ -165,14 +178,24 @@ public final class Load {
         }
     }
 
-    private static String fill(LedgerHandle ledger, int count) throws InterruptedException {
+    private static String fill(LedgerHandle ledger, int count) throws Exception {
         byte[] payload = payload(1024);
         Semaphore room = new Semaphore(1000);
+        AtomicInteger failed = new AtomicInteger();
         for (int number = 0; number < count; number++) {
             room.acquire();
-            ledger.asyncAddEntry(payload, (status, handle, entry, context) -> room.release(), null);
+            ledger.asyncAddEntry(
+                    payload,
+                    (status, handle, entry, context) -> {
+                        failed.compareAndSet(0, status);
+                        room.release();
+                    },
+                    null);
         }
         room.acquire(1000);
+        if (failed.get() != 0) {
+            throw BKException.create(failed.get());
+        }
         return String.format("{\"entries\":%d}", ledger.getLastAddConfirmed() + 1);
     }
 
@@ -182,21 +205,24 @@ public final class Load {
             long end = ledger.getLastAddConfirmed() + 1;
             long start = System.nanoTime();
             long nanos = 0;
-            long count = 0;
+            long read = 0;
             for (long next = 0; nanos < seconds * 1e9; nanos = System.nanoTime() - start) {
-                long last = Math.min(next + limit, end) - 1;
+                // A bookie knows entries beyond the end that this handle was opened with.
+                int count = (int) Math.min(limit, end - next);
                 try (LedgerEntries page =
-                        isBatched ? ledger.batchRead(next, limit, BATCH_BYTES) : ledger.read(next, last)) {
+                        isBatched
+                                ? ledger.batchRead(next, count, BATCH_BYTES)
+                                : ledger.read(next, next + count - 1)) {
                     for (LedgerEntry entry : page) {
                         entry.getEntryBytes();
                         next++;
-                        count++;
+                        read++;
                     }
                 }
                 next = next == end ? 0 : next;
             }
             return String.format(
-                    Locale.ROOT, "{\"entries\":%d,\"s\":%.6f}", count, nanos / 1e9);
+                    Locale.ROOT, "{\"entries\":%d,\"s\":%.6f}", read, nanos / 1e9);
         }
     }
 
