@@ -7,22 +7,24 @@ serves another cluster's database, or one that went back in time: each row is re
 with the witnesses that this bookie keeps over restarts (rule 18a), and with the changes of which it
 holds copies (rule 18c).
 
+Ledgers are looked at in pages: one question of the metadata service for each page and look.
+
 The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
-from quorumlog.wire.bodies import COPIES_PRESENTED_MAX
+from quorumlog.wire.bodies import COPIES_PRESENTED_MAX, PROOFS_MAX, LedgerProof
 from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.index import IndexRow
 from services.bookie.pace import Pace
@@ -42,14 +44,16 @@ class Disposal(Enum):
     """The ledger is CLOSED without this bookie: the entries go, key and fence stay (rule 16)."""
 
 
+Found = tuple[CasStatus, LedgerMetadata | None]
+"""What the metadata service tells of a ledger's row; MISSING is a tombstone."""
+
+
 class Rows(Protocol):
     """The queries that collection makes to the metadata service."""
 
-    async def read(
-        self, ledger_id: int, held: Sequence[RowName]
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A ledger's row, from the primary; UNKNOWN unless the database is proven to be the one
-        that this bookie knows, and to contain the changes of the held copies of its rows.
+    async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
+        """Ledgers' rows, from the primary, given the copies of each that are held. UNKNOWN, or left out, unless the
+        database is proven to be the one that this bookie knows, and to contain the changes of these copies.
         """
 
     async def cluster_id(self) -> str:
@@ -89,31 +93,30 @@ class MetadataRows:
         """From now on present these copies, and name their holder."""
         self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
 
-    async def read(
-        self, ledger_id: int, held: Sequence[RowName]
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """A ledger's row, from the primary."""
+    async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
+        """Ledgers' rows, from the primary."""
         try:
-            row = await self._client.get(
-                ledger_id, proof=True, held=held, holder=self._holder or None
-            )
-            self.kept.discard(ledger_id)
-            return CasStatus.OK, row
-        except CopyLost as error:
+            proofs = await self._client.proofs(held, self._holder)
+        except MetadataUnavailable:
+            return {}
+        return {ledger_id: self._found(proof) for ledger_id, proof in proofs.items()}
+
+    def _found(self, proof: LedgerProof) -> Found:
+        ledger_id = proof.ledger_id
+        if proof.lost:
             if ledger_id not in self.kept:
-                log.error("ledger-kept", extra={"ledger": ledger_id, "why": error.detail})  # noqa: TRY400
+                log.error("ledger-kept", extra={"ledger": ledger_id, "lost": proof.lost})
                 self.kept.add(ledger_id)
             return CasStatus.UNKNOWN, None
-        except NoSuchLedger as error:
-            if error.members.get("deleted") is True:
-                self.kept.discard(ledger_id)
-                return CasStatus.MISSING, None
+        if proof.row is None and not proof.deleted:
             # An alarm, not a proof: a database that went back in time looks like this.
-            log.error("row-missing", extra={"ledger": ledger_id})  # noqa: TRY400
+            log.error("row-missing", extra={"ledger": ledger_id})
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
-        except MetadataUnavailable:
-            return CasStatus.UNKNOWN, None
+        self.kept.discard(ledger_id)
+        if proof.row is None:
+            return CasStatus.MISSING, None
+        return CasStatus.OK, proof.row.to_core()
 
     async def cluster_id(self) -> str:
         """The cluster that the rows belong to."""
@@ -181,22 +184,23 @@ class Collector:
                 return
             await self._rows.confirm()
             naming = await self._rows.ledgers_naming(member_name(self._store.me))
-            for ledger_id, row in list(self._store.ledgers()):
-                await self._examine(ledger_id, row, is_named=ledger_id in naming)
+            rows: dict[int, IndexRow] = {}
+            for ledger_id, row in self._store.ledgers():
+                if ledger_id not in naming or row.copy_count > COPIES_KEPT:
+                    rows[ledger_id] = row
+                else:
+                    self._candidates.pop(ledger_id, None)
+            await self._examine(rows)
             await self._free_if_due()
 
-    async def deletion_announced(self, ledger_id: int) -> None:
-        """Take a first look at a ledger announced as deleted; the announcement itself is no proof.
+    async def deletions_announced(self, ledger_ids: Iterable[int]) -> None:
+        """Take a first look at ledgers announced as deleted; the announcement itself is no proof.
         `recheck` takes the second look.
         """
         async with self._lock:
-            row = self._store.row(ledger_id)
-            if (
-                row is not None
-                and ledger_id not in self._candidates
-                and await self._is_own_cluster()
-            ):
-                await self._examine(ledger_id, row, is_named=False)
+            rows = self._rows_here(each for each in ledger_ids if each not in self._candidates)
+            if rows and await self._is_own_cluster():
+                await self._examine(rows)
 
     async def recheck(self) -> None:
         """Look again at candidates whose first look is at least a grace period ago."""
@@ -210,13 +214,17 @@ class Collector:
             if not due or not await self._is_own_cluster():
                 return
             await self._rows.confirm()
+            rows = self._rows_here(due)
             for ledger_id in due:
-                row = self._store.row(ledger_id)
-                if row is None:
+                if ledger_id not in rows:
                     del self._candidates[ledger_id]
-                else:
-                    await self._examine(ledger_id, row, is_named=False)
+            await self._examine(rows)
             await self._free_if_due()
+
+    def _rows_here(self, ledger_ids: Iterable[int]) -> dict[int, IndexRow]:
+        """Of the ledgers that this bookie has."""
+        found = ((ledger_id, self._store.row(ledger_id)) for ledger_id in ledger_ids)
+        return {ledger_id: row for ledger_id, row in found if row is not None}
 
     async def _is_own_cluster(self) -> bool:
         is_ours = await self._rows.cluster_id() == self._cluster_id
@@ -224,47 +232,74 @@ class Collector:
             log.error("another-cluster", extra={"ours": self._cluster_id})
         return is_ours
 
-    async def _examine(self, ledger_id: int, row: IndexRow, *, is_named: bool) -> None:
-        disposal = Disposal.KEEP
-        if not is_named or row.copy_count > COPIES_KEPT:
-            disposal = await self._disposal(ledger_id)
-        is_stub = row.highest == NO_ENTRY
+    async def _examine(self, rows: Mapping[int, IndexRow]) -> None:
+        """Look at some ledgers, page by page, and drop those that this is a second look at."""
+        ledger_ids = list(rows)
+        for at in range(0, len(ledger_ids), PROOFS_MAX):
+            disposals = await self._disposals(ledger_ids[at : at + PROOFS_MAX])
+            due = {
+                ledger_id: disposal
+                for ledger_id, disposal in disposals.items()
+                if self._is_second_look(
+                    ledger_id, disposal, is_stub=rows[ledger_id].highest == NO_ENTRY
+                )
+            }
+            if due:
+                await self._drop(due)
+            for ledger_id in due:
+                del self._candidates[ledger_id]
+
+    def _is_second_look(self, ledger_id: int, disposal: Disposal, *, is_stub: bool) -> bool:
+        """Note what a look found. True where one found the same, a grace period ago."""
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
             self._candidates.pop(ledger_id, None)
-            return
+            return False
         known, since = self._candidates.get(ledger_id, (None, now))
         if known is not disposal:
             self._candidates[ledger_id] = (disposal, now)
-        elif now - since >= self._grace_s:
-            await self._drop(ledger_id, disposal)
-            del self._candidates[ledger_id]
+            return False
+        return now - since >= self._grace_s
 
     async def _free_if_due(self) -> None:
         if self._has_dropped:
             self._has_dropped = False
             await self.free_segments()
 
-    async def _drop(self, ledger_id: int, disposal: Disposal) -> None:
-        """Drop a ledger's entries after a last look at its row.
+    async def _drop(self, due: Mapping[int, Disposal]) -> None:
+        """Drop the entries of a page of ledgers after a last look at their rows.
 
         A repair names this bookie in the row before its first copy (rule 20). Reads and adds of
-        the ledger are withheld meanwhile, so a repair that begins after the last look gets no
+        the ledgers are withheld meanwhile, so a repair that begins after the last look gets no
         answer until the entries are gone.
         """
-        self._store.withhold(ledger_id, withheld=True)
+        for ledger_id in due:
+            self._store.withhold(ledger_id, withheld=True)
         try:
-            if await self._disposal(ledger_id) is disposal:
-                keep_stub = disposal is Disposal.DROP_KEEP_STUB
-                self._store.moves.drop(ledger_id, keep_stub=keep_stub)
-                self._has_dropped = True
-                log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
+            # Nothing is awaited between the look and the drops: no copy comes in between.
+            for ledger_id, disposal in (await self._disposals(due)).items():
+                if disposal is due[ledger_id]:
+                    keep_stub = disposal is Disposal.DROP_KEEP_STUB
+                    self._store.moves.drop(ledger_id, keep_stub=keep_stub)
+                    self._has_dropped = True
+                    log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
         finally:
-            self._store.withhold(ledger_id, withheld=False)
+            for ledger_id in due:
+                self._store.withhold(ledger_id, withheld=False)
 
-    async def _disposal(self, ledger_id: int) -> Disposal:
-        held = self._store.row_names(ledger_id)
-        status, row = await self._rows.read(ledger_id, held)
+    async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
+        """One look at a page of ledgers."""
+        held = {ledger_id: self._store.row_names(ledger_id) for ledger_id in ledger_ids}
+        found = await self._rows.read(held)
+        unknown = (CasStatus.UNKNOWN, None)
+        return {
+            ledger_id: self._disposal(ledger_id, names, found.get(ledger_id, unknown))
+            for ledger_id, names in held.items()
+        }
+
+    def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
+        """What a look at a ledger found; `held` are the copies that were named with it."""
+        status, row = found
         if self._store.row_names(ledger_id) != held:
             return Disposal.KEEP  # a copy came meanwhile, and nobody was asked about its change
         if status is CasStatus.MISSING:

@@ -56,6 +56,9 @@ _STATE_FILE: Final = "state"
 FINAL_REPORT_S: Final = 3.0
 """Timeout of reporting the log's end at shutdown (taste)."""
 
+_ANNOUNCED_MAX: Final = 1000
+"""Announced deletions that wait for a look at their rows; the stream of changes waits with the next one."""
+
 DISK_STATUS: Final = 74
 """Exit status when the log can no longer be written (EX_IOERR)."""
 
@@ -222,7 +225,9 @@ class BookieRuntime:
                     pace=self.pace,
                 )
                 group.create_task(self._collect_garbage(collector))
-                group.create_task(self._follow_deletions(collector))
+                announced: asyncio.Queue[int] = asyncio.Queue(_ANNOUNCED_MAX)
+                group.create_task(self._follow_deletions(announced))
+                group.create_task(self._look_at_announced(announced, collector))
                 assert self.scrubber is not None
                 group.create_task(self.scrubber.run())
                 assert self.limbo is not None
@@ -365,21 +370,27 @@ class BookieRuntime:
                 # A bug in one round must not end all rounds.
                 log.exception("collect-failed")
 
-    async def _follow_deletions(self, collector: Collector) -> None:
+    async def _follow_deletions(self, announced: asyncio.Queue[int]) -> None:
         """Follow announced tombstones; the scan finds the missed ones."""
         async with contextlib.aclosing(self._metadata.changes()) as changes:
             async for change in changes:
-                if change.ledger_id is None or not change.deleted:
-                    continue
-                try:
-                    await collector.deletion_announced(change.ledger_id)
-                except QuorumLogError as error:
-                    log.warning(
-                        "announcement-put-off",
-                        extra={"ledger": change.ledger_id, "why": error.detail},
-                    )
-                except Exception:
-                    log.exception("announcement-failed", extra={"ledger": change.ledger_id})
+                if change.ledger_id is not None and change.deleted:
+                    await announced.put(change.ledger_id)
+
+    async def _look_at_announced(self, announced: asyncio.Queue[int], collector: Collector) -> None:
+        """Look at ledgers announced as deleted; those that come during a look are looked at together."""
+        while True:
+            ledger_ids = [await announced.get()]
+            while not announced.empty():
+                ledger_ids.append(announced.get_nowait())
+            try:
+                await collector.deletions_announced(ledger_ids)
+            except QuorumLogError as error:
+                log.warning(
+                    "announcement-put-off", extra={"ledgers": ledger_ids, "why": error.detail}
+                )
+            except Exception:
+                log.exception("announcement-failed", extra={"ledgers": ledger_ids})
 
     def _writer_failed(self, error: BaseException) -> None:
         """In the writer's thread: end, since unsynced records must not be served (rule 3)."""

@@ -44,6 +44,8 @@ from quorumlog.wire.bodies import (
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
+    LedgerProofs,
+    LedgerProofsAsk,
     LedgerRow,
     LogEnd,
     ServiceHeartbeat,
@@ -203,6 +205,22 @@ def _shown(request: web.Request, row: LedgerRow) -> LedgerRow:
     return row if _sees_keys(request) else row.model_copy(update=dict.fromkeys(_SECRET, b""))
 
 
+async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
+    """The rows of many ledgers for a bookie's collector, read from the primary in one snapshot."""
+    parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
+    check_name(request, asked.holder)
+    proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)
+    for proof in proofs:
+        if proof.lost:
+            held = HeldCopies(asked.holder, proof.lost)
+            await parts.kept.note(proof.ledger_id, held, proof.lost)
+    shown = (
+        proof if proof.row is None else proof.model_copy(update={"row": _shown(request, proof.row)})
+        for proof in proofs
+    )
+    return answer(LedgerProofs(ledgers=tuple(shown)))
+
+
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
     """The versions and writers of many ledgers, read from the primary."""
     asked = await parsed(request, LedgerHeadsAsk)
@@ -338,6 +356,7 @@ ROUTES: Final = (
     route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
     route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),
     route("POST", "/v1/ledger-heads", ledger_heads, takes=LedgerHeadsAsk, gives=LedgerHeads),
+    route("POST", "/v1/ledger-proofs", ledger_proofs, takes=LedgerProofsAsk, gives=LedgerProofs),
     route("GET", "/v1/changes", follow_changes, gives=Change, media=_LINES),
     route("GET", "/v1/cluster-id", get_cluster_id, gives=ClusterId),
     route("GET", "/v1/bookies", list_bookies, gives=BookieList),

@@ -37,22 +37,30 @@ class HeldCopies:
     attempts: tuple[str, ...]
 
 
-async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -> None:
-    """Check that the database contains the changes that a bookie's copies are of; the caller reads the row in the
-    same snapshot.
+async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> Sequence[str]:
+    """The changes that a bookie's copies are of and the database lacks; the caller reads the rows in the same snapshot.
 
-    Raises: CopyLost; DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
+    Raises: DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
     """
     targets = await _targets(connection, held.attempts)
     lost = _lacking(targets, held.attempts)
-    if not lost:
-        return
-    if not await connection.fetchval("SELECT loss_accepted_at IS NOT NULL FROM cluster"):
+    if lost and not await connection.fetchval(
+        "SELECT loss_accepted_at IS NOT NULL FROM cluster"
+    ):  # fmt: skip
         memory.compare(lost, targets, holder=held.holder)
-    raise CopyLost(
-        f"the database lacks {len(lost)} changes of which {held.holder} holds copies, {lost[0]} among them",
-        attempts=lost,
-    )
+    return lost
+
+
+async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -> None:
+    """Check that the database contains the changes that a bookie's copies of one ledger's rows are of.
+
+    Raises: CopyLost, and as `lost_of`.
+    """
+    if lost := await lost_of(connection, memory, held):
+        raise CopyLost(
+            f"the database lacks {len(lost)} changes of which {held.holder} holds copies, {lost[0]} among them",
+            attempts=lost,
+        )
 
 
 async def forget_holder(connection: Connection, holder: str) -> None:

@@ -30,10 +30,12 @@ from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     ROW_FIELDS,
+    HeldBody,
     LedgerCreateBody,
     LedgerDelete,
     LedgerDraft,
     LedgerHeadBody,
+    LedgerProof,
     LedgerRow,
     MissedBody,
     received,
@@ -48,7 +50,7 @@ from services.metadata.attempts import (
     used_otherwise,
 )
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
-from services.metadata.kept import HeldCopies, check_held
+from services.metadata.kept import HeldCopies, check_held, lost_of
 from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, json_rest, page_of, utc
@@ -97,6 +99,25 @@ class LedgerStore(RowStore):
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
         return row_of(connection, record, ledger_id)
+
+    @proven
+    async def proofs(
+        self, connection: Connection, holder: str, asked: Sequence[HeldBody]
+    ) -> Sequence[LedgerProof]:
+        """The rows of some ledgers, in this order, as `get` tells them one by one."""
+        attempts = tuple(attempt for each in asked for attempt in each.attempts)
+        lost = set(
+            await lost_of(connection, self.database.memory, HeldCopies(holder, attempts))
+        )  # fmt: skip
+        records = await connection.fetch(
+            f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[])",
+            sorted({each.ledger_id for each in asked}),
+        )
+        found = {record["ledger_id"]: record for record in records}
+        return [
+            _proof(connection, each, found.get(each.ledger_id), lost.intersection(each.attempts))
+            for each in asked
+        ]
 
     @proven
     async def heads(
@@ -289,6 +310,20 @@ def row_of(
         )
         raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
     return received(LedgerRow, _json_of(connection, record))
+
+
+def _proof(
+    connection: Connection, held: HeldBody, record: asyncpg.Record | None, lost: Collection[str]
+) -> LedgerProof:
+    row = None
+    if record is not None and record["body"] is not None and not lost:
+        row = row_of(connection, record)
+    return LedgerProof(
+        ledger_id=held.ledger_id,
+        row=row,
+        deleted=record is not None and record["body"] is None and not lost,
+        lost=tuple(sorted(lost)),
+    )
 
 
 def body_of(connection: Connection, row: LedgerDraft, ledger_id: int) -> str:

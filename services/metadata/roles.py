@@ -25,6 +25,7 @@ ROLES: Final[Table] = {
     "PUT /v1/ledgers/{ledger_id}": _WRITERS,
     "DELETE /v1/ledgers/{ledger_id}": _GATEWAY,
     "POST /v1/ledger-heads": _GATEWAY,
+    "POST /v1/ledger-proofs": _BOOKIE,
     "GET /v1/changes": _SERVICES,
     "GET /v1/cluster-id": _ALL,
     "GET /v1/bookies": _ALL,

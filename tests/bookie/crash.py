@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,7 @@ from rocksdict import Checkpoint
 
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus, Status
-from quorumlog.protocol.metadata import LedgerMetadata
-from services.bookie.collect import Collector
+from services.bookie.collect import Collector, Found
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
 from services.bookie.options import StoreOptions
@@ -52,9 +51,11 @@ class Rows:
     def __init__(self) -> None:
         self.deleted: set[int] = set()
 
-    async def read(self, ledger_id: int, _held: object) -> tuple[CasStatus, LedgerMetadata | None]:
-        is_gone = ledger_id in self.deleted
-        return (CasStatus.MISSING if is_gone else CasStatus.UNKNOWN), None
+    async def read(self, held: Mapping[int, object]) -> Mapping[int, Found]:
+        return {
+            ledger_id: (CasStatus.MISSING if ledger_id in self.deleted else CasStatus.UNKNOWN, None)
+            for ledger_id in held
+        }
 
     async def cluster_id(self) -> str:
         return "cluster"

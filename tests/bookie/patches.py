@@ -8,7 +8,7 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
 from services.bookie import cookie
-from services.bookie.collect import Collector, Disposal
+from services.bookie.collect import Collector, Disposal, Found
 from services.bookie.holder import Presence
 from services.bookie.ledger import StoredLedger
 from services.bookie.registration import Registration
@@ -82,10 +82,9 @@ def denying(original: Any) -> Any:
 def trusting_absence(original: Any) -> Any:
     """No row is as good as a tombstone."""
 
-    async def disposal(self: Collector, ledger_id: int) -> Disposal:
-        decided: Disposal = await original(self, ledger_id)
-        row = (await self._rows.read(ledger_id, self._store.row_names(ledger_id)))[1]
-        return Disposal.DROP if row is None else decided
+    def disposal(self: Collector, ledger_id: int, held: Any, found: Found) -> Disposal:
+        decided: Disposal = original(self, ledger_id, held, found)
+        return Disposal.DROP if found[1] is None else decided
 
     return disposal
 
@@ -98,9 +97,9 @@ def no_copies(_original: Any) -> Any:
 def forgetting_first(original: Any) -> Any:
     """Copies go whatever the database contains."""
 
-    async def disposal(self: Collector, ledger_id: int) -> Disposal:
+    def disposal(self: Collector, ledger_id: int, held: Any, found: Found) -> Disposal:
         self._store.moves.forget_copies(ledger_id)
-        decided: Disposal = await original(self, ledger_id)
+        decided: Disposal = original(self, ledger_id, held, found)
         return decided
 
     return disposal

@@ -1,7 +1,7 @@
 """Space is given up on proof, by whole segments, and crashes on the way lose nothing."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
-from services.bookie.collect import Collector
+from quorumlog.wire.bodies import PROOFS_MAX
+from services.bookie.collect import Collector, Found
 from services.bookie.fresh import FRESH_MAX, FreshCopies
 from services.bookie.log import Kind, LogDamaged
 from services.bookie.segments import Segments
@@ -47,14 +48,16 @@ class Rows:
     def __init__(self) -> None:
         self.rows: dict[int, tuple[CasStatus, LedgerMetadata | None]] = {}
         self.cluster = "cluster"
-        self.reads = 0
+        self.reads = self.questions = 0
         self.listed: set[int] = set()
         self.contained: set[RowName] = set()
         """Copies of rows whose changes the database contains."""
 
-    async def read(
-        self, ledger_id: int, held: Sequence[RowName]
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
+        self.questions += 1
+        return {ledger_id: await self.read_one(ledger_id, held[ledger_id]) for ledger_id in held}
+
+    async def read_one(self, ledger_id: int, held: Sequence[RowName]) -> Found:
         self.reads += 1
         if not self.contained.issuperset(held):
             return CasStatus.UNKNOWN, None
@@ -198,9 +201,7 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
     last_look = rows.reads + 2
     answers: list[Status] = []
 
-    async def read_row(
-        ledger_id: int, held: Sequence[RowName]
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read_row(ledger_id: int, held: Sequence[RowName]) -> Found:
         del held
         rows.reads += 1
         if rows.reads == last_look:
@@ -210,7 +211,7 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
         return rows.rows.get(ledger_id, (CasStatus.OK, ROW))
 
     rows.listed = {7, 8}
-    rows.read = read_row  # type: ignore[method-assign]
+    rows.read_one = read_row  # type: ignore[method-assign]
     await collector.round()
 
     assert answers == [Status.UNKNOWN, Status.UNKNOWN]
@@ -373,14 +374,79 @@ async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Pa
     rows.rows = {7: GONE}
     collector = collector_of(store, rows)
 
-    await collector.deletion_announced(7)
-    await collector.deletion_announced(7)
-    await collector.deletion_announced(12345)
+    await collector.deletions_announced([7])
+    await collector.deletions_announced([7])
+    await collector.deletions_announced([12345, 7])
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
     await collector.recheck()
     assert store.row(7) is None
     assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
+    await store.stop()
+
+
+async def test_many_deleted_ledgers_are_asked_about_in_pages(root: Path) -> None:
+    """One question for each page and look: three pages at first, then two, as two ledgers stay, and a last look at both."""
+    store = started(root / "d")
+    ledgers = range(7, 7 + 2 * PROOFS_MAX + 1)
+    for ledger in ledgers:
+        await add(store, run_of(ledger, [0]))
+    rows = Rows()
+    rows.rows = dict.fromkeys(ledgers, GONE)
+    rows.rows[8] = (CasStatus.UNKNOWN, None)
+    rows.rows[9] = (CasStatus.OK, replace(ROW, ledger_id=9))
+    collector = collector_of(store, rows)
+
+    await collector.deletions_announced(ledgers)
+    await collector.recheck()
+
+    assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
+    assert rows.questions == 3 + 2 + 2
+    assert store.counters["dropped_ledgers"] == len(ledgers) - 2
+    # What was withheld meanwhile is taken again.
+    assert (await add(store, run_of(8, [1]))).status is Status.OK
+    await store.stop()
+
+
+async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
+    """Rules 4 and 18: an answer that leaves a ledger out says nothing about it."""
+    store = await filled(root / "d")
+    rows = Rows()
+
+    async def read_all(held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
+        return dict.fromkeys(set(held) - {8}, GONE)
+
+    rows.read = read_all  # type: ignore[method-assign]
+    collector = collector_of(store, rows)
+    for _ in range(3):
+        await collector.round()
+
+    assert [ledger for ledger, _ in store.ledgers()] == [8]
+    await store.stop()
+
+
+async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_only(
+    root: Path,
+) -> None:
+    """Rule 18c: its change was not asked about; what was asked about the others holds."""
+    store = await filled(root / "d")
+    rows = Rows()
+    count = 0
+
+    async def read_all(held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
+        nonlocal count
+        if 8 in held:
+            count += 1
+            await keep_row(store, 8, copy_of(count))
+        return dict.fromkeys(held, GONE)
+
+    rows.read = read_all  # type: ignore[method-assign]
+    collector = collector_of(store, rows)
+    for _ in range(3):
+        await collector.round()
+
+    assert count >= 3
+    assert [ledger for ledger, _ in store.ledgers()] == [8]
     await store.stop()
 
 
@@ -487,16 +553,14 @@ async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(ro
     collector = collector_of(store, rows)
     count = 0
 
-    async def read_row(
-        ledger_id: int, held: Sequence[RowName]
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
+    async def read_row(ledger_id: int, held: Sequence[RowName]) -> Found:
         nonlocal count
         del ledger_id, held
         count += 1
         await keep_row(store, 7, copy_of(count))
         return GONE
 
-    rows.read = read_row  # type: ignore[method-assign]
+    rows.read_one = read_row  # type: ignore[method-assign]
     rows.listed = {8, 9}
     for _ in range(3):
         await collector.round()

@@ -158,7 +158,7 @@ async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was
     await assert_deleted(store, 7)
     reads = rows.reads
     await collector.round()
-    await collector.deletion_announced(7)
+    await collector.deletions_announced([7])
 
     # Nobody asks about it any more.
     assert rows.reads == reads

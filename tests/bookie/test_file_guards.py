@@ -11,9 +11,9 @@ import pytest
 from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.protocol.messages import CasStatus
 from services.bookie.collect import MetadataRows
 from services.bookie.disk import Disk
+from services.bookie.fresh import FreshCopies
 from services.bookie.log import (
     BATCH_HEAD,
     SECTOR,
@@ -138,8 +138,9 @@ async def test_a_row_that_cannot_be_read_is_not_known() -> None:
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     async with aiohttp.ClientSession() as session:
         rows = MetadataRows(MetadataClient([url], session, deadline_s=0.05, try_s=0.05))
+        rows.present(FreshCopies(), "b1", "cluster")
 
-        assert await rows.read(7, ()) == (CasStatus.UNKNOWN, None)
+        assert await rows.read({7: ()}) == {}
         assert rows.missing_count == 0
 
 

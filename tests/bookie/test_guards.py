@@ -67,7 +67,7 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     rows = Rows()
     rows.rows = {7: GONE, 8: GONE}
     collector = Collector(store, rows, "cluster", grace_s=3600.0)
-    await collector.deletion_announced(7)
+    await collector.deletions_announced([7])
     for _ in range(3):
         await collector.round()
         await collector.recheck()

@@ -47,8 +47,8 @@ IDS = st.one_of(
 class Rows:
     """Nobody is asked about ledgers where only segments are moved."""
 
-    async def read(self, ledger_id: int, _held: Any) -> Any:
-        raise AssertionError(f"a move of segments asks about ledger {ledger_id}")
+    async def read(self, held: Any) -> Any:
+        raise AssertionError(f"a move of segments asks about ledgers {list(held)}")
 
     async def cluster_id(self) -> str:
         raise AssertionError("a move of segments asks nobody about ledgers")

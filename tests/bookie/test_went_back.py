@@ -102,8 +102,8 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
             with pytest.raises(DatabaseWentBack):
                 await life.collects()
             # Nor where the looks themselves are not kept from it.
-            assert await life.rows.read(row.ledger_id, ()) == (CasStatus.UNKNOWN, None)
-            await life.collector.deletion_announced(row.ledger_id)
+            assert await life.rows.read({row.ledger_id: ()}) == {}
+            await life.collector.deletions_announced([row.ledger_id])
             assert ids_of(await read(life.store, row.ledger_id, 0, 3)) == [0, 1, 2, 3]
 
             await restore(stores, new)
@@ -215,7 +215,7 @@ async def a_held_copy_keeps_its_ledger(stores: Stores, root: Path) -> None:
         life.rows.present(FreshCopies(), "b1", await service.client.cluster_id())
         try:
             for _ in range(3):
-                await life.collector.deletion_announced(ledger_id)
+                await life.collector.deletions_announced([ledger_id])
                 await life.collector.recheck()
             assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
             with pytest.raises(DatabaseWentBack):
@@ -389,12 +389,12 @@ QUIET: Final = {"HEARTBEAT_S": "60", "COLLECT_S": "3600"}
 EAGER: Final = {"HEARTBEAT_S": "0.1", "COLLECT_S": "0.05", "COLLECT_GRACE_S": "0.01"}
 
 
-async def refusals(service: Service) -> float:
-    """How often bookies were told that the database lacks a change of which they hold a copy."""
+async def questions(service: Service) -> float:
+    """How often bookies asked whether ledgers may go."""
     async with service.session.get(f"{service.url}/metrics") as response:
         text = await response.text()
     found = re.search(
-        r'_requests_total{method="GET",route="/v1/ledgers/{ledger_id}",status="409"} (.+)', text
+        r'_requests_total{method="POST",route="/v1/ledger-proofs",status="200"} (.+)', text
     )
     return float(found[1]) if found else 0.0
 
@@ -481,10 +481,10 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
                     )
                     pair.start(service.url, **EAGER)
                     await until(lambda: pair.told("ledger-kept") == 2, "both say what they keep")
-                    seen = await refusals(service)
+                    seen = await questions(service)
 
                     async def are_asking() -> bool:
-                        return await refusals(service) > seen + 10
+                        return await questions(service) > seen + 10
 
                     await until(are_asking, "they ask again and again")
                     assert await pair.have_all(row.ledger_id)

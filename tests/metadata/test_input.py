@@ -48,6 +48,11 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
         ("PUT", "/v1/logs/a-log", {"row": log, "attempt": attempt}),
         ("DELETE", "/v1/logs/a-log", {"version": 7, "attempt": attempt}),
         ("POST", "/v1/ledger-heads", {"ledgers": [ledger_id]}),
+        (
+            "POST",
+            "/v1/ledger-proofs",
+            {"holder": "b1", "ledgers": [{"ledger_id": ledger_id, "attempts": []}]},
+        ),
         ("POST", "/v1/log-heads", {"logs": ["a-log"]}),
         ("POST", "/v1/repairs", {"items": [item]}),
         ("POST", "/v1/repairs/claim", {"worker": "w", "lease_s": 1, "limit": 1}),

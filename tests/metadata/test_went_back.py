@@ -6,7 +6,7 @@ metadata process rests on.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowName, name_of
-from quorumlog.wire.bodies import HELD_MAX, Cookie
+from quorumlog.wire.bodies import HELD_MAX, Cookie, LedgerProof
 from quorumlog.wire.witnesses import WITNESSES_MAX, witness_of
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
@@ -489,6 +489,51 @@ async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contai
     many = [RowName(version, contained[0].attempt) for version in range(HELD_MAX)]
     with pytest.raises(CopyLost):
         await proven(lost, *many)
+
+
+async def test_proofs_of_many_ledgers_say_what_one_by_one_would(service: Service) -> None:
+    """Rules 18, 18a and 18c, each ledger of a page for itself; the tokens of all, or none, are known."""
+    client = service.client
+    here, gone = [await client.create(DRAFT) for _ in range(2)]
+    _, closed = await client.cas(gone.closed(last_entry=-1, length=0))
+    assert closed is not None
+    await client.delete(gone.ledger_id, version=closed.version)
+    never = gone.ledger_id + 1000
+    lost = RowName(9, UUID(NOBODY).bytes)
+    known = (name_of(here), RowName(1, bytes(16)))
+
+    async def proofs(**more: RowName) -> Mapping[int, LedgerProof]:
+        of_gone = [name_of(gone), name_of(closed), *more.values()]
+        held = {gone.ledger_id: of_gone, never: (), here.ledger_id: known}
+        return await client.proofs(held, "b1")
+
+    def is_right(found: LedgerProof, row: LedgerMetadata | None, *, is_deleted: bool) -> bool:
+        told = None if found.row is None else found.row.to_core()
+        return (told, found.deleted, found.lost) == (row, is_deleted, ())
+
+    found = await proofs()
+    assert is_right(found[here.ledger_id], here, is_deleted=False)
+    assert is_right(found[gone.ledger_id], None, is_deleted=True)
+    assert is_right(found[never], None, is_deleted=False)
+
+    # Nobody knew of the loss: from now on everybody does, and nothing is proven.
+    await refused(proofs(more=lost))
+    await refused(client.create(DRAFT))
+    await refused(proofs())
+    _, state = await service.send("GET", "/v1/witnesses")
+    accept = [missing["witness"] for missing in state["missing"]]
+    await service.send("POST", "/v1/witnesses/accept", {"witnesses": accept, "lost": MEMBERS})
+
+    found = await proofs(more=lost)
+    assert found[gone.ledger_id].lost == (NOBODY,)
+    assert (found[gone.ledger_id].row, found[gone.ledger_id].deleted) == (None, False)
+    assert is_right(found[here.ledger_id], here, is_deleted=False)
+    # With more copies than a question names at once, wherever the lacking one is.
+    many = [RowName(version, known[0].attempt) for version in range(HELD_MAX)]
+    for names in ((lost, *many), (*many, lost)):
+        told = await client.proofs({here.ledger_id: names, never: ()}, "b1")
+        assert told[here.ledger_id].lost == (NOBODY,)
+        assert is_right(told[never], None, is_deleted=False)
 
 
 async def test_copies_that_a_bookie_presents_are_looked_for(service: Service) -> None:

@@ -1,6 +1,7 @@
 """The mutants of whole services: guards outside the machines, and what only several parts show."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -9,12 +10,14 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.spread import RowSpread
 from quorumlog.protocol import recovery
 from quorumlog.protocol.loss import Answers
+from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
+from quorumlog.wire.bodies import LedgerProof, LedgerRow
 from services.autorecovery import checker
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
@@ -37,7 +40,7 @@ from tests.sim.services.plan import draw_losses, draw_restores
 def gone_if_unnamed(_original: Any) -> Any:
     """A ledger that no list names is deleted."""
 
-    async def disposal(_self: Collector, _ledger_id: int) -> Disposal:
+    def disposal(_self: Collector, _ledger_id: int, _held: object, _found: object) -> Disposal:
         return Disposal.DROP
 
     return disposal
@@ -138,13 +141,25 @@ def of_its_own(_original: Any) -> Any:
     return property(lambda self: set(self._held))
 
 
-def unproven(original: Any) -> Any:
+def unproven(_original: Any) -> Any:
     """No row is read together with the witnesses."""
 
-    async def get(self: MetadataClient, ledger_id: int, **_how: object) -> LedgerMetadata:
-        return cast("LedgerMetadata", await original(self, ledger_id))
+    async def proofs(
+        self: MetadataClient, held: Mapping[int, object], _holder: str
+    ) -> Mapping[int, LedgerProof]:
+        found = {}
+        for ledger_id in held:
+            status, row = await self.read(ledger_id)
+            if status is not CasStatus.UNKNOWN:
+                found[ledger_id] = LedgerProof(
+                    ledger_id=ledger_id,
+                    row=None if row is None else LedgerRow.from_core(row),
+                    deleted=row is None,
+                    lost=(),
+                )
+        return found
 
-    return get
+    return proofs
 
 
 def nobody_asked(_original: Any) -> Any:
@@ -313,7 +328,7 @@ SERVICES: Final = (
     Mutant(
         "the collector presents no witnesses",
         "rule 18a, I26",
-        (Patch(MetadataClient, "get", unproven), Patch(MetadataRows, "confirm", not_asked)),
+        (Patch(MetadataClient, "proofs", unproven), Patch(MetadataRows, "confirm", not_asked)),
         is_of_services=True,
         draw_services=draw_restores,
     ),

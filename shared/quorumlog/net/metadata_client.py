@@ -19,6 +19,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire.bodies import (
     HELD_MAX,
+    PROOFS_MAX,
     Body,
     BookieHeartbeat,
     BookieList,
@@ -28,6 +29,7 @@ from quorumlog.wire.bodies import (
     CookiePut,
     CookieRow,
     HeartbeatTaken,
+    HeldBody,
     KeptLedgers,
     LedgerChange,
     LedgerCreateBody,
@@ -36,6 +38,9 @@ from quorumlog.wire.bodies import (
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
+    LedgerProof,
+    LedgerProofs,
+    LedgerProofsAsk,
     LedgerRow,
     LogEnd,
     MissedBody,
@@ -107,6 +112,36 @@ class MetadataClient(MetadataRequests):
         except (MetadataUnavailable, CopyLost):
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row
+
+    async def proofs(
+        self, held: Mapping[int, Sequence[RowName]], holder: str
+    ) -> Mapping[int, LedgerProof]:
+        """The rows of some ledgers, with proof as by `get`, by id. The bookie `holder` names the copies that it holds
+        of each. Raises: MetadataUnavailable.
+        """
+        asked: list[HeldBody] = []
+        for ledger_id, names in held.items():
+            attempts = tuple(name.token for name in names if name.token)
+            parts = [attempts[at : at + HELD_MAX] for at in range(0, len(attempts), HELD_MAX)]
+            asked += [HeldBody(ledger_id=ledger_id, attempts=part) for part in parts or [()]]
+        found: dict[int, LedgerProof] = {}
+        for at in range(0, len(asked), PROOFS_MAX):
+            for proof in await self._proofs(asked[at : at + PROOFS_MAX], holder):
+                before = found.get(proof.ledger_id)
+                if before is None or not before.lost:
+                    found[proof.ledger_id] = proof
+        return found
+
+    async def _proofs(self, asked: Sequence[HeldBody], holder: str) -> Sequence[LedgerProof]:
+        body = LedgerProofsAsk(holder=holder, ledgers=tuple(asked))
+        path = "/v1/ledger-proofs"
+        proofs = (await self.ask("POST", path, body, gives=LedgerProofs, proof=True)).ledgers
+        told = [
+            proof.ledger_id if proof.row is None else proof.row.ledger_id for proof in proofs
+        ]  # fmt: skip
+        if told != [each.ledger_id for each in asked]:
+            raise MetadataUnavailable("the answer is about other ledgers than the question")
+        return proofs
 
     async def create(
         self,

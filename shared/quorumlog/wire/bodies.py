@@ -321,6 +321,9 @@ COPIES_PRESENTED_MAX = 1000
 HELD_MAX = 100
 """Attempts of held copies in one read of a row: the URL has 4 KB then (taste)."""
 
+PROOFS_MAX = 100
+"""Ledgers of one question of a collector: 400 KB with all their copies at most (taste)."""
+
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
 
 
@@ -343,6 +346,38 @@ class CopyWitnesses(Body):
 
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=COPIES_PRESENTED_MAX)
     holder: BookieName
+
+
+class HeldBody(Body):
+    """A ledger, and the attempts of copies of its rows that a bookie holds."""
+
+    ledger_id: LedgerId
+    attempts: tuple[Attempt, ...] = Field(max_length=HELD_MAX)
+
+
+class LedgerProofsAsk(Body):
+    """`POST /v1/ledger-proofs`: the ledgers of which a bookie wants the rows that a deletion may rest on."""
+
+    holder: BookieName
+    ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
+
+
+class LedgerProof(Body):
+    """A ledger's row, from the primary (rules 18 and 18c)."""
+
+    ledger_id: LedgerId
+    row: LedgerRow | None
+    """None where there is none, and where `lost` names changes."""
+    deleted: bool
+    """Whether there is a tombstone."""
+    lost: tuple[Attempt, ...]
+    """Attempts of the held copies that the database lacks: the rest says nothing then."""
+
+
+class LedgerProofs(Body):
+    """The answer: a proof for each ledger, in the order of the question, all of one snapshot."""
+
+    ledgers: tuple[LedgerProof, ...]
 
 
 class KeptLedger(Body):

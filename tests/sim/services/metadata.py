@@ -37,6 +37,7 @@ from quorumlog.wire.bodies import (
     Change,
     ClusterId,
     CopyWitnesses,
+    HeldBody,
     LedgerChange,
     LedgerCreateBody,
     LedgerDelete,
@@ -44,6 +45,9 @@ from quorumlog.wire.bodies import (
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
+    LedgerProof,
+    LedgerProofs,
+    LedgerProofsAsk,
     LedgerRow,
     MissingWitness,
     ServiceList,
@@ -104,6 +108,7 @@ class Metadata(Process):
             ("POST", "/v1/ledgers", self._create, CHANGES),
             ("GET", "/v1/ledgers", self._list, READS),
             ("POST", "/v1/ledger-heads", self._heads, READS),
+            ("POST", "/v1/ledger-proofs", self._proofs, READS),
             ("POST", "/v1/witnesses", self._confirm, CHANGES),
             ("POST", _COPIES, self._confirm, CHANGES),
             ("GET", "/v1/witnesses", lambda _request: self._witnesses(), RUNS),
@@ -272,14 +277,34 @@ class Metadata(Process):
             self._check_held(held.split(","), request.query["holder"])
         return self._row(int(id))
 
+    def _proofs(self, request: Request) -> LedgerProofs:
+        body = LedgerProofsAsk.model_validate_json(request.body)
+        lost = set(self._lost([a for held in body.ledgers for a in held.attempts], body.holder))
+        return LedgerProofs(
+            ledgers=tuple(
+                self._proof(held, lost.intersection(held.attempts)) for held in body.ledgers
+            )
+        )
+
+    def _proof(self, held: HeldBody, lost: set[str]) -> LedgerProof:
+        rows, ledger_id = self.tables.rows, held.ledger_id
+        row = None if lost else rows.get(ledger_id)
+        is_deleted = not lost and ledger_id in rows and row is None
+        return LedgerProof(
+            ledger_id=ledger_id, row=row, deleted=is_deleted, lost=tuple(sorted(lost))
+        )
+
     def _check_held(self, held: list[str], holder: str) -> None:
+        if lost := self._lost(held, holder):
+            raise CopyLost(attempts=lost)
+
+    def _lost(self, held: list[str], holder: str) -> list[str]:
         attempts = self.tables.attempts
         lost = [token for token in held if attempts.get(token, ACCEPTED) == ACCEPTED]
         if lost and not self.tables.accepted:
             self.heard.update(lost)
             self.memory.compare(lost, [], holder=holder)
-        if lost:
-            raise CopyLost(attempts=lost)
+        return lost
 
     def _put(self, row: LedgerRow) -> LedgerRow:
         self.tables.rows[row.ledger_id] = row
