@@ -13,7 +13,7 @@ from typing import NoReturn
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import State
-from services.gateway.logs.values import RecordsAppended
+from services.gateway.logs.values import ReadRecord, RecordsAppended
 from tests.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
 
@@ -50,6 +50,8 @@ class Judge(LogHistory):
         """The highest writer token that anybody was given."""
         self._stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
+        self._times: dict[int, int] = {}
+        """Their append times."""
 
     def violated(self, what: str) -> NoReturn:
         """Raise Violation, and keep it."""
@@ -95,8 +97,13 @@ class Judge(LogHistory):
                 self._saw(item)
 
     def _saw(self, item: LogItem) -> None:
-        values = values_of(self._cluster.ledgers[item.ledger_id].entries)
+        stored = self._cluster.ledgers[item.ledger_id].entries
+        values = values_of(stored)
         first = item.first_offset or 0
+        for data in stored:
+            head = batch.decode_head(data)
+            time = item.published_ms or head.append_time_ms
+            self._times |= {first + head.records_before + n: time for n in range(head.count)}
         entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
         self._stored.update(entries)
         self.fetched(LOG, first, *entries)
@@ -203,9 +210,22 @@ class Judge(LogHistory):
         if len(still_open) > 2:
             self.violated(f"I34: ledgers {still_open} are open")
 
-    def whole(self, contents: Iterable[tuple[int, str]]) -> None:
+    def times_never_go_back(self) -> None:
+        """Rule 26b: append times ascend with the offsets, whoever appended or published. Source: issue 19, a search
+        for a time.
+        """
+        at, last = -1, -1
+        for offset, time in sorted(self._times.items()):
+            if time < last:
+                self.violated(f"rule 26b: offset {offset} is of {time}, offset {at} of {last}")
+            at, last = offset, time
+
+    def whole(self, contents: Iterable[ReadRecord]) -> None:
         """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
-        self._stored |= {offset: value.encode() for offset, value in contents}
+        for found in contents:
+            self._stored[found.offset] = found.record.value
+            self._times[found.offset] = found.timestamp_ms
+        self.times_never_go_back()
         self.content(LOG, 0, *sorted(self._stored.items()))
         self._checker.finish()
         self._raise()

@@ -38,7 +38,7 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.values import Append, LogRead
+from services.gateway.logs.values import Append, LogRead, ReadRecord, Since
 from tests.logs.attempts import write
 from tests.logs.demands import (
     ABORT,
@@ -584,6 +584,7 @@ class Run:
         for other in alive[1:]:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
+        await self.seek(whole)
         self.cluster.watch = None  # from here on each record's place is known to who appends it
         token = None
         if self.judge.token or self.tokens:  # or others may have opened it, and heard of no token
@@ -595,13 +596,23 @@ class Run:
         if left:
             raise Violation(f"rule 22: ledgers {left} are left over")
 
-    async def contents(self, gateway: Gateway) -> list[tuple[int, str]]:
+    async def contents(self, gateway: Gateway) -> list[ReadRecord]:
         """Every record that the log has now."""
         try:
-            found = await gateway.contents(NAME)
+            return await gateway.contents(NAME)
         except QuorumLogError as error:
             raise Violation(f"{gateway.writer.id} can't read the log: {error}") from error
-        return [(record.offset, record.record.value.decode()) for record in found]
+
+    async def seek(self, whole: list[ReadRecord]) -> None:
+        """A read from a time begins with the first record that was appended then or later, whoever is asked."""
+        times = sorted({found.timestamp_ms for found in whole})
+        for ms in self.random.sample(times, min(len(times), 5)):
+            for at in (ms, ms + 1):
+                wanted = next((each.offset for each in whole if each.timestamp_ms >= at), None)
+                found = await self.random.choice(self.alive()).logs.read(NAME, Since(at), limit=1)
+                first = found.records[0].offset if found.records else None
+                if first != wanted:
+                    raise Violation(f"rule 26b: {at} begins at {first}, and not at {wanted}")
 
 
 def encoded(values: Sequence[str]) -> tuple[bytes, ...]:

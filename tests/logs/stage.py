@@ -24,7 +24,7 @@ from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
-from services.gateway.logs.values import Append
+from services.gateway.logs.values import Append, Since
 from tests.logs.attempts import write
 from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
 from tests.logs.model import Cluster, Gateway, Ledger
@@ -397,16 +397,27 @@ class LogStage:
 
     def _whole(self, who: str) -> None:
         async def judge() -> str:
-            found: list[tuple[int, str]] = []
-            for record in await self._of(who).contents(NAME):
-                found.append((record.offset, record.record.value.decode()))
+            found = await self._of(who).contents(NAME)
+            for record in found:
                 place = (record.ledger_id, record.entry_id)
                 if self._places.get(record.offset, place) != place:
                     self._violated(f"rule 24: {record.offset} was told to be elsewhere")
             self._judged(lambda: self.judge.whole(found))
-            return ", ".join(f"{at} {value}" for at, value in found)
+            return ", ".join(f"{each.offset} {each.record.value.decode()}" for each in found)
 
         self._begin(who, "the log is ", judge())
+
+    def _seek(self, who: str, at: str) -> None:
+        async def sought() -> str:
+            log = self._of(who)
+            asked = (await log.logs.read(NAME, int(at), limit=1)).records[0]
+            found = await log.logs.read(NAME, Since(asked.timestamp_ms), limit=1)
+            return str(found.records[0].offset)
+
+        self._begin(who, f"the first one of the time of {at} or later is ", sought())
+
+    def _set_clock(self, who: str, seconds: str, way: str) -> None:
+        self._of(who).skew_ms = int(seconds) * (1000 if way == "ahead" else -1000)
 
     _patterns: Final[dict[str, Callable[..., None]]] = {
         r"gateways (.+)": _gateways,
@@ -430,6 +441,8 @@ class LogStage:
         r"bookies (.+)": _bookies,
         r"an ensemble of E=(\d) Qw=(\d) Qa=(\d)": _ensemble,
         r"(g\d) reads it all": _whole,
+        r"(g\d) reads from the time of (\d+)": _seek,
+        r"the clock of (g\d) is (\d+) s (ahead|behind)": _set_clock,
     }
 
 

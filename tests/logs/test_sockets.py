@@ -54,7 +54,8 @@ async def test_a_socket_follows_the_tail_as_frames(log: Http) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ['{"text":1}', '{"tail":{"from":"x"}}', '{"tail":{"from":-1}}', '{"tail":[]}', "{}"]
+    "message",
+    ['{"text":1}', '{"tail":{"from":"x"}}', '{"tail":{"from":-1.5}}', '{"tail":[]}', "{}"],
 )
 async def test_a_wrong_message_is_a_problem_that_ends_the_socket(log: Http, message: str) -> None:
     async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:

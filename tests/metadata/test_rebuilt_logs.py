@@ -278,7 +278,7 @@ async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
             for _ in range(2)
         ]
         behind = await create(service, log="events")
-        published = row.with_published([(ledgers[0].ledger_id, 10, 50)], now_ms=1)
+        published = row.with_published([(ledgers[0].ledger_id, 10, 50)], now_ms=1, published_ms=1)
         published = published.with_ledger(behind.ledger_id).with_ends({}, producers=(), now_ms=1)
         file = await dump(stores, bookies.folder / "dump")
         done, _ = await transactions.commit(begun.id, (Sealed(ledgers[0].ledger_id),), published)

@@ -78,7 +78,7 @@ class World:
         sizes = [(ledger_id, records, 10) for ledger_id in ledgers]
         ends = {item.ledger_id: (0, 0) for item in self.log.unsealed}
         row = self.log.with_ends(ends, producers=(), now_ms=1)
-        row = row.with_published(sizes, now_ms=1).with_ledger(new)
+        row = row.with_published(sizes, now_ms=1, published_ms=1).with_ledger(new)
         return row.with_ends({}, producers=(), now_ms=1)
 
     async def commit(
@@ -333,7 +333,7 @@ async def test_nothing_is_published_behind_a_ledger_that_is_not_closed(world: Wo
     two = await world.ledger(begun.id)
     ended = world.log.with_ends({one.ledger_id: (4, 10)}, producers=(), now_ms=1)
     new = await world.ledger(None, last=None)
-    row = ended.with_published([(two, 5, 10)], now_ms=1).with_ledger(new)
+    row = ended.with_published([(two, 5, 10)], now_ms=1, published_ms=1).with_ledger(new)
     row = row.with_ends({}, producers=(), now_ms=1)
 
     with pytest.raises(InvalidRequest, match="not CLOSED"):

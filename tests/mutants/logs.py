@@ -24,7 +24,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
-from services.gateway.logs import manager
+from services.gateway.logs import manager, reading
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.reading import LogReader
 from tests.explore.scopes import (
@@ -184,14 +184,44 @@ def from_zero(original: Any) -> Any:
     """A new generation's offsets begin anew."""
 
     def published(
-        self: LogMetadata, sealed: Any, *, now_ms: int, is_new_start: bool = False
+        self: LogMetadata, sealed: Any, *, is_new_start: bool = False, **times: int
     ) -> Any:
         row = self
         if is_new_start:
             row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
-        return original(row, sealed, now_ms=now_ms, is_new_start=is_new_start)
+        return original(row, sealed, is_new_start=is_new_start, **times)
 
     return published
+
+
+def as_written(original: Any) -> Any:
+    """The records of a published ledger keep the times at which a task wrote them."""
+    return lambda self, sealed, **kwargs: original(self, sealed, **(kwargs | {"published_ms": 0}))
+
+
+def untold(_original: Any) -> Any:
+    """A takeover does not learn when its predecessor appended last."""
+    return property(lambda self: self._log.appended_ms)
+
+
+def one_late(original: Any) -> Any:
+    """A search passes over the record that it looks for."""
+
+    async def find(row: LogMetadata, ms: int, **kwargs: Any) -> int:
+        at: int = await original(row, ms, **kwargs)
+        return at if row.end_offset == at else at + 1
+
+    return find
+
+
+def in_its_own_order(_original: Any) -> Any:
+    """A roll forgets when the log was appended to last."""
+
+    def next_ledger(self: Tenancy, now: Now) -> None:
+        self.pipe = self._pipeline(self.pipe.producers, 0, now)
+        self.ahead = self.ledger_id
+
+    return next_ledger
 
 
 def since_ever(original: Any) -> Any:
@@ -404,6 +434,26 @@ LOG_MUTANTS: Final = (
         "a gateway's own clock stamps what it appends",
         "rule 26a",
         (Patch(Now, "stamp_ms", by_its_own),),
+    ),
+    Mutant(
+        "a takeover appends at times before those of its predecessor",
+        "rule 26b",
+        (Patch(Takeover, "_appended_ms", untold),),
+    ),
+    Mutant(
+        "a roll appends at times before those of the ledger before",
+        "rule 26b",
+        (Patch(Tenancy, "next_ledger", in_its_own_order),),
+    ),
+    Mutant(
+        "what a transaction published keeps the times of its writing",
+        "rule 26b",
+        (Patch(LogMetadata, "with_published", as_written),),
+    ),
+    Mutant(
+        "a search for a time ends a record late",
+        "rule 26b",
+        (Patch(reading, "find_time", one_late),),
     ),
     Mutant(
         "a commit that another owner did counts as this one's",

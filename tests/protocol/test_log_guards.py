@@ -20,7 +20,7 @@ def test_offsets_go_on_where_a_log_holds_no_ledger_any_more() -> None:
     assert log.end_offset == 12
 
     assert closed(log.with_ledger(9), {}).items == (LogItem(9, 12),)
-    assert log.with_published([(9, 5, 50)], now_ms=1).items[0].first_offset == 12
+    assert log.with_published([(9, 5, 50)], now_ms=1, published_ms=1).items[0].first_offset == 12
 
 
 def test_a_log_that_never_held_a_ledger_ends_where_it_begins() -> None:
@@ -33,7 +33,7 @@ def test_a_log_that_never_held_a_ledger_ends_where_it_begins() -> None:
 def test_a_start_that_publishes_nothing_keeps_the_next_offset() -> None:
     log = closed(ROLLED, {8: (2, 20)})
 
-    empty = log.with_published([(9, 0, 0)], now_ms=1, is_new_start=True)
+    empty = log.with_published([(9, 0, 0)], now_ms=1, published_ms=1, is_new_start=True)
 
     assert (empty.items, empty.first_offset, empty.next_offset) == ((), 12, 12)
     assert empty.end_offset == 12
@@ -42,13 +42,13 @@ def test_a_start_that_publishes_nothing_keeps_the_next_offset() -> None:
 
 def test_a_log_with_ledgers_has_no_next_offset_of_its_own() -> None:
     assert closed(EMPTY.with_ledger(7), {}).next_offset is None
-    assert EMPTY.with_published([(9, 1, 1)], now_ms=1).next_offset is None
+    assert EMPTY.with_published([(9, 1, 1)], now_ms=1, published_ms=1).next_offset is None
 
 
 def test_ledgers_without_records_are_not_published() -> None:
     log = closed(ROLLED, {8: (2, 20)})
 
-    after = log.with_published([(9, 0, 0), (10, 3, 30)], now_ms=1)
+    after = log.with_published([(9, 0, 0), (10, 3, 30)], now_ms=1, published_ms=1)
 
     assert [(item.ledger_id, item.first_offset) for item in after.items] == [
         (7, 0),

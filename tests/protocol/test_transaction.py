@@ -26,7 +26,9 @@ def after(
 ) -> LogMetadata:
     """The row that an owner sends whose open ledger holds ten records."""
     ended = old.with_ends({1: (10, 100)}, producers=(), now_ms=1)
-    row = ended.with_published(sizes, now_ms=1, is_new_start=is_new_start).with_ledger(9)
+    row = ended.with_published(
+        sizes, now_ms=1, published_ms=1, is_new_start=is_new_start
+    ).with_ledger(9)
     return row.with_ends({}, producers=(), now_ms=1)
 
 

@@ -9,7 +9,7 @@ from services.gateway.edge.encodings import encoded
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.interface import EngineInterface, ReadResult
-from services.gateway.logs.reading import Start
+from services.gateway.logs.values import Start
 
 
 class LedgerPages(Pages[ReadResult]):

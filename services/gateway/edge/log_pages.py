@@ -11,8 +11,7 @@ from services.gateway.edge.encodings import encoded, encoded_key
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.reading import Start
-from services.gateway.logs.values import LogBatches, LogRead, ReadRecord
+from services.gateway.logs.values import LogBatches, LogRead, ReadRecord, Start
 
 
 def log_position(page: LogRead | LogBatches) -> dict[str, str]:

@@ -4,7 +4,6 @@ A record's key is base64 beside `data`, else text, as in `encodings.py`.
 """
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Final
 
 import orjson
@@ -18,12 +17,12 @@ from services.gateway.edge.payloads import (
     batch_of,
     entry_too_large,
 )
+from services.gateway.edge.starts import microseconds_of
 
 _FORMS: Final = ("data", "text", "json")
 _FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
 _HEADER_BYTES_MAX: Final = 65_535
 _HEADERS_MAX: Final = 1_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_from_json(data: bytes) -> tuple[Record, ...]:
@@ -114,15 +113,4 @@ def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
 
 
 def _timestamp(value: object, pointer: str) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > 40 or "T" not in value.upper():
-        raise invalid(pointer, "must be an RFC 3339 time")
-    try:
-        at = datetime.fromisoformat(value.upper())
-    except ValueError as error:
-        raise invalid(pointer, "must be an RFC 3339 time") from error
-    if at.tzinfo is None:
-        raise invalid(pointer, "must say its offset from UTC, like Z")
-    age = at - _EPOCH
-    return (age.days * 86_400 + age.seconds) * 1000 + age.microseconds // 1000
+    return None if value is None else microseconds_of(value, pointer) // 1000

@@ -27,11 +27,11 @@ from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_rea
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import Message, SocketTarget, serve
+from services.gateway.edge.starts import start_of_json
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.reading import Start
-from services.gateway.logs.values import Append, LogBatches, RecordsAppended
+from services.gateway.logs.values import Append, LogBatches, RecordsAppended, Start
 
 _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)
@@ -101,7 +101,7 @@ class RecordRoutes:
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda data: self._append_message(name, token, data),
             lambda start: PageStream(LogPages(self._logs, name), self._room, start),
-            tuple(op.STARTS),
+            start_of_json,
         )
         return await serve(request, self._room, target)
 

@@ -13,7 +13,7 @@ from typing import Final, Generic
 from services.gateway.edge.follows import P, SharedPage, shared_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.room import Room
-from services.gateway.logs.reading import Start
+from services.gateway.logs.values import Start
 
 STREAM_BYTES: Final = 1 << 20
 """What a stream reads ahead of its client (taste)."""
@@ -120,6 +120,11 @@ class Pages(ABC, Generic[P]):
         return self.members(page)
 
 
+def is_sought(at: Start) -> bool:
+    """Whether a position depends on when it is asked for."""
+    return not isinstance(at, int) and at != "earliest"
+
+
 async def page_or_news(
     room: Room,
     read: Callable[[Start, float], Awaitable[P]],
@@ -131,7 +136,7 @@ async def page_or_news(
     page = await read(at, 0.0)
     if wait_s <= 0 or is_news(page):
         return page
-    news = await room.wait(read(page.next if at == "latest" else at, wait_s))
+    news = await room.wait(read(page.next if is_sought(at) else at, wait_s))
     return page if news is None else news
 
 
@@ -155,11 +160,11 @@ class PageStream(Generic[P]):
         self._left, self._bytes_left = limit, max_bytes
 
     @property
-    def begins_at_end(self) -> bool:
-        """Whether the next page is at the log's end, wherever that is. A client must learn the place early: if
+    def is_sought(self) -> bool:
+        """Whether the next page is where the log's end, or a time, is now. A client must learn the place early: if
         it is cut off before, it begins again at a later end, and misses the records in between.
         """
-        return self.at == "latest"
+        return is_sought(self.at)
 
     def begin(self, page: P) -> int:
         """The position at which a page begins."""

@@ -27,7 +27,7 @@ from services.gateway.edge.pages import STREAM_BYTES, Pages, PageStream
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES, send_parts
 from services.gateway.edge.streams import send_events, send_lines
-from services.gateway.logs.reading import Start
+from services.gateway.logs.values import Start
 
 WHOLE_BYTES_MAX: Final = 8 << 20
 """The most of a page that is made whole (Arrow), whatever the client would take: the page is in memory

@@ -1,6 +1,5 @@
 """The operations of /v1/logs on the records of one log."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from quorumlog import errors, header
@@ -9,9 +8,9 @@ from quorumlog.net.parameters import (
     Parameter,
     header_integer,
     int64,
-    integer,
     invalid,
 )
+from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
 from services.gateway.edge.log_operations import TAKING_OVER
 from services.gateway.edge.media import NDJSON
@@ -32,24 +31,17 @@ from services.gateway.edge.operations import (
     gives,
     read_forms,
 )
-from services.gateway.logs.reading import Start
+from services.gateway.edge.starts import NAMED, start_of
+from services.gateway.logs.values import Start
 
 _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
-
-STARTS: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
-"""Positions of a read besides offsets."""
 
 
 def _producer(text: str, pointer: str) -> str:
     if not 1 <= len(text.encode()) <= _PRODUCER_BYTES_MAX or "\0" in text:
         raise invalid(pointer, f"must have 1 to {_PRODUCER_BYTES_MAX} bytes")
     return text
-
-
-def _start(text: str, pointer: str) -> Start:
-    named = STARTS.get(text)
-    return integer(text, pointer) if named is None else named
 
 
 PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
@@ -75,9 +67,19 @@ PRODUCER_SEQ: Final = header_integer(
 FROM: Final[Parameter[Start]] = Parameter(
     "from",
     "query",
-    _start,
-    {"anyOf": [{"enum": list(STARTS)}, int64(0)], "default": "earliest"},
-    "The first offset.",
+    start_of,
+    {
+        "anyOf": [
+            {"enum": list(NAMED)},
+            int64(-ID_MAX),
+            {"type": "string", "format": "date-time"},
+        ],
+        "default": "earliest",
+    },
+    "The first offset; `-N` is N offsets before the end, or where the log begins. A time (RFC 3339) is the first "
+    "record that was appended then or later, by the log's append times: before the log's first record that is where "
+    "the log begins, after its last record (in the future too) its end. A `+` is `%2B` in a query: a time with a "
+    "space is 422.",
     "earliest",
 )
 
@@ -152,7 +154,7 @@ READ: Final = Operation(
     "/v1/logs/{name}/entries",
     "readRecords",
     "Logs",
-    "Read records by offset",
+    "Read records",
     "Sees every record that was acknowledged before the read began. At the end the list is empty; "
     "`next` is where to go on.",
     (NAME, FROM, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
@@ -185,8 +187,8 @@ READ: Final = Operation(
                 "record",
                 "offset",
                 "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
-                "`event: end` once the log is closed. From `latest` the id before the first record comes at once, "
-                "without an event.",
+                "`event: end` once the log is closed. From `latest`, `-N` or a time the id before the first record "
+                "comes at once, without an event.",
             ),
             {
                 header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
@@ -213,8 +215,8 @@ SOCKET: Final = Operation(
     "Append and follow the tail over one WebSocket",
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
     'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
-    "for the tail (from `earliest` and `latest` too, encoding `frames` for binary messages); from "
-    '`latest` the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
+    "for the tail (from `earliest`, `latest`, -N and a time too, as in a read; encoding `frames` for binary "
+    'messages); from `latest`, -N or a time the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
     "problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each "
     "message is one append with the answer of HTTP.",
     (NAME, WRITER_TOKEN, TICKET),

@@ -3,7 +3,7 @@
 From the client: a binary message is frames to append; a text message is the JSON of an append, or
 `{"tail":{"from":0,"encoding":"base64"}}` (encoding `frames` for binary messages).
 To the client, as text: a range of ids for each acknowledged run, all before it included; where a tail from the
-end begins, in the form of the question; pages of the tail as reads give them, and `{"end":…}` once nothing
+end or from a time begins, in the form of the question; pages of the tail as reads give them, and `{"end":…}` once nothing
 can follow; a problem object, after which the socket ends.
 
 A client that asks for the subprotocol `quorumlog.appends` gets no tail. Each of its messages is one append, whose answer
@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import orjson
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -26,7 +26,6 @@ from quorumlog import header
 from quorumlog.errors import BadRequest, QuorumLogError, ShuttingDown
 from quorumlog.net.listen import end_limits, wants_socket
 from quorumlog.net.parameters import invalid
-from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire import problems, strict
 from services.gateway.edge.access import Scope, caller_of, check_scope
 from services.gateway.edge.arrivals import Arrivals
@@ -37,9 +36,10 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.quotas import Usage
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
+from services.gateway.edge.starts import id_of_json
 from services.gateway.edge.streams import beside
 from services.gateway.interface import EntriesAppended
-from services.gateway.logs.reading import Start
+from services.gateway.logs.values import Start
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class SocketTarget(Generic[T, P]):
     """Append what a message has, and give HTTP's answer. Raises: QuorumLogError."""
     stream: Callable[[Start], PageStream[P]]
     """The pages from a position on."""
-    named_starts: tuple[str, ...] = ()
-    """Positions of a tail besides numbers."""
+    start: Callable[[object, str], Start] = id_of_json
+    """Where a tail begins: reads the JSON value at a pointer. Raises InvalidRequest."""
 
 
 async def serve(
@@ -240,16 +240,9 @@ class _Session(Generic[T, P]):
         check_scope(self._request, Scope.READ)
         if self._tail.done():
             raise invalid("/tail", "this socket has a tail already")
-        self._tail.set_result(_messages(self._target.stream(self._start(asked)), encoding))
+        start = self._target.start(asked.get("from", 0), "/tail/from")
+        self._tail.set_result(_messages(self._target.stream(start), encoding))
         return True
-
-    def _start(self, asked: dict[str, Any]) -> Start:
-        """Where the tail starts. Raises: InvalidRequest."""
-        start: Start = asked.get("from", 0)
-        is_id = type(start) is int and 0 <= start <= ID_MAX
-        if not is_id and start not in self._target.named_starts:
-            raise invalid("/tail/from", f"must be an integer from 0 to {ID_MAX}")
-        return start
 
     async def follow(self) -> None:
         """Send the tail, once it was asked for."""
@@ -278,7 +271,7 @@ class _Session(Generic[T, P]):
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
     """Pages as messages, then the end. A tail from the end begins with the position where that is."""
-    pages, begins_at_end = stream.pages, stream.begins_at_end
+    pages, is_sought = stream.pages, stream.is_sought
 
     def message(page: P) -> Message:
         return (
@@ -287,9 +280,9 @@ async def _messages(stream: PageStream[P], encoding: str) -> Tail:
 
     async with contextlib.aclosing(stream.tail()) as tail:
         async for shared in tail:
-            if begins_at_end:
+            if is_sought:
                 yield orjson.dumps({"tail": {"from": stream.begin(shared.page)}}).decode()
-                begins_at_end = False
+                is_sought = False
             if pages.count(shared.page):
                 yield shared.form(("socket", encoding), message)
             if pages.is_end(shared.page):

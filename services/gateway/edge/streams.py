@@ -71,7 +71,7 @@ async def send_lines(
     the end the head is sent before any wait, since it says where the end is.
     """
     pages = stream.pages
-    later_s, wait_s = (wait_s, 0.0) if stream.begins_at_end else (0.0, wait_s)
+    later_s, wait_s = (wait_s, 0.0) if stream.is_sought else (0.0, wait_s)
 
     def lines_of(page: P) -> bytes:
         return b"".join(item + b"\n" for item in pages.items(page, encoding))
@@ -105,7 +105,7 @@ async def send_events(
     """Send each item as an event whose id is the item's; follow the tail until its end is final. For a tail from
     the end the id before its first item is sent at once: a browser resumes there.
     """
-    pages, begins_at_end = stream.pages, stream.begins_at_end
+    pages, is_sought = stream.pages, stream.is_sought
 
     def events_of(page: P) -> bytes:
         items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
@@ -120,7 +120,7 @@ async def send_events(
                     response = await opened(request, EVENTS)
                     if request.method == "HEAD":
                         return response
-                    if begins_at_end:
+                    if is_sought:
                         events = b"id: %d\n\n" % (stream.begin(shared.page) - 1) + events
                 is_end = pages.is_end(shared.page)
                 if events or not is_end:

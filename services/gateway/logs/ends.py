@@ -83,15 +83,16 @@ async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
     lost = row.lost_at(entry_id)
     assert lost is not None, "a loss is never taken back"
     assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
-    before, bytes_before = 0, 0
+    before, bytes_before, appended_ms = 0, 0, 0
     if lost[0] > 0:
         head, bytes_before = await _read_head(engine, ledger_id, lost[0] - 1)
-        before = head.records_after
+        before, appended_ms = head.records_after, head.append_time_ms
     if lost[1] < row.last_entry:
         after = (await _read_head(engine, ledger_id, lost[1] + 1))[0].records_before
     else:
         after = before + (row.length or 0) - bytes_before
-    return BatchHead(after - before, 0, before, None, after_producer=True)
+    # Append times never go back, so what was lost has at least the time of what precedes it.
+    return BatchHead(after - before, appended_ms, before, None, after_producer=True)
 
 
 async def _read_head(engine: Engine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:

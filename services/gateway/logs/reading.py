@@ -11,7 +11,7 @@ import contextlib
 import random
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from quorumlog.errors import EntryLost, EntryUnavailable, NoSuchLedger, OffsetTruncated
 from quorumlog.protocol import batch
@@ -22,10 +22,17 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.seeking import find_time
 from services.gateway.logs.store import MetadataLogs
-from services.gateway.logs.values import LogBatches, LogRead, ReadRecord, StoredBatch
-
-Start = int | Literal["earliest", "latest"]
+from services.gateway.logs.values import (
+    Last,
+    LogBatches,
+    LogRead,
+    ReadRecord,
+    Since,
+    Start,
+    StoredBatch,
+)
 
 _ROW_POLL_S: Final = 0.2
 """How often a tail reads the row of a log without an open ledger."""
@@ -105,6 +112,10 @@ class _Batches(_Page):
         return head
 
 
+class _Resealed(Exception):
+    """The row does not say any more which ledger of the log grows."""
+
+
 class LogReader:
     """Reads of all logs, in this process."""
 
@@ -167,10 +178,7 @@ class LogReader:
         is_fresh = row is None or not isinstance(start, int)
         if row is None or is_fresh:
             row = await self.row(name)
-        if start == "earliest":
-            page.at = row.first_offset
-        else:
-            page.at = await self.end(name, row) if start == "latest" else start
+        page.at, row = await self._begin(name, start, row)
         while True:
             row = await self._fill(name, row, page, is_fresh=is_fresh)
             left_s = deadline - loop.time()
@@ -180,6 +188,54 @@ class LogReader:
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
                 await self._wait(row, page.at, left_s)
             row, is_fresh = await self.row(name), True
+
+    async def _begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
+        """The offset at which a read begins, and the row by which it is there."""
+        match start:
+            case int():
+                return start, row
+            case "earliest":
+                return row.first_offset, row
+            case "latest":
+                return await self.end(name, row), row
+            case Last(count):
+                return max(await self.end(name, row) - count, row.first_offset), row
+            case Since(ms):
+                return await self._find(name, ms, row)
+
+    async def _find(self, name: str, ms: int, row: LogMetadata) -> tuple[int, LogMetadata]:
+        """The first offset that was appended at a time or later, else the end. Raises: EntryUnavailable."""
+
+        async def last_entry(item: LogItem) -> int:
+            last = await self._last_entry(name, item)
+            if last is None:
+                raise _Resealed
+            return last
+
+        for _ in range(_TRIES_MAX):
+            try:
+                at = await find_time(
+                    row, ms, last_entry=last_entry, read_head=partial(read_head, self._engine)
+                )
+            except _Resealed:
+                pass  # the writer is gone, and the log was sealed
+            except NoSuchLedger as error:
+                if error.members.get("deleted") is False:
+                    item = row.item_of(error.ledger_id or NO_ENTRY)
+                    at = row.first_offset if item is None else item.first_offset or 0
+                    raise _without_row(name, error.ledger_id, at) from error
+            else:
+                return at, row
+            row = await self.row(name)
+        raise _unstable(name)
+
+    async def _last_entry(self, name: str, item: LogItem) -> int | None:
+        """The last acknowledged entry of a ledger, NO_ENTRY where there is none; None if the row must be read again."""
+        if item.last_offset is None:
+            confirmed = await self._confirmed(name, item)
+            return None if confirmed is None else confirmed.last_add_confirmed
+        closed = await self._engine.get(item.ledger_id)
+        return NO_ENTRY if closed.last_entry is None else closed.last_entry
 
     async def end(self, name: str, row: LogMetadata | None = None) -> int:
         """The offset after the last acknowledged record. `row` was read after the caller's request."""
@@ -211,7 +267,7 @@ class LogReader:
             head = await read_head(self._engine, item.ledger_id, confirmed.last_add_confirmed)
         except NoSuchLedger as error:
             if error.members.get("deleted") is False:
-                raise _without_row(name, item, item.first_offset) from error
+                raise _without_row(name, item.ledger_id, item.first_offset) from error
             return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after
 
@@ -247,7 +303,7 @@ class LogReader:
                 if page.count:
                     return row
                 if error.members.get("deleted") is False:
-                    raise _without_row(name, item, page.at) from error
+                    raise _without_row(name, item.ledger_id, page.at) from error
                 if tries > _TRIES_MAX:
                     raise _unstable(name) from None
                 is_known = False
@@ -259,14 +315,9 @@ class LogReader:
 
     async def _fill_from(self, name: str, item: LogItem, page: _Page) -> bool:
         """Gather until the ledger or the page ends; False if the row must be read again."""
-        if item.last_offset is None:
-            confirmed = await self._confirmed(name, item)
-            if confirmed is None:
-                return False
-            last = confirmed.last_add_confirmed
-        else:
-            closed = await self._engine.get(item.ledger_id)
-            last = closed.last_entry if closed.last_entry is not None else NO_ENTRY
+        last = await self._last_entry(name, item)
+        if last is None:
+            return False
         if last == NO_ENTRY:
             return True
         entry_id = await self._entry_at(item, page.at, last)
@@ -326,6 +377,8 @@ class LogReader:
 
     def _unpack(self, item: LogItem, entry_id: int, data: bytes, page: _Page) -> None:
         try:
+            if item.published_ms:
+                data = batch.restamped(data, item.published_ms)  # rule 26b
             head = page.unpack(item, entry_id, data)
         except batch.BadBatch as error:
             raise damaged(error, item.ledger_id, entry_id) from error
@@ -394,12 +447,12 @@ def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
     page.is_cut = True
 
 
-def _without_row(name: str, item: LogItem, at: int) -> EntryUnavailable:
+def _without_row(name: str, ledger_id: int | None, at: int) -> EntryUnavailable:
     """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18d)."""
     return EntryUnavailable(
-        f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {item.ledger_id}."
+        f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {ledger_id}."
         " A rebuild makes it again once a bookie that holds a copy answers",
-        ledger_id=item.ledger_id,
+        ledger_id=ledger_id,
         log=name,
         offset=at,
     )

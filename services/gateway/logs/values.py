@@ -1,12 +1,31 @@
 """The values in which clients of a gateway's logs ask and read."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log.messages import Append, Publish, RecordsAppended
 
 __all__ = ["Append", "Publish", "RecordsAppended"]
 """Requests are the machines' own messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A read begins with the first record that was appended at this time or later, in milliseconds since 1970."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """A read begins this many offsets before the log's end."""
+
+    count: int
+
+
+Start = int | Literal["earliest", "latest"] | Since | Last
+"""Where a read of a log begins. A number is an offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import os
+import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Final, cast
 
 import orjson
@@ -33,6 +35,8 @@ from quorumlog.cli.session import common_options, run
 from quorumlog.client import Client, LogAppended, LogRecord, Paged, Record, Start
 
 WORDS: Final = ("records", "offset")
+_STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end) or an RFC 3339 time"
+_OFFSET: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="The key of each record.")]
@@ -145,25 +149,30 @@ async def _write(found: Paged[LogRecord], framing: Framing, count: int | None = 
     await write(found.pages(), form, lambda record: record.offset, WORDS, count)
 
 
-def _start(text: str | None) -> Start | None:
-    if text is None or text in ("earliest", "latest"):
-        return cast("Start | None", text)
-    if not text.isascii() or not text.isdecimal():
-        raise typer.BadParameter("--from is an offset, earliest or latest")
-    return int(text)
+def _start(text: str) -> Start:
+    """Where to begin. Raises: typer.BadParameter."""
+    if text in ("earliest", "latest"):
+        return cast("Start", text)
+    if _OFFSET.fullmatch(text):
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise typer.BadParameter(f"--from is {_STARTS}, with its time zone")
+    return at
 
 
 @app.command(name="read")
 def read_log(
     name: NameArgument,
-    first: Annotated[
-        str, typer.Option("--from", help="An offset, earliest or latest.")
-    ] = "earliest",
+    first: Annotated[str, typer.Option("--from", help=f"Where to begin: {_STARTS}.")] = "earliest",
     follow: FollowOption = False,
     framing: FramingOption = Framing.LINES,
 ) -> None:
     """Print the confirmed records; with --follow new records too."""
-    start = _start(first) or 0
+    start = _start(first)
 
     async def work(client: Client) -> None:
         log = client.log(name)
@@ -171,7 +180,9 @@ def read_log(
         count = None
         if not follow and isinstance(start, int) and is_progress_shown():
             info = await log.info()
-            count = max(0, int(info["next_offset"]) - max(start, int(info["first_offset"])))
+            end = int(info["next_offset"])
+            at = start if start >= 0 else end + start
+            count = max(0, end - max(at, int(info["first_offset"])))
         await _write(found, framing, count)
 
     run(work)
@@ -181,21 +192,17 @@ def read_log(
 def tail_log(
     name: NameArgument,
     first: Annotated[
-        str | None, typer.Option("--from", help="An offset, earliest or latest; instead of -n.")
+        str | None, typer.Option("--from", help=f"Where to begin: {_STARTS}; instead of -n.")
     ] = None,
     lines: LinesOption = 10,
     framing: FramingOption = Framing.LINES,
 ) -> None:
     """Print the last records, and new records until the log is closed."""
-    given = _start(first)
+    last: Start = -lines if lines else "latest"
+    start = last if first is None else _start(first)
 
     async def work(client: Client) -> None:
-        log = client.log(name)
-        start = given
-        if start is None:
-            info = await log.info()
-            start = max(int(info["first_offset"]), int(info["next_offset"]) - lines)
-        await _write(log.tail(start), framing)
+        await _write(client.log(name).tail(start), framing)
 
     run(work)
 

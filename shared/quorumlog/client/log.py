@@ -142,16 +142,19 @@ class Log:
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
+        `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
+        later. Before the first record both are where the log begins; a time after the last one is the end.
         `wait_ms`: how long the server may wait for a new record at the tail.
         """
-        if start == "latest" and wait_ms:
+        is_offset = isinstance(start, int) and start >= 0
+        if wait_ms and not is_offset and start != "earliest":
             # A request that waits may be sent again, and would miss what was appended in between.
             page = await self.read(start, limit=limit)
             if page.records or page.closed:
                 return page
             start = page.next
         params: dict[str, str | int] = {
-            "from": _start(start),
+            "from": _shown(_start(start)),
             "wait_ms": checks.offset("wait_ms", wait_ms),
         }
         if limit is not None:
@@ -271,6 +274,16 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
 def _start(start: Start) -> Start:
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
-            raise ValueError(f"start is an offset, earliest or latest, not {start!r}")
+            raise ValueError(f"start is an offset, earliest, latest or a datetime, not {start!r}")
         return start
-    return checks.offset("start", start)
+    if isinstance(start, datetime):
+        if start.utcoffset() is None:
+            raise ValueError(f"start is a datetime with a time zone, not {start!r}")
+        return start
+    if not -(1 << 63) < checks.whole("start", start) < 1 << 63:
+        raise ValueError(f"start is -2**63 + 1 to 2**63 - 1, not {start:.4g}")
+    return start
+
+
+def _shown(start: Start) -> int | str:
+    return start.isoformat() if isinstance(start, datetime) else start

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal
 
 import orjson
@@ -13,7 +14,10 @@ from quorumlog.client.ledger import FRAMES, frames
 _RECORD_BYTES: Final = 64
 """Bytes that a record counts beside its value, so that a queue of empty records is bounded too."""
 
-Start = int | Literal["earliest", "latest"]
+Start = int | Literal["earliest", "latest"] | datetime
+"""Where a read begins: an offset; below 0, so many offsets before the end; a time, with its time zone: the first record that
+was appended then or later, by the log's own append times.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,6 +259,8 @@ class Log(Face[_async.Log]):
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
+        `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
+        later. Before the first record both are where the log begins; a time after the last one is the end.
         `wait_ms`: how long the server may wait for a new record at the tail.
         """
         return self._portal.run(self._inner.read(start, limit=limit, wait_ms=wait_ms))

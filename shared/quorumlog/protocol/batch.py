@@ -135,6 +135,15 @@ def placed(
     return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
+def restamped(data: bytes, append_time_ms: int) -> bytes:
+    """A batch with another append time. Raises BadBatch."""
+    if len(data) < _HEAD.size:
+        raise BadBatch("a record batch is cut short")
+    version, flags, zero, count, _, before = _HEAD.unpack_from(data)
+    head = _HEAD.pack(version, flags, zero, count, append_time_ms, before)
+    return b"".join((head, memoryview(data)[_HEAD.size :]))
+
+
 def decode_head(data: bytes) -> BatchHead:
     """Decode a batch without its records. Raises BadBatch."""
     return _parse_head(data)[0]

@@ -82,6 +82,8 @@ class LogItemBody(Body):
     producers: tuple[ProducerBody, ...] = Field(default=(), max_length=PRODUCERS_MAX)
     bytes: Number = 0
     sealed_ms: Number = 0
+    published_ms: Number = Field(default=0, exclude_if=lambda at_ms: not at_ms)
+    """Left out where it is 0: services of before this field forbid it."""
 
     def to_core(self) -> LogItem:
         """The protocol's value."""

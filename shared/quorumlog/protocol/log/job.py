@@ -290,7 +290,10 @@ class Job:
             return self._ask(JobStep.SWAPPING, SwapLog(row))
         assert self.new is not None
         row = row.with_published(
-            self.sizes, now_ms=now.sealed_ms(), is_new_start=self.call.overwrite
+            self.sizes,
+            now_ms=now.sealed_ms(),
+            published_ms=now.stamp_ms(held.pipe.appended_ms),
+            is_new_start=self.call.overwrite,
         ).with_ledger(self.new)
         row = held.with_ends(row, {}, now)
         commit = Commit(self.call.transaction, self.call.ledgers, row)

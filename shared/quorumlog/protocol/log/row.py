@@ -82,6 +82,8 @@ class LogItem:
     bytes: int = 0
     sealed_ms: int = 0
     """When it was closed: retention by age begins here. 0 while open."""
+    published_ms: int = 0
+    """When a transaction put it onto the log: the append time of all its records. 0: its batches tell theirs."""
 
     @property
     def is_empty(self) -> bool:
@@ -123,8 +125,8 @@ class LogMetadata:
     """The end of what the log has forgotten (rule 26a): every producer that is not known any more
     was seen below this offset only. 0: nobody was forgotten."""
     appended_ms: int = 0
-    """The latest append time of a request to the log, but for those to its last ledger: append times
-    of requests never go back. (What a transaction wrote has times of its own.)"""
+    """The latest append time of a record of the log, but for those of its last ledger: append times never go
+    back (rule 26b)."""
     created_at: str = ""
     attempt: str = ""
     """The token of the change that made this version: versions of two lines of history may be equal (rule 18a).
@@ -255,11 +257,18 @@ class LogMetadata:
         )
 
     def with_published(
-        self, sealed: Sequence[tuple[int, int, int]], *, now_ms: int, is_new_start: bool = False
+        self,
+        sealed: Sequence[tuple[int, int, int]],
+        *,
+        now_ms: int,
+        published_ms: int,
+        is_new_start: bool = False,
     ) -> "LogMetadata":
         """The log with ledgers that were written and CLOSED elsewhere: (ledger, records, bytes)
         each, those without records left out. All ends before them are known (rule 28).
 
+        `published_ms`: the append time of their records. Their batches have the times at which tasks wrote them,
+        which may be before those of records that the log has already.
         `is_new_start`: what was there before is dropped, and offsets go on.
         """
         at = self.end_offset
@@ -268,7 +277,8 @@ class LogMetadata:
         start, added = at, []
         for ledger_id, records, size in sealed:
             if records:
-                added.append(LogItem(ledger_id, at, at + records - 1, bytes=size, sealed_ms=now_ms))
+                item = LogItem(ledger_id, at, at + records - 1, bytes=size, sealed_ms=now_ms)
+                added.append(replace(item, published_ms=published_ms))
                 at += records
         items = (*(() if is_new_start else self.items), *added)
         return replace(
@@ -276,6 +286,7 @@ class LogMetadata:
             items=items,
             next_offset=None if items else at,
             first_offset=start if is_new_start else self.first_offset,
+            appended_ms=max(self.appended_ms, published_ms),
         )
 
     def truncated(self, before: int) -> "LogMetadata":

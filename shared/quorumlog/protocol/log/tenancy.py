@@ -104,5 +104,7 @@ class Tenancy:
 
     def next_ledger(self, now: Now) -> None:
         """Write to the ledger that the row names last now."""
-        self.pipe = self._pipeline(self.pipe.producers, self.pipe.appended_ms, now)
+        # The row's is later where ledgers were published (rule 26b).
+        appended_ms = max(self.pipe.appended_ms, self.log.appended_ms)
+        self.pipe = self._pipeline(self.pipe.producers, appended_ms, now)
         self.ahead = self.ledger_id
