@@ -50,7 +50,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
-from services.gateway.edge.operations import checked
+from services.gateway.edge.operations import CONTENT_ENCODING, checked
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.room import Room
 from services.gateway.edge.tokens import TokenRoutes
@@ -236,7 +236,13 @@ def _described(operation: Operation) -> Operation:
     if scopes := needed(operation):
         more = (*more, Unauthenticated, Forbidden, MetadataUnavailable)
     description = " ".join(filter(None, (operation.description, scopes)))
-    return replace(operation, errors=(*operation.errors, *more), description=description)
+    coded = (CONTENT_ENCODING,) if operation.body and operation.method != "DELETE" else ()
+    return replace(
+        operation,
+        errors=(*operation.errors, *more),
+        description=description,
+        parameters=(*operation.parameters, *coded),
+    )
 
 
 def _routes(

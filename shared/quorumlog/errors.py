@@ -325,7 +325,7 @@ class UnsupportedMediaType(
     status=415,
     title="The body's media type is not supported",
 ):
-    """The route does not accept the body's `Content-Type`, or the body is compressed."""
+    """The route does not accept the body's `Content-Type`, or its `Content-Encoding`."""
 
 
 class HeadersTooLarge(

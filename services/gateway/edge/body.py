@@ -20,6 +20,7 @@ from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import invalid
 from quorumlog.wire import strict
+from services.gateway.edge import codings
 from services.gateway.edge.room import Room
 
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -28,13 +29,9 @@ _FORM: Final = "application/x-www-form-urlencoded"
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
     """The body's media type without its parameters, one of `known`; without a body the first of these.
 
-    Raises: UnsupportedMediaType, whose detail says what to add to a curl command.
+    Raises: UnsupportedMediaType, also of the body's coding; its detail says what to add to a curl command.
     """
-    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
-        raise UnsupportedMediaType(
-            "the body has a Content-Encoding; send it as it is",
-            headers={"Accept-Encoding": "identity"},
-        )
+    codings.coding_of(request)
     given = request.headers.get(hdrs.CONTENT_TYPE)
     if given == known[0]:
         return given
@@ -54,54 +51,66 @@ def media_type(request: web.Request, known: tuple[str, ...]) -> str:
 
 
 async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
-    """The whole body. Raises: TooLarge, RequestTimeout, Overloaded, BadRequest."""
+    """The whole body, unpacked: both what comes and what it unpacks to have `bytes_max` at most.
+
+    Raises: TooLarge, RequestTimeout, Overloaded, BadRequest, UnsupportedMediaType.
+    """
     length = request.content_length
     if length is not None and length > bytes_max:
         raise TooLarge(f"the body has {length} bytes; the limit is {bytes_max}")
     if not request.body_exists:
         return b""
-    content, peer = request.content, PEER.get()
-    if content.is_eof():
+    content, unpacker = request.content, codings.unpacker(request)
+    if unpacker is None and content.is_eof():
         # The body came together with the headers: nothing to wait for.
         data = content.read_nowait(-1)
         if length is None:
             _check_total(len(data), bytes_max)
-        room.bodies.take(peer, len(data))
         room.hold(request, len(data))
         return data
     # Announced bytes take no room, since they may never come; a body that would not fit is refused at once.
-    room.bodies.check(peer, length or 0)
-    return await _read_slowly(request, room, bytes_max)
+    room.bodies.check(PEER.get(), length or 0)
+    return await _read_slowly(request, room, bytes_max, unpacker)
 
 
-async def _read_slowly(request: web.Request, room: Room, bytes_max: int) -> bytes:
+async def _read_slowly(
+    request: web.Request, room: Room, bytes_max: int, unpacker: codings.Unpacker | None
+) -> bytes:
     await send_continue(request)
-    limits, bodies, peer = room.limits, room.bodies, PEER.get()
+    limits = room.limits
     chunks: list[bytes] = []
     total = 0
     try:
         # In time awake: bytes that came while this process stood still came in time.
         async with awake_timeout(limits.body_timeout_s) as limit:
             while chunk := await request.content.readany():
-                bodies.take(peer, len(chunk))
+                room.hold(request, len(chunk))
                 total += len(chunk)
                 _check_total(total, bytes_max)
-                chunks.append(chunk)
                 limit.extend(len(chunk) / limits.body_rate_bytes_s_min)
+                if unpacker is None:
+                    chunks.append(chunk)
+                    continue
+                async for piece in codings.unpacked(request, unpacker, chunk):
+                    _check_total(request[codings.UNPACKED], bytes_max, "unpacks to")
+                    room.hold(request, len(piece))
+                    limit.extend(len(piece) / limits.body_rate_bytes_s_min)
+                    chunks.append(piece)
+                room.drop(request, len(chunk))
     except TimeoutError as error:
         raise RequestTimeout(
             f"the body was not complete within {limits.body_timeout_s:g} s: {total} bytes came"
         ) from error
     except web.RequestPayloadError as error:
         raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
-    finally:
-        room.hold(request, total)
+    if unpacker is not None:
+        unpacker.finish()
     return b"".join(chunks)
 
 
-def _check_total(total: int, bytes_max: int) -> None:
+def _check_total(total: int, bytes_max: int, does: str = "has") -> None:
     if total > bytes_max:
-        raise TooLarge(f"the body has more than {bytes_max} bytes")
+        raise TooLarge(f"the body {does} more than {bytes_max} bytes")
 
 
 async def send_continue(request: web.Request) -> None:

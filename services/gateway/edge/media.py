@@ -37,7 +37,7 @@ def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
 def _negotiated(accept: str, offers: tuple[str, ...]) -> str | None:
     """RFC 9110, 12.5.1: the most specific range of each type decides, then the highest quality."""
     best, best_quality = None, 0.0
-    ranges = [_range(part) for part in accept.split(",") if part.strip()]
+    ranges = [weighted(part) for part in accept.split(",") if part.strip()]
     if not ranges:
         return offers[0]
     for offer in offers:
@@ -53,7 +53,8 @@ def _negotiated(accept: str, offers: tuple[str, ...]) -> str | None:
     return best
 
 
-def _range(part: str) -> tuple[str, float]:
+def weighted(part: str) -> tuple[str, float]:
+    """A member of `Accept` or `Accept-Encoding`, and its quality; 0 where that is none."""
     media, *parameters = part.split(";")
     quality = 1.0
     for parameter in parameters:

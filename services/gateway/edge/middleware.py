@@ -28,6 +28,7 @@ from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
 from services.gateway.edge.guard import Guard
+from services.gateway.edge.packing import PACKS, pack
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import large_bytes, send_whole
 
@@ -121,6 +122,7 @@ def edge_middleware(
         peer = peer_of(request.remote)
         PEER.set(peer)
         audited = audit.begin(request, route)
+        request[PACKS] = not is_internal
         place = large = 0
         response: web.StreamResponse | None = None
         try:
@@ -141,6 +143,8 @@ def edge_middleware(
                 if size := large_bytes(response):
                     room.keep(request, size)
                     large = size
+                elif isinstance(response, web.Response):
+                    pack(request, room, response)
             except QuorumLogError as error:
                 response = problem_response(error, instance)
             except web.HTTPException as error:
@@ -166,7 +170,7 @@ def edge_middleware(
             if not response.prepared:
                 response.headers["X-Request-Id"] = instance
                 if large and isinstance(response, web.Response):
-                    return await send_whole(request, response)
+                    return await send_whole(request, room, response)
             return response
         except ConnectionError as error:
             raise forgotten(error) from None

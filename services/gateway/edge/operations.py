@@ -14,6 +14,7 @@ from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Errors, Reply, Route, Schema
 from quorumlog.net.parameters import (
     Given,
+    Parameter,
     header_integer,
     header_text,
     path_id,
@@ -99,6 +100,16 @@ LAST_EVENT_ID: Final = header_integer(
     high=ID_MAX - 1,
 )
 """Where a stream of events goes on after it was cut off."""
+CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
+    "Content-Encoding",
+    "header",
+    lambda text, _pointer: text,
+    {"enum": ["zstd", "gzip", "identity"]},
+    "How the body is compressed; its limit holds for what it unpacks to. Other codings, and several, are a 415 "
+    "with `Accept-Encoding`.",
+    "identity",
+)
+"""Of each operation with a body; `edge/body.py` reads it."""
 EXPECT: Final = query_integer(
     "expect",
     0,

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from quorumlog.errors import Overloaded
 from quorumlog.wire.token_bodies import TokenQuotas
+from services.gateway.edge.codings import SAVED, UNPACKED
 
 _BURST_S: Final = 1.0
 """A caller that was idle may use as much at once as it may in this time (taste)."""
@@ -50,9 +51,12 @@ class Flow:
         self._announced = self._charged = announced
 
     def more(self) -> int:
-        """The bytes that came and were sent since the last call."""
-        came = max(self._request.content.total_bytes, self._announced)
-        before, self._charged = self._charged, came + self._request.writer.output_size
+        """The bytes that came and were sent since the last call, none of them compressed."""
+        came = max(
+            self._request.content.total_bytes, self._announced, self._request.get(UNPACKED, 0)
+        )
+        sent = self._request.writer.output_size + self._request.get(SAVED, 0)
+        before, self._charged = self._charged, came + sent
         return self._charged - before
 
 

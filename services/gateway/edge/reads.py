@@ -92,7 +92,7 @@ async def answer_read(
     if is_whole:
         return head
     head.headers["X-Request-Id"] = request[REQUEST_ID]
-    return await send_parts(request, head, body)
+    return await send_parts(request, room, head, body)
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:

@@ -86,8 +86,14 @@ class Room:
         end_limits(self._waits)
 
     def hold(self, request: web.Request, count: int) -> None:
-        """Hold the bytes that the request's whole body took of `bodies` until the request is done."""
-        request[_HELD] = count
+        """Take room for `count` more bytes of a request's body, until the request is done. Raises: Overloaded."""
+        self.bodies.take(PEER.get(), count)
+        request[_HELD] = request.get(_HELD, 0) + count
+
+    def drop(self, request: web.Request, count: int) -> None:
+        """Give back a part of what a request's body took."""
+        self.bodies.give(PEER.get(), count)
+        request[_HELD] -= count
 
     def release(self, request: web.Request) -> None:
         """Give back what a request's body took."""

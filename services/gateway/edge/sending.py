@@ -9,6 +9,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+from services.gateway.edge.packing import Packer, begin
 from services.gateway.edge.room import Room
 
 LARGE_BYTES: Final = 64 << 10
@@ -21,43 +22,72 @@ def large_bytes(response: web.StreamResponse) -> int:
     return len(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else 0
 
 
-async def write(response: web.StreamResponse, room: Room, data: bytes) -> None:
-    """Write a part of a streamed answer, at the client's pace. Raises: Overloaded."""
+async def write(
+    response: web.StreamResponse, room: Room, data: bytes, packer: Packer | None = None
+) -> None:
+    """Write a part of a streamed answer, at the client's pace; compressed it can be read before more comes.
+
+    Raises: Overloaded.
+    """
     if len(data) <= LARGE_BYTES:
-        await response.write(data)
+        await _write_slices(response, data, packer, is_flushed=True)
         return
     # Twice: the page from which these bytes were made is held as long.
     with room.kept(2 * len(data)):
-        await _write_slices(response, data)
+        await _write_slices(response, data, packer, is_flushed=True)
 
 
-async def send_whole(request: web.Request, response: web.Response) -> web.StreamResponse:
+async def write_end(response: web.StreamResponse, packer: Packer | None = None) -> None:
+    """End a streamed answer."""
+    await response.write_eof(b"" if packer is None else packer.end())
+
+
+async def send_whole(
+    request: web.Request, room: Room, response: web.Response
+) -> web.StreamResponse:
     """Send a large answer, for which there is room, at the client's pace."""
     assert isinstance(response.body, bytes), "it is large"
     sent = web.StreamResponse(status=response.status, headers=response.headers)
-    sent.content_length = len(response.body)
+    packer = begin(request, room, sent, size=len(response.body), sample=response.body)
+    if packer is None:
+        sent.content_length = len(response.body)
     await sent.prepare(request)
     if request.method != hdrs.METH_HEAD:
-        await _write_slices(sent, response.body)
-        await sent.write_eof()
+        await _write_slices(sent, response.body, packer)
+        await write_end(sent, packer)
     return sent
 
 
 async def send_parts(
-    request: web.Request, head: web.Response, parts: Iterable[bytes]
+    request: web.Request, room: Room, head: web.Response, parts: Iterable[bytes]
 ) -> web.StreamResponse:
     """Send a large answer whose parts are made while it is sent; each part is held until it is sent."""
     sent = web.StreamResponse(status=head.status, headers=head.headers)
     sent.headers.popall(hdrs.CONTENT_LENGTH, None)
+    rest = iter(parts)
+    first = next(rest, b"")
+    packer = begin(request, room, sent, sample=first)
     await sent.prepare(request)
     if request.method != hdrs.METH_HEAD:
-        for part in parts:
-            await _write_slices(sent, part)
-        await sent.write_eof()
+        await _write_slices(sent, first, packer)
+        del first
+        for part in rest:
+            await _write_slices(sent, part, packer)
+        await write_end(sent, packer)
     return sent
 
 
-async def _write_slices(response: web.StreamResponse, data: bytes) -> None:
+async def _write_slices(
+    response: web.StreamResponse,
+    data: bytes,
+    packer: Packer | None = None,
+    *,
+    is_flushed: bool = False,
+) -> None:
+    if packer is not None:
+        async for packed in packer.parts(data, is_flushed=is_flushed):
+            await response.write(packed)
+        return
     view = memoryview(data)
     for start in range(0, len(view), LARGE_BYTES):
         await response.write(view[start : start + LARGE_BYTES])

@@ -16,19 +16,26 @@ from quorumlog.errors import QuorumLogError, RequestTimeout, TooLarge
 from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
+from services.gateway.edge import codings
 from services.gateway.edge.body import send_continue
 from services.gateway.edge.follows import P
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.media import EVENTS, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
+from services.gateway.edge.packing import begin
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.room import Room
-from services.gateway.edge.sending import write
+from services.gateway.edge.sending import write, write_end
 
 _LINE_OVERHEAD: Final = 1024
 _ESCAPED: Final = 6
 """Bytes of JSON for one byte of a payload, at most: \\u0000."""
+
+_EXPANSION_MAX: Final = 100
+"""Lines of JSON shrink to a tenth, rarely to a fiftieth (docs/performance.md); gzip can shrink to a thousandth, zstd to
+a thirty-thousandth.
+"""
 
 T = TypeVar("T")
 ParseLine = Callable[[bytes, int, int], T]
@@ -39,7 +46,15 @@ async def opened(
     request: web.Request, media: str, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
     """A streamed answer whose head is sent."""
-    response = web.StreamResponse(
+    response = _head(request, media, headers)
+    await response.prepare(request)
+    return response
+
+
+def _head(
+    request: web.Request, media: str, headers: dict[str, str] | None = None
+) -> web.StreamResponse:
+    return web.StreamResponse(
         headers={
             "Content-Type": media,
             "Cache-Control": "no-store",
@@ -49,8 +64,6 @@ async def opened(
             **(headers or {}),
         }
     )
-    await response.prepare(request)
-    return response
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +92,10 @@ async def send_lines(
     page = await stream.page(wait_s)
     lines = lines_of(page)
     end = await pages.end(page)
-    response = await opened(request, NDJSON, pages.position(page))
+    response = _head(request, NDJSON, pages.position(page))
+    is_all = not later_s and page.next >= end
+    packer = begin(request, stream.room, response, size=len(lines) if is_all else None)
+    await response.prepare(request)
     if request.method == "HEAD":
         return response
     try:
@@ -88,14 +104,15 @@ async def send_lines(
             lines, end = lines_of(page), await pages.end(page)
         while True:
             if lines:
-                await write(response, stream.room, lines)
+                await write(response, stream.room, lines, packer)
             if not pages.count(page) or stream.is_over or page.next >= end:
                 break
             page = await stream.page()
             lines = lines_of(page)
     except QuorumLogError as error:
-        await response.write(problems.to_bytes(error, request[REQUEST_ID]) + b"\n")
-    await response.write_eof()
+        problem = problems.to_bytes(error, request[REQUEST_ID]) + b"\n"
+        await write(response, stream.room, problem, packer)
+    await write_end(response, packer)
     return response
 
 
@@ -208,14 +225,14 @@ async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes]
 
 
 async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Whole lines, and how many bytes of the next line have come.
+    """Whole lines, and how many bytes of what follows are kept: of the next line, and of a decoder.
 
     A line that has begun must be complete in time; between lines a stream may rest for longer. Both in
     time awake: bytes that came while this process stood still came in time.
     """
-    limits, clock = room.limits, awake()
+    limits, clock, unpacker = room.limits, awake(), codings.unpacker(request)
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
-    rest, deadline = bytearray(), clock.time() + limits.stream_idle_s
+    rest, deadline, came = bytearray(), clock.time() + limits.stream_idle_s, 0
     while True:
         try:
             async with awake_timeout(deadline - clock.time()):
@@ -225,20 +242,48 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
         if chunk is None:
             raise RequestTimeout("this gateway is about to end")
         if not chunk:
+            if unpacker is not None:
+                unpacker.finish()
             if rest:
                 yield [bytes(rest)], 0
             return
-        *lines, last = chunk.split(b"\n")
-        if lines:
-            lines[0] = bytes(rest) + lines[0]
-            rest.clear()
-        if not last:
-            deadline = clock.time() + limits.stream_idle_s
-        elif not rest:
-            deadline = clock.time() + limits.body_timeout_s
-        else:
-            deadline += len(chunk) / limits.body_rate_bytes_s_min
-        rest += last
-        if len(rest) > line_bytes_max:
-            raise TooLarge(f"a line of more than {line_bytes_max} bytes")
-        yield lines, len(rest)
+        came += len(chunk)
+        async for part in _parts(request, unpacker, chunk):
+            if unpacker is not None:
+                _check_expansion(request, came, limits.body_bytes_max)
+            *lines, last = part.split(b"\n")
+            if lines:
+                lines[0] = bytes(rest) + lines[0]
+                rest.clear()
+            if not last:
+                if lines:
+                    deadline = clock.time() + limits.stream_idle_s
+            elif not rest:
+                deadline = clock.time() + limits.body_timeout_s
+            else:
+                deadline += len(part) / limits.body_rate_bytes_s_min
+            rest += last
+            if len(rest) > line_bytes_max:
+                raise TooLarge(f"a line of more than {line_bytes_max} bytes")
+            yield lines, len(rest) + (0 if unpacker is None else unpacker.kept_bytes)
+
+
+async def _parts(
+    request: web.Request, unpacker: codings.Unpacker | None, chunk: bytes
+) -> AsyncIterator[bytes]:
+    """A chunk of a body, unpacked."""
+    if unpacker is None:
+        yield chunk
+        return
+    async for piece in codings.unpacked(request, unpacker, chunk):
+        yield piece
+
+
+def _check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
+    """Raise TooLarge where a stream unpacks to far more than a sender of such lines would have sent: a stream has no
+    bound of its own, and each byte that came must pay for the work on what it unpacks to.
+    """
+    if request[codings.UNPACKED] > first_bytes + _EXPANSION_MAX * came:
+        raise TooLarge(
+            f"the stream unpacks to more than {_EXPANSION_MAX} times what came, and {first_bytes} bytes"
+        )

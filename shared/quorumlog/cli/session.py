@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import aiohttp
 import typer
@@ -43,6 +43,9 @@ _MOMENT_S: Final = 2.0
 """A gateway that has not answered by then is named; an answer takes milliseconds."""
 
 
+Coding = Literal["gzip", "zstd"]
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """The values of the options that every command has."""
@@ -55,6 +58,8 @@ class CommonOptions:
     """What is shown to the services behind the gateways."""
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     """Of the caller, for gateways that require one."""
+    compression: str | None = None
+    """Of what is sent to gateways and read from them."""
     operator_context: ssl.SSLContext | None = None
     """With which they are asked over TLS."""
 
@@ -116,6 +121,14 @@ _TokenFileOption = Annotated[
         help="File with an access token, for gateways that require one; or set QUORUMLOG_TOKEN.",
     ),
 ]
+_CompressionOption = Annotated[
+    Coding | None,
+    typer.Option(
+        "--compression",
+        envvar="QUORUMLOG_COMPRESSION",
+        help="Send and read compressed, over a slow network.",
+    ),
+]
 _QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
 ]
@@ -154,6 +167,7 @@ _DECLARED: Final = (
     ("secret_file", _SecretOption, None),
     ("token", _TokenOption, None),
     ("token_file", _TokenFileOption, None),
+    ("compression", _CompressionOption, None),
     ("cert_file", _CertificateOption, None),
     ("key_file", _KeyOption, None),
     ("ca_file", _AuthorityOption, None),
@@ -180,7 +194,7 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
     """
     signature = inspect.signature(command)
     asks_metadata = "metadata" in signature.parameters
-    absent = {"gateway", "token", "token_file"} if asks_metadata else set()
+    absent = {"gateway", "token", "token_file", "compression"} if asks_metadata else set()
     if is_offline:
         absent = {name for name, _, _ in _DECLARED} - {"as_json", "quiet"}
     added = [
@@ -196,6 +210,7 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
             as_json=given["as_json"],
             timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
+            compression=given.get("compression"),
             token=_token_of(given.get("token"), given.get("token_file")),
         )
         if not is_offline:
@@ -259,7 +274,16 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
     urls = parse_urls(options.gateway)
 
     async def in_session() -> T:
-        client = Client(*urls, token=options.token, deadline_s=options.timeout_s, batching=BATCHING)
+        try:
+            client = Client(
+                *urls,
+                token=options.token,
+                deadline_s=options.timeout_s,
+                batching=BATCHING,
+                compression=options.compression,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
         async with _silence_noticed(urls), client:
             return await work(client)
 

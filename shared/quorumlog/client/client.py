@@ -27,14 +27,18 @@ class Client:
         token: str | Callable[[], str] | None = None,
         deadline_s: float = 60.0,
         batching: Batching | None = None,
+        compression: str | None = None,
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
         `token`: an access token, where the gateways require one; or a function that returns the present
         one, for tokens that end soon: each request asks it, so it must not block. `deadline_s`: for one
-        call with all its retries. `batching`: how appends are batched.
+        call with all its retries. `batching`: how appends are batched. `compression`: `gzip` or `zstd` (which needs
+        the extra `zstd`) for what is sent and read, where the network is slower than a processor compresses.
         """
-        self._transport = Transport(urls, deadline_s=deadline_s, token=token)
+        self._transport = Transport(
+            urls, deadline_s=deadline_s, token=token, compression=compression
+        )
         self._batching = Batching() if batching is None else batching
         if not isinstance(self._batching, Batching):
             raise TypeError(f"batching is a Batching, not {type(batching).__name__}")

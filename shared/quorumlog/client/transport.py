@@ -20,6 +20,7 @@ import orjson
 
 from quorumlog import header
 from quorumlog.client import checks
+from quorumlog.client.compression import Compression
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -84,9 +85,10 @@ class Transport:
         deadline_s: float,
         token: str | Callable[[], str] | None = None,
         context: ssl.SSLContext | None = None,
+        compression: str | None = None,
     ) -> None:
         """`deadline_s`: for one call with all its retries. `token`: goes with each request; a function is asked for
-        each. `context`: of TLS, in place of the system's.
+        each. `context`: of TLS, in place of the system's. `compression`: the content coding of bodies and answers.
         """
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
@@ -94,6 +96,9 @@ class Transport:
         self.deadline_s = checks.seconds("deadline_s", deadline_s)
         self._present_token = token if callable(token) else None
         self._headers = {} if token is None or callable(token) else _authorization(token)
+        self._compression = None if compression is None else Compression(compression)
+        # Said in any case: aiohttp would ask for what it can unpack.
+        self._headers["Accept-Encoding"] = compression or "identity"
         self._current = 0
         self._context = context
         self._session: aiohttp.ClientSession | None = None
@@ -217,6 +222,9 @@ class Transport:
         sent = {**(headers or {})}
         if body is not None:
             sent["Content-Type"] = content_type
+            packed = None if self._compression is None else await self._compression.packed(body)
+            if packed is not None and self._compression is not None:
+                body, sent["Content-Encoding"] = packed, self._compression.coding
         loop = asyncio.get_running_loop()
         if end is None:
             end = loop.time() + self.deadline_s + wait_s

@@ -1,6 +1,7 @@
 """What a token may use of a gateway, and what it gets beyond."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -73,6 +74,10 @@ async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(
         return is_beyond(await gateways.ask(secret, "GET", "/v1/logs"), "500 bytes per second")
 
     assert await beyond_after("POST", path, json={"text": large})
+    packed = zlib.compress(b'{"text":"%b"}' % large.encode(), 9, 31)
+    assert len(packed) < 200
+    coded = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert await beyond_after("POST", path, body=packed, headers=coded), "it is charged unpacked"
     assert await beyond_after("GET", entries)
     assert await beyond_after("GET", entries, headers={"Accept": "application/x-ndjson"})
     secret, _ = await gateways.token("read:*", "append:*", quotas=quotas)
