@@ -12,7 +12,9 @@ from aiohttp.typedefs import Handler
 from quorumlog import header
 from quorumlog.net.service import AUTHENTICATOR
 
-_LATER: Final = frozenset(("lineage", "internal_url", "has_place", "leaves", "published_ms"))
+_LATER: Final = frozenset(
+    ("lineage", "internal_url", "has_place", "leaves", "published_ms", "batch_compression")
+)
 """Fields that these releases lack. `attempt` of a log's row is one too; a ledger's row had it before."""
 _LIBRARY: Final = "aiohttp"
 """Services name it as their user agent; people's tools name others."""

@@ -1,9 +1,12 @@
 """Bytes that the targets take: what a fuzzer begins with."""
 
+import zlib
 from collections.abc import Mapping
 from typing import Final
 
-from quorumlog.protocol import batch, record
+from backports import zstd
+
+from quorumlog.protocol import batch, packed, record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
@@ -70,11 +73,25 @@ def _records() -> bytes:
     return batch.placed(data, append_time_ms=1_700_000_000_001, records_before=7)
 
 
+def _many(producer: batch.ProducerSeq | None = None) -> bytes:
+    return batch.encode([batch.Record(b'{"order":%d}' % n, b"key") for n in range(60)], producer)
+
+
 SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "runs": (*tuple(_run(kind).body for kind in DigestKind), _run(DigestKind.NONE, (1, 2)).body),
     "record_batches": (
         _records(),
         batch.encode([batch.Record(b"v", None, (), None)]),
+    ),
+    "packed_batches": (
+        packed.pack(_many()),
+        packed.pack(_many(batch.ProducerSeq("p", 1, 2))),
+        _records(),
+    ),
+    "packed_bodies": tuple(
+        sample
+        for each in (b"", b"hello", b"abc" * 1000, bytes(200_000))
+        for sample in (b"\0" + zstd.compress(each) * 2, b"\1" + zlib.compress(each, wbits=31) * 2)
     ),
     "requests": tuple(
         b"".join(message)

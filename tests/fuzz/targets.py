@@ -14,8 +14,8 @@ from typing import Any, Final
 import google_crc32c
 from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import QuorumLogError
-from quorumlog.protocol import batch, record
+from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.protocol import batch, packed, record
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import bodies, frames, log_bodies, repair_bodies, strict
 from services.bookie.cookie import LocalCookie
@@ -30,6 +30,7 @@ from services.bookie.log import (
     read_batches,
 )
 from services.gateway.edge import log_payloads, payloads
+from services.gateway.edge.codings import CODINGS, PIECE_BYTES, WINDOW_BYTES_MAX, Unpacker
 from tests.net.peer import read_body
 
 Target = Callable[[bytes], None]
@@ -71,6 +72,44 @@ def record_batches(data: bytes) -> None:
         after_producer=head.after_producer,
     )
     assert batch.decode(again) == (head, records)
+
+
+def packed_batches(data: bytes) -> None:
+    """A packed batch is refused as BadBatch before it unpacks to more than a batch may have, or has the head of what
+    it unpacks to, and that packs and unpacks to itself.
+    """
+    try:
+        plain = packed.unpack(data)
+        head, records = batch.decode(plain)
+    except batch.BadBatch:
+        return
+    assert len(plain) <= max(len(data), batch.BATCH_BYTES_MAX + 1024)
+    assert batch.decode_head(data) == head
+    assert len(records) == head.count
+    assert packed.unpack(packed.pack(plain)) == plain
+
+
+def packed_bodies(data: bytes) -> None:
+    """A compressed body is refused as a bad request, or unpacks to bounded pieces, the same however it comes."""
+    found: list[bytes | None] = []
+    for step in (len(data) or 1, 7):
+        unpacker = Unpacker(CODINGS[data[0] % 2] if data else CODINGS[0])
+        pieces, total = [], 0
+        try:
+            for start in range(1, len(data), step):
+                for piece, cost in unpacker.pieces(data[start : start + step]):
+                    assert len(piece) <= min(PIECE_BYTES, cost)
+                    assert unpacker.kept_bytes <= WINDOW_BYTES_MAX
+                    total += cost
+                    pieces.append(piece)
+                    if total > 1 << 20:
+                        return
+            unpacker.finish()
+        except BadRequest:
+            found.append(None)
+        else:
+            found.append(b"".join(pieces))
+    assert found[0] == found[1]
 
 
 def requests(data: bytes) -> None:
@@ -184,6 +223,8 @@ TARGETS: Final[Mapping[str, Target]] = {
     for target in (
         runs,
         record_batches,
+        packed_batches,
+        packed_bodies,
         requests,
         answers,
         read_bodies,

@@ -1,14 +1,15 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
 from collections.abc import Callable, Coroutine
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from quorumlog.errors import OwnedByLog
 from quorumlog.net import directory
 from quorumlog.net.directory import Directory
-from quorumlog.protocol import batch
-from quorumlog.protocol.batch import Record
+from quorumlog.protocol import batch, packed
+from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
@@ -309,8 +310,26 @@ async def too_few_live_bookies_are_refused() -> str | None:
     return None if found is None else f"rule 29: {found[0]} with one bookie that lives"
 
 
+def digest_of_what_is_stored(original: Any) -> Any:
+    """A packed batch's content is the digest of its bytes."""
+
+    def content(data: bytes) -> str:
+        return sha256(data).hexdigest()[:32] if batch.is_packed(data) else str(original(data))
+
+    return content
+
+
+async def a_packed_repeat_is_known() -> str | None:
+    """Rule 26: a request's digest is that of its records, whichever release of zstd has packed them."""
+    plain = batch.encode([Record(b"x" * 1000)], ProducerSeq("p", 0, 0))
+    if batch.content(packed.pack(plain)) != batch.content(plain):
+        return "rule 26: a repeat of a packed batch has another digest"
+    return None
+
+
 CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     "the ledger API writes to a log's ledgers": ledger_of_a_log_is_refused,
+    "a packed batch has the digest of what is stored": a_packed_repeat_is_known,
     "a degraded ensemble need not reach Qa": too_few_live_bookies_are_refused,
     **GATEWAY_CLAIMS,
 }
@@ -373,6 +392,11 @@ LOG_MUTANTS: Final = (
         "rule 24",
         (Patch(Owner, "_settle", appended_again),),
         scope=LOG_PUBLICATION,
+    ),
+    Mutant(
+        "a packed batch has the digest of what is stored",
+        "rule 26",
+        (Patch(batch, "content", digest_of_what_is_stored),),
     ),
     Mutant(
         "a batch does not count the records before it",

@@ -26,8 +26,12 @@ Digest = Literal["crc32c", "none"]
 
 _LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+    "batch_compression",
 )  # fmt: skip
 """Fields of a log's settings that the protocol's value has too, under the same names."""
+
+
+BatchCompression = Literal["none", "zstd"]
 
 
 class LogCreate(Model):
@@ -52,6 +56,10 @@ class LogCreate(Model):
         default=0, description="Bytes that are kept at least; older ledgers beyond are dropped."
     )
     retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
+    batch_compression: BatchCompression = Field(
+        default="none",
+        description="`zstd`: record batches are stored compressed where they shrink; readers get them as before.",
+    )
 
     deletion_protection: bool | None = Field(
         default=None,
@@ -95,6 +103,7 @@ class LogSettingsModel(Model):
     roll_seconds: Id
     retention_bytes: Id
     retention_seconds: Id
+    batch_compression: BatchCompression
 
 
 class LogLedger(Model):

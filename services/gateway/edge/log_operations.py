@@ -35,6 +35,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
         "roll_seconds": 0,
         "retention_bytes": 0,
         "retention_seconds": 0,
+        "batch_compression": "none",
     },
     "state": "OPEN",
     "first_offset": 0,

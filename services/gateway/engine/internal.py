@@ -22,7 +22,7 @@ from quorumlog.net.parameters import (
     query_integer,
     query_text,
 )
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import MEMBER_OR_NAME
 from services.gateway.engine.engine import Engine
@@ -175,6 +175,6 @@ async def read_batch(request: web.Request, bodies: InternalBodies) -> tuple[byte
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
             raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
-        return data, batch.check(data)
+        return data, batch.check(packed.unpack(data))
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error

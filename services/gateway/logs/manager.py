@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
+from quorumlog.protocol import packed
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
@@ -45,6 +47,10 @@ T = TypeVar("T")
 ORPHANS_KEPT_MAX: Final = 100
 """Orphans of one round that cannot be deleted now: each may take until a timeout, and the sweep has
 more to do. The next round continues after them."""
+
+
+_LARGE_BYTES: Final = 512 << 10
+"""Packed in a millisecond (docs/performance.md); a thread costs a tenth of that."""
 
 
 class LogManager:
@@ -260,12 +266,14 @@ class LogManager:
     async def append(self, name: str, call: Append) -> RecordsAppended:
         """Append records as one batch, through the log's owner."""
         handle = self.ownership.handle(name)
+        call = await _packed(handle, call)
         future = handle.append(call, is_forwarded=False)
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     async def append_here(self, name: str, call: Append) -> RecordsAppended:
         """Append for another gateway. Raises: WriterLost, not done, if this is not the owner."""
         handle = self.ownership.handle(name)
+        call = await _packed(handle, call)
         return await self._answer(handle, handle.append(call, is_forwarded=True))
 
     async def _answer(
@@ -290,6 +298,18 @@ class LogManager:
         if is_repeatable and error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer):
             error = error.replace(retryable=True)
         raise error
+
+
+async def _packed(handle: LogHandle, call: Append) -> Append:
+    """The call with what its owner would compress: a large batch by a thread, since it takes some milliseconds. The
+    log's machine compresses what comes plain.
+    """
+    owner = handle.owner
+    if owner is None or len(call.data) < _LARGE_BYTES:
+        return call
+    if owner.log.settings.batch_compression == "none":
+        return call
+    return replace(call, data=await asyncio.to_thread(packed.pack, call.data))
 
 
 def _wall_ms() -> int:

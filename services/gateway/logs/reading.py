@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from quorumlog.errors import EntryLost, EntryUnavailable, NoSuchLedger, OffsetTruncated
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.engine import Engine
@@ -46,6 +46,11 @@ _TRIES_MAX: Final = 5
 _ASK_S: Final = 5.0
 """How long a reader asks a live owner for its LAC."""
 
+_SHRINKS: Final = 4
+"""By how much compressed batches are expected to shrink before one was read: too little costs another read of bookies,
+too much reads what the page has no room for.
+"""
+
 _RECORD_BYTES: Final = 64
 """Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
 
@@ -57,12 +62,28 @@ class _Page(ABC):
         self.at, self.limit, self.bytes_left, self.count = 0, limit, bytes_left, 0
         self.is_cut = False
         """Whether the page ends before a record that cannot be read now."""
+        self.stored = self.plain = 1
+        """Bytes of the batches that were taken, as they are stored and as they are read: so much is asked for at once
+        as is expected to fill the page.
+        """
 
     @property
     def is_full(self) -> bool:
         if self.is_cut:
             return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
+
+    @property
+    def stored_bytes_left(self) -> int:
+        """About how many stored bytes have what the page lacks."""
+        return max(self.bytes_left * self.stored // self.plain, 1)
+
+    def plain_batch(self, data: bytes) -> bytes:
+        """A stored batch with plain columns. Raises BadBatch."""
+        plain = packed.unpack(data)
+        self.stored += len(data)
+        self.plain += len(plain)
+        return plain
 
     @abstractmethod
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
@@ -78,7 +99,7 @@ class _Records(_Page):
 
     def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
         """Decode the entry."""
-        head, records = batch.decode(data)
+        head, records = batch.decode(self.plain_batch(data))
         first = (item.first_offset or 0) + head.records_before
         for offset, record in enumerate(records, first):
             if offset == self.at and not self.is_full:
@@ -92,7 +113,7 @@ class _Records(_Page):
 
 
 class _Batches(_Page):
-    """Entries as stored, for a format that uses their columns as they are."""
+    """Entries with plain columns, for a format that uses these as they are."""
 
     def __init__(self, limit: int, bytes_left: int) -> None:
         super().__init__(limit, bytes_left)
@@ -104,6 +125,7 @@ class _Batches(_Page):
         first = (item.first_offset or 0) + head.records_before
         skip = self.at - first
         if 0 <= skip < head.count:
+            data = self.plain_batch(data)
             count = min(head.count - skip, self.limit - self.count)
             self.batches.append(StoredBatch(first, item.ledger_id, entry_id, data, skip, count))
             self.bytes_left -= len(data) * count // head.count
@@ -178,6 +200,8 @@ class LogReader:
         is_fresh = row is None or not isinstance(start, int)
         if row is None or is_fresh:
             row = await self.row(name)
+        if row.settings.batch_compression != "none":
+            page.plain = _SHRINKS
         page.at, row = await self._begin(name, start, row)
         while True:
             row = await self._fill(name, row, page, is_fresh=is_fresh)
@@ -340,7 +364,7 @@ class LogReader:
             entry_id,
             last=last,
             limit=min(page.limit - page.count, 10_000),
-            max_bytes=max(page.bytes_left, 1),
+            max_bytes=page.stored_bytes_left,
         )
         if found.next <= entry_id:
             raise EntryUnavailable(

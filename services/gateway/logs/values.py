@@ -53,7 +53,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Records of one entry as stored: `count` of them, after the first `skip`.
+    """Records of one entry, with plain columns: `count` of them, after the first `skip`.
 
     `first_offset` is the offset of the entry's first record, skipped or not.
     """

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
 import typer
@@ -37,6 +37,7 @@ from quorumlog.client import Client, LogAppended, LogRecord, Paged, Record, Star
 WORDS: Final = ("records", "offset")
 _STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end) or an RFC 3339 time"
 _OFFSET: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
+BatchCompression = Literal["none", "zstd"]
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="The key of each record.")]
@@ -61,6 +62,9 @@ def create_log(
         int | None, typer.Option(help="Retain at least this many bytes.")
     ] = None,
     retention_seconds: Annotated[int | None, typer.Option(help="Retain ledgers this long.")] = None,
+    batch_compression: Annotated[
+        BatchCompression | None, typer.Option(help="Store record batches compressed.")
+    ] = None,
     deletion_protection: Annotated[
         bool | None, typer.Option(help="Whether nobody may delete, truncate or overwrite the log.")
     ] = None,
@@ -74,6 +78,7 @@ def create_log(
             roll_seconds=roll_seconds,
             retention_bytes=retention_bytes,
             retention_seconds=retention_seconds,
+            batch_compression=batch_compression,
             deletion_protection=deletion_protection,
         )
         return await log.info()

@@ -126,10 +126,11 @@ class Client:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        batch_compression: str | None = None,
         deletion_protection: bool | None = None,
     ) -> Log:
         """Create a log, or get an existing log of the same settings; the server chooses what is left
-        out.
+        out. `batch_compression`: `zstd` stores record batches compressed.
 
         Raises: LogExists where the log has other settings.
         """
@@ -144,6 +145,7 @@ class Client:
             "roll_seconds": roll_seconds,
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
+            "batch_compression": batch_compression,
             "deletion_protection": deletion_protection,
         }
         await self._transport.request(

@@ -12,6 +12,9 @@ Layout, big-endian, columns first:
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
 Flag 16: a producer's batch precedes this one in its ledger. Where the last batch has neither flag 16 nor
 flag 1, the ledger has no producers that a takeover must replay.
+Flag 32: the columns (all from the timestamps on) are packed; in their place stand
+    their size u32 | with flag 1: the first 16 bytes of the digest that `content` gives | one frame of zstd
+`packed.py` makes and unpacks these. The digest of the entry is over what is stored.
 """
 
 import hashlib
@@ -23,7 +26,9 @@ from typing import Final
 VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
-_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER = 1, 2, 4, 8, 16
+_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
+_SIZE: Final = struct.Struct(">I")
+_DIGEST_BYTES: Final = 16
 NO_TIME: Final = -(2**63)
 """In the column of times: the record has the batch's append time."""
 
@@ -154,6 +159,10 @@ def content(data: bytes) -> str:
     one producer have equal digests. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
+    if flags & _PACKED:
+        if head.producer is None:
+            raise BadBatch("a packed record batch without a producer tells no digest")
+        return data[at + _SIZE.size : at + _SIZE.size + _DIGEST_BYTES].hex()
     digest = hashlib.sha256(
         struct.pack(">BI", flags & ~(_HAS_PRODUCER | _AFTER_PRODUCER), head.count)
     )
@@ -161,9 +170,45 @@ def content(data: bytes) -> str:
     return digest.hexdigest()[:32]
 
 
+def is_packed(data: bytes) -> bool:
+    """Whether the columns of a batch are packed."""
+    return len(data) > 1 and bool(data[1] & _PACKED)
+
+
+def columns_begin(data: bytes) -> int:
+    """Where the columns of a batch begin, or what stands in their place. Raises BadBatch."""
+    return _parse_head(data)[2]
+
+
+def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
+    """A plain batch with a frame in place of its columns, which begin at `at`."""
+    digest = bytes.fromhex(content(data)) if data[1] & _HAS_PRODUCER else b""
+    parts = (data[:1], bytes([data[1] | _PACKED]), data[2:at], _SIZE.pack(len(data) - at))
+    return b"".join((*parts, digest, frame))
+
+
+def packed_columns(data: bytes) -> tuple[int, memoryview]:
+    """The size of the columns of a packed batch, and their frame. Raises BadBatch."""
+    _, flags, at = _parse_head(data)
+    (size,) = _SIZE.unpack_from(data, at)
+    return size, memoryview(data)[at + _SIZE.size + _digest_bytes(flags) :]
+
+
+def with_plain(data: bytes, columns: bytes) -> bytes:
+    """A packed batch with its columns in place of their frame."""
+    at = columns_begin(data)
+    return b"".join((data[:1], bytes([data[1] & ~_PACKED]), data[2:at], columns))
+
+
+def _digest_bytes(flags: int) -> int:
+    return _DIGEST_BYTES if flags & _HAS_PRODUCER else 0
+
+
 def layout(data: bytes) -> Layout:
     """Locate a batch's columns, without a check of the sizes in them. Raises BadBatch."""
     head, flags, at = _parse_head(data)
+    if flags & _PACKED:
+        raise BadBatch("a record batch is packed")
     places: list[int | None] = []
     for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
@@ -233,8 +278,8 @@ def _bytes_of_keys(sizes: Sequence[int]) -> int:
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
     try:
         version, flags, zero, count, time_ms, before = _HEAD.unpack_from(data)
-        room = len(data) - _HEAD.size  # each record has a value size of four bytes
-        if version != VERSION or zero or flags > 31 or not 0 < 4 * count <= room or before < 0:
+        is_known = version == VERSION and not zero and flags < 2 * _PACKED
+        if not is_known or count == 0 or before < 0:
             raise BadBatch(f"a record batch of version {version}, flags {flags}")
         at, producer = _HEAD.size, None
         if flags & _HAS_PRODUCER:
@@ -242,6 +287,13 @@ def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
             name = data[at + 1 : at + 1 + size].decode()
             epoch, seq = _PRODUCER.unpack_from(data, at + 1 + size)
             producer, at = ProducerSeq(name, epoch, seq), at + 1 + size + _PRODUCER.size
+        size = len(data) - at
+        if flags & _PACKED:
+            (size,) = _SIZE.unpack_from(data, at)
+            if size > BATCH_BYTES_MAX or len(data) <= at + _SIZE.size + _digest_bytes(flags):
+                raise BadBatch("a packed record batch is cut short, or too large")
+        if 4 * count > size:  # each record has a value size of four bytes
+            raise BadBatch(f"a record batch of {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
     after = bool(flags & _AFTER_PRODUCER)

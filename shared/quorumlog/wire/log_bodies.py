@@ -41,6 +41,7 @@ AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
 
 _LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+    "batch_compression",
 )  # fmt: skip
 _SAME: Final = (
     "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
@@ -109,6 +110,10 @@ class LogSettingsBody(Body):
     roll_seconds: Number = 0
     retention_bytes: Number = 0
     retention_seconds: Number = 0
+    batch_compression: Literal["none", "zstd"] = Field(
+        default="none", exclude_if=lambda coding: coding == "none"
+    )
+    """Left out while it is `none`: services of before this field forbid it."""
     metadata: dict[Text, Text] = Field(default_factory=dict)
 
     def to_core(self) -> LogSettings:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from quorumlog.errors import InvalidRequest, TooLarge, UnexpectedOffset
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import Append, RecordsAppended, RequestKey
 from quorumlog.protocol.log.producers import ProducerTable
@@ -47,10 +47,16 @@ class Pipeline:
     """The appends to one ledger; see the module."""
 
     def __init__(
-        self, item: LogItem, producers: ProducerTable[PendingAppend], appended_ms: int, now: Now
+        self,
+        item: LogItem,
+        producers: ProducerTable[PendingAppend],
+        appended_ms: int,
+        now: Now,
+        *,
+        packs: bool = False,
     ) -> None:
         """`item` is the ledger's, empty, with its first offset; `appended_ms` is the append time of
-        the last batch before it.
+        the last batch before it; `packs`: batches are stored with compressed columns.
         """
         assert item.first_offset is not None, "rule 23"
         self.ledger_id = item.ledger_id
@@ -67,6 +73,7 @@ class Pipeline:
         self._payloads: list[bytes] = []
         """Payloads of entries that were begun and are not submitted yet."""
         self._has_producers = False
+        self._packs = packs
 
     @property
     def next_offset(self) -> int:
@@ -111,6 +118,8 @@ class Pipeline:
         if call.producer is not None:
             pending.replaced = self.producers.begin(call.producer, pending.content, pending)
             self._has_producers = True
+        if self._packs:
+            data = packed.pack(data)
         pending.entry_id = self.next_entry
         pending.first_offset = self.next_offset
         self.appended_ms = pending.appended_ms

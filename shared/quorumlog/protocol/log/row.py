@@ -103,6 +103,8 @@ class LogSettings:
     roll_seconds: int = 0
     retention_bytes: int = 0
     retention_seconds: int = 0
+    batch_compression: str = "none"
+    """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
     custom: tuple[tuple[str, str], ...] = ()
 
 

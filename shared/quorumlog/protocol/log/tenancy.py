@@ -29,7 +29,8 @@ class Tenancy:
         """The appends to the last ledger of the row."""
         item = self.log.last_item
         assert item is not None
-        return Pipeline(item, producers, appended_ms, now)
+        packs = self.log.settings.batch_compression != "none"
+        return Pipeline(item, producers, appended_ms, now, packs=packs)
 
     @property
     def ledger_id(self) -> int:
