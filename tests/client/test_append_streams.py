@@ -310,7 +310,9 @@ async def test_where_no_socket_can_be_had_http_serves_on(refusal: str) -> None:
 async def test_what_a_socket_does_not_carry_goes_by_http_in_its_turn() -> None:
     gateway = Gateway()
 
-    async with serving(gateway) as url, Client(url) as client:
+    # So the large one travels alone.
+    batching = Batching(bytes_max=1000)
+    async with serving(gateway) as url, Client(url, batching=batching) as client:
         ledger = client.ledger(7)
         await make_busy(ledger, gateway)
         expected = len(gateway.values)
