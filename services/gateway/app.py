@@ -41,6 +41,7 @@ from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
+from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.direct import DirectAppends
 from services.gateway.edge.entries import EntryRoutes
@@ -262,6 +263,7 @@ def _routes(
     ]
     if logs is not None:
         routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
+        routes += ConsumerRoutes(logs.consumers, room).routes()
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
     if tokens is not None:

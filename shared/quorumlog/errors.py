@@ -274,6 +274,10 @@ class NoSuchLog(NotFound, code="no-such-log", title="No such log"):
     """There is no log of this name."""
 
 
+class NoSuchConsumer(NotFound, code="no-such-consumer", title="No such consumer"):
+    """The log has no position of this name."""
+
+
 class NoSuchBookie(NotFound, code="no-such-bookie", title="No such bookie"):
     """No bookie of this name is registered: it never was, or it was decommissioned."""
 
@@ -408,6 +412,32 @@ class LogFenced(Superseded, code="log-fenced", title="A newer writer opened the 
     """Another writer has opened the log since; this writer token is no longer valid."""
 
 
+class LogReplaced(Superseded, code="log-replaced", title="The log was made again"):
+    """The position is one of a log that was deleted; the log of this name now is another one. A reset puts the
+    consumer into that log.
+    """
+
+
+class LeaseHeld(Superseded, code="lease-held", title="Another holder has the lease"):
+    """`holder` has the lease of this consumer for `expires_in_ms` from now on, unless it renews it."""
+
+
+class LeaseLost(Superseded, code="lease-lost", title="The lease was lost"):
+    """The fencing token is not the last one that was given out (`fencing_token`), or its holder has let go: somebody
+    else may be reading as this consumer. Stop, and acquire the lease again.
+    """
+
+
+class PositionBehind(Superseded, code="position-behind", title="The position is further on"):
+    """The consumer's position (`offset`) is above the one that was to be committed. It goes back by a reset only."""
+
+
+class TooManyConsumers(
+    Superseded, code="too-many-consumers", title="The cluster has too many consumers"
+):
+    """No consumer was made. Delete some that are not used any more."""
+
+
 class SequenceGap(
     Superseded,
     code="sequence-gap",
@@ -466,6 +496,14 @@ class VersionConflict(
     Superseded, code="version-conflict", status=412, title="The row changed since"
 ):
     """The row has another version than `If-Match` says; `current` is the current row."""
+
+
+class PreconditionRequired(
+    Superseded, code="precondition-required", status=428, title="The request needs a precondition"
+):
+    """A position is changed by compare-and-swap: send `If-Match` with its version, `If-None-Match: *` where there is
+    none yet, or the `Fencing-Token` of the lease.
+    """
 
 
 class UnexpectedEntryId(

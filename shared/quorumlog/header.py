@@ -16,6 +16,8 @@ NEXT_ENTRY_ID: Final = "Next-Entry-Id"
 NEXT_OFFSET: Final = "Next-Offset"
 
 WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
+FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
+"""Of the lease of a consumer."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"

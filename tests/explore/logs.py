@@ -21,6 +21,7 @@ from quorumlog.protocol.log import PRODUCERS_MAX, LogMetadata, producers
 from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.log.messages import (
     Answered,
+    Append,
     AppendsAsked,
     Ask,
     CloseLedger,
@@ -326,6 +327,7 @@ class LogExplorer:
         elif isinstance(asked.call, Publish):
             event = PublishAsked(request, asked.call, ((PUBLISHED, 1, 1),), is_forwarded=True)
         else:
+            assert isinstance(asked.call, Append), "nobody consults here"
             event = AppendsAsked(((request, asked.call),), is_forwarded=True)
         return self._hear(world, target[0], event)
 

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
+import orjson
+
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -32,7 +34,7 @@ from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogItem, LogMetadata
-from quorumlog.protocol.log.messages import Committed, OwnerLost, RowChanged
+from quorumlog.protocol.log.messages import Committed, Consult, OwnerLost, RowChanged
 from quorumlog.protocol.metadata import (
     Deletion,
     DigestKind,
@@ -793,6 +795,14 @@ class Net(LogPeers):
 
     async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction | OwnerLost:
         return await self._ask(owner, lambda peer: peer.logs.publish_here(name, call))
+
+    async def consult(self, owner: Writer, name: str, call: Consult) -> bytes | OwnerLost:
+        del name
+
+        async def consult(peer: Gateway) -> bytes:
+            return orjson.dumps(await peer.logs.positions.answer_here(call.data))
+
+        return await self._ask(owner, consult)
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         async def ends(peer: Gateway) -> Mapping[str, int]:

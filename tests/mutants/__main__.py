@@ -4,13 +4,15 @@ import argparse
 import itertools
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.bookie.mutants import STORAGE_MUTANTS, StorageMutant
 from tests.logs.simulation import run_seed as run_log_seed
-from tests.mutants.hunt import Mutant, by_search, by_swarm
+from tests.mutants.hunt import Find, Mutant, by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS, by_logs
+from tests.mutants.positions import POSITION_MUTANTS, by_positions
 from tests.scenarios.script import FOLDER, goes_wrong, scripts_of
 from tests.sim.run import run_seed
 from tests.sim.services.run import run_seed as run_service_seed
@@ -20,7 +22,7 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *LOG_MUTANTS)
+ALL = (*MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,19 @@ def hunt(index: int) -> Hunt:
     """Hunt the mutant of this number by its techniques. A number travels, a patch can't."""
     mutant = ALL[index]
     lines = []
-    for how in (by_search, by_swarm if index < len(MUTANTS) else by_logs):
+    for how in (by_search, _seeds_for(mutant)):
         began = time.perf_counter()
         find = how(mutant)
         if find is not None:
             took = time.perf_counter() - began
             lines.append(f"{find.by} in {took:.1f} s ({find.effort}): {find.violation[:110]}")
     return Hunt(mutant.name, tuple(lines), tuple(replayed(mutant)))
+
+
+def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
+    if mutant in POSITION_MUTANTS:
+        return by_positions
+    return by_logs if mutant in LOG_MUTANTS else by_swarm
 
 
 def replayed(mutant: Mutant) -> list[str]:

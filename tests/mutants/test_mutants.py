@@ -5,6 +5,7 @@ import pytest
 from tests.mutants.hunt import Mutant, applied, by_search, by_swarm
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import CLAIMS, LOG_MUTANTS, by_logs
+from tests.mutants.positions import POSITION_MUTANTS, by_positions
 from tests.support.virtual import run_virtual
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -53,6 +54,11 @@ BY_LOGS = (
 @pytest.mark.parametrize("name", BY_LOGS)
 def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
     assert by_logs(next(mutant for mutant in LOG_MUTANTS if mutant.name == name)) is not None
+
+
+@pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_positions(mutant) is not None
 
 
 @pytest.mark.parametrize("name", CLAIMS)

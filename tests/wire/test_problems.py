@@ -16,7 +16,7 @@ API_TABLE = {
     401: "unauthenticated",
     403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair no-such-token",
+    "no-such-bookie no-such-repair no-such-token no-such-consumer",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",
@@ -26,9 +26,11 @@ API_TABLE = {
     431: "headers-too-large",
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap expired-producer transaction-committed transaction-aborted "
-    "loss-not-proven not-the-owner copy-lost log-protected",
+    "loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost position-behind "
+    "too-many-consumers",
     410: "offset-truncated entry-lost",
     412: "version-conflict unexpected-entry-id unexpected-offset",
+    428: "precondition-required",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
     "metadata-busy database-went-back shutting-down",

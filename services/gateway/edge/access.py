@@ -105,6 +105,15 @@ ACCESS: Final[Mapping[str, Access]] = {
     "truncateLog": _on(Named.LOG, Scope.MANAGE),
     "markLogArchived": _on(Named.LOG, Scope.MANAGE),
     "closeLog": _on(Named.LOG, Scope.MANAGE),
+    # Who reads a log moves its own position on; what may take work away from others is managing.
+    "listConsumers": _on(Named.LOG, *_LOOK),
+    "getConsumer": _on(Named.LOG, *_LOOK),
+    "commitConsumer": _on(Named.LOG, Scope.READ),
+    "acquireLease": _on(Named.LOG, Scope.READ),
+    "renewLease": _on(Named.LOG, Scope.READ),
+    "releaseLease": _on(Named.LOG, Scope.READ),
+    "resetConsumer": _on(Named.LOG, Scope.MANAGE),
+    "deleteConsumer": _on(Named.LOG, Scope.MANAGE),
     "beginTransaction": _on(Named.SOME, Scope.APPEND),
     "getTransaction": _on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
     # With `overwrite`: manage too.
@@ -138,6 +147,8 @@ AUDITED: Final = frozenset(
         "openLog",
         "truncateLog",
         "closeLog",
+        "resetConsumer",
+        "deleteConsumer",
         "createToken",
         "revokeToken",
     }

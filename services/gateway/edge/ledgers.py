@@ -8,6 +8,7 @@ from quorumlog.errors import NoSuchTransaction
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import body
 from services.gateway.edge import ledger_operations as op
 from services.gateway.edge.access import NAMESPACE, Caller, Kind, Scope, caller_of, place_of
@@ -101,7 +102,7 @@ class LedgerRoutes:
         shown = [
             ledger_json(ledger)
             for ledger in page.ledgers
-            if caller.may(Scope.READ, *place_of(ledger))
+            if ledger.log != POSITIONS_LOG and caller.may(Scope.READ, *place_of(ledger))
         ]
         return json_value({"ledgers": shown, "next": page.next})
 

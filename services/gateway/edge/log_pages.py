@@ -95,7 +95,7 @@ def _record_json(found: ReadRecord, encoding: str) -> bytes:
     record = found.record
     return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
         found.offset,
-        _time_text(found.timestamp_ms).encode(),
+        time_text(found.timestamp_ms).encode(),
         found.ledger_id,
         found.entry_id,
         encoded_key(record.key, encoding),
@@ -104,7 +104,7 @@ def _record_json(found: ReadRecord, encoding: str) -> bytes:
     )
 
 
-def _time_text(milliseconds: int) -> str:
+def time_text(milliseconds: int) -> str:
     """A time as the API writes it; a time outside the calendar is cut to the calendar's first or last."""
     at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
     seconds, rest = divmod(at, 1000)

@@ -17,6 +17,8 @@ from quorumlog.net.parameters import (
     Parameter,
     header_integer,
     header_text,
+    invalid,
+    matching,
     path_id,
     path_text,
     query_choice,
@@ -25,6 +27,7 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import tickets
 from services.gateway.edge.body import expect_no_body, expect_nothing
 from services.gateway.edge.limits import (
@@ -68,7 +71,15 @@ PAGE_BYTES: Final = 1 << 20
 """The limits of a page for a read that names none; a stream has no such limit."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
-NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
+
+
+def _log_name(text: str, pointer: str) -> str:
+    if matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
+        raise invalid(pointer, "is a name of the cluster's own")
+    return text
+
+
+NAME: Final = replace(path_text("name", LOG_NAME, "The log.", "events"), parse=_log_name)
 PASSWORD: Final = header_text(
     header.LEDGER_PASSWORD, "The ledger's password, if it has one.", chars_max=PASSWORD_CHARS_MAX
 )

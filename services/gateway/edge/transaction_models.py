@@ -2,17 +2,27 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import Sealed, Transaction
 from quorumlog.wire.bodies import LogName
+from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 
+
+def _a_clients(name: str) -> str:
+    if name == POSITIONS_LOG:
+        raise ValueError("is a name of the cluster's own")
+    return name
+
+
 _TargetLog = Annotated[
-    LogName, Field(description="The log on which its records will be published.")
+    LogName,
+    AfterValidator(_a_clients),
+    Field(description="The log on which its records will be published."),
 ]
 _ExpiresInS = Annotated[
     int,

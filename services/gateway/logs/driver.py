@@ -35,6 +35,7 @@ from quorumlog.protocol.log.messages import (
     CloseLedger,
     Commit,
     Committed,
+    Consult,
     CountBookies,
     CreateLedger,
     DeleteLedger,
@@ -395,6 +396,8 @@ class LogDriver:
                 answer = peers.publish(owner, asked.log, call)
             case Append():
                 answer = peers.append(owner, asked.log, call)
+            case Consult():
+                answer = peers.consult(owner, asked.log, call)
         task = asyncio.create_task(answer)
         try:
             while True:

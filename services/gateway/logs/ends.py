@@ -67,7 +67,7 @@ def _invalid(pointer: str, detail: str) -> InvalidRequest:
 async def read_head(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
     """The head of a confirmed entry's batch; for a lost entry, the head of the hole."""
     try:
-        return (await _read_head(engine, ledger_id, entry_id))[0]
+        return (await read_sized_head(engine, ledger_id, entry_id))[0]
     except EntryLost:
         return await _hole(engine, ledger_id, entry_id)
 
@@ -85,17 +85,17 @@ async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
     assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
     before, bytes_before, appended_ms = 0, 0, 0
     if lost[0] > 0:
-        head, bytes_before = await _read_head(engine, ledger_id, lost[0] - 1)
+        head, bytes_before = await read_sized_head(engine, ledger_id, lost[0] - 1)
         before, appended_ms = head.records_after, head.append_time_ms
     if lost[1] < row.last_entry:
-        after = (await _read_head(engine, ledger_id, lost[1] + 1))[0].records_before
+        after = (await read_sized_head(engine, ledger_id, lost[1] + 1))[0].records_before
     else:
         after = before + (row.length or 0) - bytes_before
     # Append times never go back, so what was lost has at least the time of what precedes it.
     return BatchHead(after - before, appended_ms, before, None, after_producer=True)
 
 
-async def _read_head(engine: Engine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
+async def read_sized_head(engine: Engine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
     """The head of an entry's batch, and the ledger's bytes up to and including the entry."""
     found = await engine.read(ledger_id, entry_id, last=entry_id, limit=1)
     for run in found.runs:

@@ -15,12 +15,15 @@ from quorumlog.protocol.log.messages import (
     Abandoned,
     Append,
     AppendsAsked,
+    Consult,
+    ConsultAsked,
     DeletionAsked,
     DrainAsked,
     Event,
     Finish,
     ForceAsked,
     HealAsked,
+    Here,
     LogGone,
     OwnerEnded,
     Publish,
@@ -126,6 +129,10 @@ class LogHandle:
         it was then.
         """
         return self._ask(lambda future: PublishAsked(future, call, sizes, is_forwarded))
+
+    def consult(self, call: Consult, *, is_forwarded: bool) -> asyncio.Future[Here | bytes]:
+        """Ask the log's owner something: HERE if that is this process, else what the other one answered."""
+        return self._ask(lambda future: ConsultAsked(future, call, is_forwarded))
 
     def force(self, *, creates: bool, finish: Finish) -> asyncio.Future[LogMetadata]:
         """Take the log over from its owner, whoever that is."""

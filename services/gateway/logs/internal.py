@@ -5,7 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.errors import InvalidRequest
+from quorumlog.errors import BadRequest, InvalidRequest
 from quorumlog.net.json_bodies import parsed
 from quorumlog.net.operations import Route, route
 from quorumlog.net.parameters import Given, path_text, query_integer
@@ -15,6 +15,7 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LogState
 from quorumlog.protocol.log.messages import Append, Publish
 from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from quorumlog.wire.transaction_bodies import TransactionRow
 from services.gateway.engine.internal import (
     EXPECT,
@@ -41,6 +42,7 @@ def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[
         route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE),
         route("POST", log + "/roll", inner.roll, *asked),
         route("POST", log + "/publish", inner.publish, *asked),
+        route("POST", log + "/consult", inner.consult, *asked),
     )
 
 
@@ -78,6 +80,18 @@ class _InternalLogRoutes(InternalRoutes):
         call = Publish(body.transaction, ledgers, body.overwrite, body.token)
         done = await self._logs.publish_here(given[NAME], call)
         return self.answer(TransactionRow.from_core(done).model_dump(mode="json"))
+
+    async def consult(self, request: web.Request, given: Given) -> web.Response:
+        """Decide requests about positions, whose log this process owns."""
+        self.check_instance(given)
+        if given[NAME] != POSITIONS_LOG:
+            raise InvalidRequest("nothing can be asked of this log")
+        data = await self.bodies.read(request, self.bodies.bytes_max)
+        try:
+            answers = await self._logs.positions.answer_here(data)
+        except BadPositions as error:
+            raise BadRequest(str(error)) from error
+        return self.answer(answers)
 
 
 def _checked(producer: ProducerSeq | None) -> ProducerSeq | None:

@@ -27,14 +27,16 @@ from quorumlog.protocol import packed
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import RowChanged, RowTaken
+from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
+from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
+from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import Append, Publish, RecordsAppended
@@ -79,6 +81,19 @@ class LogManager:
             now=lambda: Now(wall(), store.database_ms(), loop.time()),
         )
         self._reader = LogReader(engine, store, self.ownership)
+
+        async def bookies() -> int:
+            return len((await engine.bookies()).bookies)
+
+        self.positions = PositionService(
+            self,
+            self._reader.read,
+            bookies=bookies,
+            start=self.ownership.task,
+            timeout_s=self.times.append_s,
+            wall_ms=wall,
+        )
+        self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)
         self._views = LogViews(engine, store, peers, self.ownership, self._reader)
         self.read = self._reader.read
         self.batches = self._reader.batches
@@ -262,6 +277,14 @@ class LogManager:
         sizes = await sizes_of(call.ledgers, self._engine)
         handle = self.ownership.handle(name)
         return await self._answer(handle, handle.publish(call, sizes, is_forwarded=True))
+
+    async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
+        """Ask the log's owner something: HERE if that is this process, else what the other one answered.
+
+        Raises: NotTheOwner if this is forwarded and not the owner.
+        """
+        handle = self.ownership.handle(name)
+        return await self._answer(handle, handle.consult(call, is_forwarded=is_forwarded))
 
     async def append(self, name: str, call: Append) -> RecordsAppended:
         """Append records as one batch, through the log's owner."""

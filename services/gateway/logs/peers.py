@@ -10,7 +10,7 @@ from pydantic import Field
 from quorumlog.errors import UNKNOWN, QuorumLogError, WriterLost
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
-from quorumlog.protocol.log.messages import Append, OwnerLost, Publish, RecordsAppended
+from quorumlog.protocol.log.messages import Append, Consult, OwnerLost, Publish, RecordsAppended
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.bodies import Body, LedgerId, LogName, received
@@ -83,6 +83,11 @@ class LogPeers:
         if isinstance(told, OwnerLost):
             return told
         return received(TransactionRow, orjson.dumps(told)).to_core()
+
+    async def consult(self, owner: Writer, name: str, call: Consult) -> bytes | OwnerLost:
+        """Ask the owner of the log of positions."""
+        told = await self._ask_owner(owner, name, "consult", call.data)
+        return told if isinstance(told, OwnerLost) else orjson.dumps(told)
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         """The ends of those of these logs that a gateway owns; none if it does not answer."""

@@ -202,7 +202,7 @@ class LogReader:
             row = await self.row(name)
         if row.settings.batch_compression != "none":
             page.plain = _SHRINKS
-        page.at, row = await self._begin(name, start, row)
+        page.at, row = await self.begin(name, start, row)
         while True:
             row = await self._fill(name, row, page, is_fresh=is_fresh)
             left_s = deadline - loop.time()
@@ -213,7 +213,7 @@ class LogReader:
                 await self._wait(row, page.at, left_s)
             row, is_fresh = await self.row(name), True
 
-    async def _begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
+    async def begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
         """The offset at which a read begins, and the row by which it is there."""
         match start:
             case int():

@@ -14,6 +14,7 @@ from quorumlog.errors import NoSuchLedger, NoSuchLog, QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import State, Writer
+from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.engine import Engine
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.peers import LogPeers
@@ -54,6 +55,11 @@ class LogViews:
     ) -> tuple[list[LogView], str | None]:
         """Those logs of one page by name that are shown, and the `after` of the next page."""
         listed, following = await self._store.list(after=after, limit=limit)
+        while following is not None and all(row.name == POSITIONS_LOG for row in listed):
+            listed, following = await self._store.list(after=following, limit=limit)
+        listed = [row for row in listed if row.name != POSITIONS_LOG]
+        if following == POSITIONS_LOG:
+            following = listed[-1].name
         rows = [row for row in listed if is_shown(row.name)]
         # The ends are read after the rows: they are above all that was acknowledged before this call.
         found = await self._of_owners(rows)

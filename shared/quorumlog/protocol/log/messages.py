@@ -82,6 +82,23 @@ class Publish:
     token: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Something that the gateway that owns the log is asked, and answers without the log's machines."""
+
+    data: bytes
+    is_repeatable: bool
+    """Whether it may be asked again where an owner was lost that perhaps did it."""
+
+
+class Here(Enum):
+    """The answer to a Consult: this process owns the log."""
+
+    HERE = "here"
+
+
+HERE: Final = Here.HERE
+
 Sizes = Sequence[tuple[int, int, int]]
 """(ledger, records, bytes) of each."""
 
@@ -191,13 +208,13 @@ class CountBookies:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward a request to the owner in another process: RecordsAppended, Transaction or None (a roll);
-    OwnerLost.
+    """Forward a request to the owner in another process: RecordsAppended, Transaction, None (a roll) or bytes
+    (a Consult); OwnerLost.
     """
 
     owner: Writer
     log: str
-    call: Append | Publish | None
+    call: Append | Publish | Consult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +344,9 @@ class Resolve:
     """Answer a client's request."""
 
     request: RequestKey
-    answer: RecordsAppended | Transaction | LogMetadata | NotOwner | QuorumLogError | bool | None
+    answer: (
+        RecordsAppended | Transaction | LogMetadata | NotOwner | Here | QuorumLogError | bool | None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +354,7 @@ class Relay:
     """Answer a client's request with the answer of the owner in another process."""
 
     request: RequestKey
-    answer: RecordsAppended | Transaction | None
+    answer: RecordsAppended | Transaction | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +433,15 @@ class PublishAsked:
     request: RequestKey
     call: Publish
     sizes: Sizes
+    is_forwarded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsultAsked:
+    """Ask the log's owner something. Answer: HERE, or the bytes that another process answered."""
+
+    request: RequestKey
+    call: Consult
     is_forwarded: bool = False
 
 
@@ -534,6 +562,7 @@ Event = (
     | AppendsAsked
     | RollAsked
     | PublishAsked
+    | ConsultAsked
     | ForceAsked
     | HealAsked
     | DeletionAsked

@@ -40,6 +40,7 @@ from quorumlog.protocol.log.handover import (
     deleted,
 )
 from quorumlog.protocol.log.messages import (
+    HERE,
     NOT_OWNER,
     Abandoned,
     Again,
@@ -48,6 +49,8 @@ from quorumlog.protocol.log.messages import (
     AppendsAsked,
     Ask,
     BeginTakeover,
+    Consult,
+    ConsultAsked,
     DeletionAsked,
     DrainAsked,
     Effect,
@@ -94,7 +97,7 @@ class LogRequest:
     """A request of a client. `call` is None for a roll."""
 
     request: RequestKey
-    call: Append | Publish | None
+    call: Append | Publish | Consult | None
     sizes: Sizes = ()
     is_forwarded: bool = False
 
@@ -169,6 +172,8 @@ class LogRoute:
                 self._go(LogRequest(request, None, (), is_forwarded), now)
             case PublishAsked(request, call, sizes, is_forwarded):
                 self._go(LogRequest(request, call, sizes, is_forwarded), now)
+            case ConsultAsked(request, call, is_forwarded):
+                self._go(LogRequest(request, call, (), is_forwarded), now)
             case ForceAsked(request, creates, finish):
                 self._queue(Aim.FORCE, request, creates=creates, finish=finish)
             case HealAsked(request, ledger_id):
@@ -258,6 +263,9 @@ class LogRoute:
         if isinstance(asked.call, Append):
             self._step_part(AppendsAsked(((asked.request, asked.call),)), now)
             return
+        if isinstance(asked.call, Consult):
+            self._resolve(asked.request, HERE)
+            return
         self._jobs[asked.request] = asked
         if asked.call is None:
             self._step_part(RollAsked(asked.request), now)
@@ -299,8 +307,8 @@ class LogRoute:
         """The owner elsewhere has answered, or can't be reached."""
         if isinstance(value, OwnerLost):
             self._forget(owner)
-            if value.sent and isinstance(asked.call, Append) and asked.call.producer is None:
-                lost = f"the log's owner went away while it appended: {value.detail}"
+            if value.sent and not _is_repeatable(asked.call):
+                lost = f"the log's owner went away while it answered: {value.detail}"
                 error = WriterLost(lost, log=self.name, outcome=UNKNOWN)
                 self._finish(asked, Resolve(asked.request, error), now)
             else:
@@ -497,3 +505,14 @@ class LogRoute:
         self._again.clear()
         self._waiting.clear()
         self._resent = None
+
+
+def _is_repeatable(call: Append | Publish | Consult | None) -> bool:
+    """Whether a request that was perhaps done may be sent again."""
+    match call:
+        case Append(producer=producer):
+            return producer is not None
+        case Consult(is_repeatable=is_repeatable):
+            return is_repeatable
+        case _:
+            return True

@@ -1,0 +1,225 @@
+"""The operations of /v1/logs/{name}/consumers: positions and leases."""
+
+import re
+from typing import Any, Final
+
+from quorumlog import errors, header
+from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.parameters import (
+    Parameter,
+    header_integer,
+    integer,
+    invalid,
+    path_text,
+    query_integer,
+    query_text,
+)
+from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge import consumer_models as models
+from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.operations import ALWAYS, ETAG, NAME, WITH_METADATA, gives
+
+PAGE_MAX: Final = 1000
+"""Consumers of a page: the lag of each takes some reads (taste)."""
+
+CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
+LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
+AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
+FENCING_TOKEN: Final = header_integer(
+    header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
+)
+
+_ETAG: Final = re.compile(r'"(.*)"')
+
+
+def _version(text: str, pointer: str) -> int:
+    found = _ETAG.fullmatch(text)
+    if found is None:
+        raise invalid(pointer, 'must be a version in quotes, as "17"')
+    return integer(found[1], pointer)
+
+
+def _star(text: str, pointer: str) -> bool:
+    if text != "*":
+        raise invalid(pointer, "must be *")
+    return True
+
+
+IF_MATCH: Final[Parameter[int | None]] = Parameter(
+    "If-Match",
+    "header",
+    _version,
+    {"type": "string", "pattern": '^"[0-9]+"$'},
+    "The consumer's version, as in `ETag`; another one is 412, and nothing is changed.",
+    None,
+)
+IF_NONE_MATCH: Final[Parameter[bool]] = Parameter(
+    "If-None-Match",
+    "header",
+    _star,
+    {"enum": ["*"]},
+    "`*`: only where there is no such consumer.",
+    default=False,
+)
+
+_POSITION: Final[dict[str, Any]] = {
+    "log": "events",
+    "consumer": "billing",
+    "offset": 8,
+    "version": 9217,
+    "log_created_at": "2026-01-02T03:04:05.678901Z",
+    "committed_at": "2026-01-02T03:14:05.678Z",
+    "lease": {"holder": "worker-1", "fencing_token": 8193, "lease_ms": 30000},
+}
+_CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 210, "ms": 1200}}
+_AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
+_AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
+_KEPT: Final = (
+    *TAKING_OVER,
+    errors.QuorumTimeout,
+    errors.NotTheOwner,
+    errors.WriterLost,
+    errors.LogExists,
+)
+"""Errors of the log of positions, which this gateway may come to own."""
+_BODILESS: Final = tuple(
+    error for error in _KEPT if error not in (errors.TooLarge, errors.UnsupportedMediaType)
+)
+_ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
+
+LIST: Final = Operation(
+    "GET",
+    "/v1/logs/{name}/consumers",
+    "listConsumers",
+    "Consumers",
+    "List a log's consumers",
+    "By name, with what each has not processed yet.",
+    (NAME, LIMIT, AFTER),
+    replies=gives(
+        "A page of consumers.",
+        models.ConsumerList,
+        {"last page": {"consumers": [_CONSUMER], "next": None}},
+    ),
+    errors=_BODILESS,
+)
+GET: Final = Operation(
+    "GET",
+    _ONE,
+    "getConsumer",
+    "Consumers",
+    "Look at a consumer",
+    parameters=(NAME, CONSUMER),
+    replies=gives("The consumer.", *_AS_CONSUMER, ETAG),
+    errors=(*_BODILESS, errors.NoSuchConsumer),
+)
+PUT: Final = Operation(
+    "PUT",
+    _ONE,
+    "commitConsumer",
+    "Consumers",
+    "Commit a position",
+    "By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with the `Fencing-Token` of the"
+    " lease, which a commit renews. Without one of them: 428. A position goes back by a reset only.",
+    (NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN),
+    {JSON: Content(models.ConsumerCommit, {"eight": {"offset": 8}})},
+    gives("The position.", *_AS_POSITION, ETAG),
+    (
+        *_KEPT,
+        errors.NoSuchConsumer,
+        errors.TooManyConsumers,
+        errors.PreconditionRequired,
+        errors.VersionConflict,
+        errors.LeaseHeld,
+        errors.LeaseLost,
+        errors.LogReplaced,
+        errors.PositionBehind,
+    ),
+    needs_body=True,
+)
+DELETE: Final = Operation(
+    "DELETE",
+    _ONE,
+    "deleteConsumer",
+    "Consumers",
+    "Forget a consumer",
+    "Also one of a log that is no more. Not while its lease is held.",
+    (NAME, CONSUMER, IF_MATCH),
+    replies={204: Reply("It is forgotten.")},
+    errors=(
+        *ALWAYS,
+        *WITH_METADATA,
+        *(
+            error
+            for error in _BODILESS
+            if error not in (*ALWAYS, *WITH_METADATA, errors.NotAcceptable)
+        ),
+        errors.NoSuchConsumer,
+        errors.VersionConflict,
+        errors.LeaseHeld,
+    ),
+)
+RESET: Final = Operation(
+    "POST",
+    f"{_ONE}/reset",
+    "resetConsumer",
+    "Consumers",
+    "Put a consumer somewhere else",
+    "Forwards or back, and into the log of this name as it is now. Whoever holds the lease has lost it.",
+    (NAME, CONSUMER, IF_MATCH),
+    {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
+    gives("The consumer.", *_AS_CONSUMER, ETAG),
+    (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict),
+    needs_body=True,
+)
+ACQUIRE: Final = Operation(
+    "POST",
+    f"{_ONE}/lease",
+    "acquireLease",
+    "Consumers",
+    "Become the active worker of a consumer",
+    "A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher than all before it.",
+    (NAME, CONSUMER),
+    {JSON: Content(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}})},
+    gives("The lease is held.", *_AS_POSITION, ETAG),
+    (
+        *_KEPT,
+        errors.TooManyConsumers,
+        errors.LeaseHeld,
+        errors.LogReplaced,
+        errors.OffsetTruncated,
+    ),
+    needs_body=True,
+)
+RENEW: Final = Operation(
+    "PUT",
+    f"{_ONE}/lease",
+    "renewLease",
+    "Consumers",
+    "Hold the lease for longer",
+    "For another `lease_ms` from now on. A commit with the token does the same.",
+    (NAME, CONSUMER, FENCING_TOKEN),
+    replies=gives("The lease is held.", *_AS_POSITION, ETAG),
+    errors=(
+        *_BODILESS,
+        errors.NoSuchConsumer,
+        errors.PreconditionRequired,
+        errors.LeaseLost,
+        errors.LogReplaced,
+    ),
+)
+RELEASE: Final = Operation(
+    "DELETE",
+    f"{_ONE}/lease",
+    "releaseLease",
+    "Consumers",
+    "Let the lease go",
+    "Another worker gets it at once.",
+    (NAME, CONSUMER, FENCING_TOKEN),
+    replies={204: Reply("It is free.")},
+    errors=(
+        *(error for error in _BODILESS if error is not errors.NotAcceptable),
+        errors.NoSuchConsumer,
+        errors.PreconditionRequired,
+        errors.LeaseLost,
+    ),
+)

@@ -1,0 +1,268 @@
+"""Consumers of a log, as clients ask for them: positions, and how far they are behind the log's end."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
+
+from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchConsumer, QuorumLogError
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.positions import (
+    Acquire,
+    Commit,
+    Delete,
+    Look,
+    Position,
+    Release,
+    Renew,
+    Reset,
+)
+from services.gateway.engine import Engine
+from services.gateway.logs.ends import read_head, read_sized_head
+from services.gateway.logs.offsets import find_entry
+from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.positions import PositionService
+from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.values import Start
+
+_ROW_S: Final = 2.0
+"""How old a log's row may be for a commit, which spares Postgres a read for each."""
+_ROWS_MAX: Final = 10_000
+_AT_ONCE: Final = 16
+"""Consumers of a page whose lag is looked up at once."""
+
+StateOf = Literal["ok", "log-replaced", "offset-truncated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What a consumer has not processed. None: it can't be read now."""
+
+    records: int
+    bytes: int | None
+    ms: int | None
+    """The age of the first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A consumer as clients see it; a position of another log of this name has no lag."""
+
+    position: Position
+    state: StateOf
+    lag: Lag | None
+
+
+@dataclass(slots=True)
+class _Known:
+    row: LogMetadata
+    read_s: float
+    end: int
+
+
+class Consumers:
+    """The consumers of all logs, in this gateway."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: MetadataLogs,
+        ownership: Ownership,
+        reader: LogReader,
+        positions: PositionService,
+    ) -> None:
+        """No row is kept yet."""
+        self._engine, self._store, self._ownership = engine, store, ownership
+        self._reader, self._positions = reader, positions
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def look(self, name: str, consumer: str) -> ConsumerView:
+        """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
+        row = await self._reader.row(name)
+        position = await self._positions.ask(Look(name, consumer))
+        return await self._view(position, row, await self._end(row))
+
+    async def page(
+        self, name: str, *, after: str, limit: int
+    ) -> tuple[Sequence[ConsumerView], str | None]:
+        """Consumers of a log by name, and the `after` of the next page. Raises: NoSuchLog."""
+        row = await self._reader.row(name)
+        found = await self._positions.page(name, after=after, limit=limit + 1)
+        end, room = await self._end(row), asyncio.Semaphore(_AT_ONCE)
+
+        async def view(position: Position) -> ConsumerView:
+            async with room:
+                return await self._view(position, row, end)
+
+        shown = found[:limit]
+        views = await asyncio.gather(*map(view, shown))
+        return views, shown[-1].consumer if len(found) > limit else None
+
+    async def commit(
+        self,
+        name: str,
+        consumer: str,
+        offset: int,
+        *,
+        token: int | None,
+        version: int | None,
+        is_new: bool,
+    ) -> Position:
+        """Move a position on. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the log's end, and why the
+        keeper refuses.
+        """
+        row = await self._row_up_to(name, offset)
+        asked = Commit(name, consumer, row.created_at, offset, token, version, is_new)
+        return await self._positions.ask(asked, row)
+
+    async def acquire(
+        self, name: str, consumer: str, *, holder: str, lease_ms: int, start: Start
+    ) -> Position:
+        """Take the lease, and begin at `start` where there is no position yet."""
+        row = await self._reader.row(name)
+        offset = await self._offset(row, start)
+        asked = Acquire(
+            name, consumer, row.created_at, holder, lease_ms, offset, first_offset=row.first_offset
+        )
+        return await self._positions.ask(asked, row)
+
+    async def renew(self, name: str, consumer: str, token: int) -> Position:
+        """Hold the lease for another whole lease."""
+        row = (await self._recent(name)).row
+        return await self._positions.ask(Renew(name, consumer, row.created_at, token))
+
+    async def release(self, name: str, consumer: str, token: int) -> None:
+        """Let the lease go."""
+        await self._positions.ask(Release(name, consumer, token))
+
+    async def reset(
+        self, name: str, consumer: str, start: Start, version: int | None
+    ) -> ConsumerView:
+        """Put the position anywhere in the log as it is now."""
+        row = await self._reader.row(name)
+        offset = await self._offset(row, start)
+        if offset < row.first_offset:
+            raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
+        asked = Reset(name, consumer, row.created_at, offset, version)
+        position = await self._positions.ask(asked)
+        return await self._view(position, row, await self._end(row))
+
+    async def delete(self, name: str, consumer: str, version: int | None) -> None:
+        """Forget the consumer, also of a log that is no more. Raises: LeaseHeld."""
+        try:
+            await self._positions.ask(Delete(name, consumer, version))
+        except NoSuchConsumer:
+            await self._reader.row(name)  # NoSuchLog says more
+            raise
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    async def _recent(self, name: str) -> _Known:
+        """What is known of the log, not older than `_ROW_S`."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._known.get(name)
+        if known is not None and now_s - known.read_s <= _ROW_S:
+            return known
+        if known is not None:
+            known.read_s = now_s  # who asks meanwhile does not ask metadata too
+        try:
+            row = await self._reader.row(name)
+        except MetadataUnavailable:
+            if known is None:
+                raise
+            return known  # appends go on without metadata, and so do commits
+        end = known.end if known and known.row.created_at == row.created_at else 0
+        known = self._known[name] = _Known(row, now_s, end)
+        self._known.move_to_end(name)
+        if len(self._known) > _ROWS_MAX:
+            self._known.popitem(last=False)
+        return known
+
+    async def _row_up_to(self, name: str, offset: int) -> LogMetadata:
+        """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
+        known = await self._recent(name)
+        if offset > known.end:
+            known.end = max(known.end, await self._end(known.row))
+        if offset > known.end:
+            known.row = await self._reader.row(name)
+            known.end = await self._end(known.row)
+        if offset > known.end:
+            raise _out_of(known.row, "/offset", f"the log ends at {known.end}")
+        return known.row
+
+    async def _end(self, row: LogMetadata) -> int:
+        owner = self._ownership.owner(row.name)
+        if owner is not None and owner.is_mine(row):
+            return owner.acknowledged_offset
+        return await self._reader.end(row.name, row)
+
+    async def _offset(self, row: LogMetadata, start: Start) -> int:
+        if start == "earliest":
+            return row.first_offset
+        end = await self._end(row)
+        if start == "latest":
+            return end
+        if not isinstance(start, int):
+            return (await self._reader.begin(row.name, start, row))[0]
+        if start > end:
+            raise _out_of(row, "/to", f"the log ends at {end}")
+        return start
+
+    # --- the lag ---------------------------------------------------------------------------------
+
+    async def _view(self, position: Position, row: LogMetadata, end: int) -> ConsumerView:
+        if position.created != row.created_at:
+            return ConsumerView(position, "log-replaced", None)
+        state: StateOf = "offset-truncated" if position.offset < row.first_offset else "ok"
+        at = max(position.offset, row.first_offset)
+        if at >= end:
+            return ConsumerView(position, state, Lag(0, 0, 0))
+        lag = Lag(end - at, None, None)
+        try:
+            size, ms = await self._beyond(row, at)
+        except QuorumLogError:
+            return ConsumerView(position, state, lag)
+        return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
+
+    async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
+        """The bytes of the entries from an offset on, and the age of the first one."""
+        item = row.item_at(at)
+        if item is None:
+            return None, None
+        entry_id = await find_entry(
+            self._ownership.index.points(item.ledger_id),
+            at - (item.first_offset or 0),
+            last_entry=await self._last_entry(item),
+            read_head=partial(read_head, self._engine, item.ledger_id),
+        )
+        if entry_id is None:
+            return None, None
+        head, _ = await read_sized_head(self._engine, item.ledger_id, entry_id)
+        size = -(await self._size(item, entry_id - 1))
+        for each in row.items[row.items.index(item) :]:
+            is_sealed = each.last_offset is not None
+            size += (
+                each.bytes if is_sealed else await self._size(each, await self._last_entry(each))
+            )
+        now_ms = self._store.database_ms()
+        return size, None if now_ms is None else max(0, now_ms - head.append_time_ms)
+
+    async def _size(self, item: LogItem, last: int) -> int:
+        """The bytes of a ledger up to and including an entry."""
+        if last == NO_ENTRY:
+            return 0
+        return (await read_sized_head(self._engine, item.ledger_id, last))[1]
+
+    async def _last_entry(self, item: LogItem) -> int:
+        if item.last_offset is None:
+            return (await self._engine.last_add_confirmed(item.ledger_id)).last_add_confirmed
+        last = (await self._engine.get(item.ledger_id)).last_entry
+        return NO_ENTRY if last is None else last
+
+
+def _out_of(row: LogMetadata, pointer: str, detail: str) -> InvalidRequest:
+    return InvalidRequest(detail, log=row.name, errors=[{"pointer": pointer, "detail": detail}])

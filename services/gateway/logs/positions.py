@@ -1,0 +1,329 @@
+"""Positions of consumers in one gateway: requests go to the owner of their log, whose keeper decides them (ADR 37).
+
+A request is consulted of the log's owner like any other request to a log: it is answered here, or forwarded. The
+keeper (`protocol/position_keeper.py`) is right wherever it runs; at the owner it is not overtaken.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    EntryLost,
+    EntryUnavailable,
+    NoSuchConsumer,
+    NoSuchLog,
+    OffsetTruncated,
+    QuorumLogError,
+    QuorumTimeout,
+    UnexpectedOffset,
+)
+from quorumlog.net.awake import awake
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
+from quorumlog.protocol.position_keeper import (
+    AppendBatch,
+    Appended,
+    Asked,
+    BatchesRead,
+    Effect,
+    Event,
+    Failed,
+    Overtaken,
+    Pause,
+    Paused,
+    PositionKeeper,
+    ReadLog,
+    Told,
+    Truncate,
+    Truncated,
+)
+from quorumlog.protocol.positions import (
+    Acquire,
+    Answer,
+    Commit,
+    List,
+    Position,
+    Request,
+    is_repeatable,
+)
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.position_bodies import (
+    POSITIONS_LOG,
+    BadPositions,
+    decode_answers,
+    decode_batch,
+    decode_requests,
+    encode_answers,
+    encode_batch,
+    encode_requests,
+)
+from services.gateway.logs.handle import resolve
+from services.gateway.logs.values import LogRead
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 4 << 20
+_READ_RECORDS: Final = 1000
+_PAUSE_S: Final = 0.05
+_ROLL_BYTES: Final = 16 << 20
+"""Of a ledger of positions: the log is truncated by whole ledgers."""
+_TOGETHER_MAX: Final = 1000
+"""Requests that are forwarded together."""
+
+_Gathered = list[tuple[asyncio.Future[Answer], Request]]
+
+
+class PositionLogs(Protocol):
+    """The logs of this gateway, as far as positions need them."""
+
+    async def append(self, name: str, call: Append) -> RecordsAppended:
+        """Append through the owner."""
+        ...
+
+    async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
+        """Ask the owner."""
+        ...
+
+    async def truncate(self, name: str, before: int, *, is_retention: bool = False) -> Any:
+        """Drop whole ledgers."""
+        ...
+
+    async def put(
+        self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
+    ) -> Any:
+        """Make a log."""
+        ...
+
+
+class PositionService:
+    """The positions of all consumers, as clients of this gateway ask for them."""
+
+    def __init__(
+        self,
+        logs: PositionLogs,
+        read: Callable[..., Awaitable[LogRead]],
+        *,
+        bookies: Callable[[], Awaitable[int]],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        timeout_s: float,
+        wall_ms: Callable[[], int],
+        monotonic_s: Callable[[], float] | None = None,
+    ) -> None:
+        """`start` runs a task until the gateway stops; `bookies` counts them; `monotonic_s` is the time awake."""
+        self._logs, self._read_log, self._bookies = logs, read, bookies
+        self._start, self._timeout_s, self._wall_ms = start, timeout_s, wall_ms
+        self._monotonic_s = monotonic_s or (lambda: awake().time())
+        self._loop = asyncio.get_running_loop()
+        self._gathered: _Gathered = []
+        self._keeper = PositionKeeper()
+        self._waiting: set[asyncio.Future[Answer]] = set()
+        """Those that the keeper owes an answer."""
+        self._inbox: deque[Event] = deque()
+        self._is_stepping = False
+
+    # --- requests --------------------------------------------------------------------------------
+
+    async def ask(self, request: Request, row: LogMetadata | None = None) -> Position:
+        """Decide a request about one consumer. `row`: of the log, whose quorum the log of positions takes where
+        this makes it.
+
+        Raises: why the request is refused; NoSuchConsumer.
+        """
+        try:
+            answer = await self._ask(request)
+        except NoSuchLog as error:
+            if error.log != POSITIONS_LOG:
+                raise
+            if row is None or not _makes(request):
+                raise NoSuchConsumer(
+                    f"the log {request.log} has no consumers", log=request.log
+                ) from None
+            await self._make(row)
+            answer = await self._ask(request)
+        assert isinstance(answer, Position)
+        return answer
+
+    async def page(self, name: str, *, after: str, limit: int) -> tuple[Position, ...]:
+        """Consumers of a log by name."""
+        try:
+            answer = await self._ask(List(name, after, limit))
+        except NoSuchLog as error:
+            if error.log != POSITIONS_LOG:
+                raise
+            return ()
+        assert isinstance(answer, tuple)
+        return answer
+
+    async def _make(self, row: LogMetadata) -> None:
+        quorum, least = row.settings.quorum, Quorum.of(3, 3, 2)
+        if quorum.write_quorum < least.write_quorum and await self._bookies() >= 3:
+            quorum = least
+        settings = LogSettings(quorum, roll_bytes=_ROLL_BYTES)
+        try:
+            await self._logs.put(POSITIONS_LOG, settings, deletion_protection=True)
+        except QuorumLogError as error:
+            if error.code != "log-exists":  # another gateway has made it, for another log
+                raise
+
+    async def _ask(self, request: Request) -> Answer:
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append((future, request))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await future
+        except TimeoutError:
+            late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
+            raise QuorumTimeout(late, log=request.log) from None
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        # A request whose repeat could be refused falsely must not keep others from being repeated.
+        for is_safe in (True, False):
+            some = [one for one in gathered if is_repeatable(one[1]) is is_safe]
+            for at in range(0, len(some), _TOGETHER_MAX):
+                _ = self._start(self._consult(some[at : at + _TOGETHER_MAX], is_safe=is_safe))
+
+    async def _consult(self, gathered: _Gathered, *, is_safe: bool) -> None:
+        data = encode_requests([request for _, request in gathered])
+        try:
+            told = await self._logs.consult(
+                POSITIONS_LOG, Consult(data, is_safe), is_forwarded=False
+            )
+            if told is HERE:
+                for future, request in gathered:
+                    self._keep(future, request)
+                return
+            assert isinstance(told, bytes)
+            answers = decode_answers(told)
+            assert len(answers) == len(gathered), "each request has its answer"
+            for (future, _), answer in zip(gathered, answers, strict=True):
+                resolve(future, answer)
+        except QuorumLogError as error:
+            for future, _ in gathered:
+                resolve(future, error)
+        except Exception as error:
+            log.exception("positions-broke")
+            for future, _ in gathered:
+                resolve(future, QuorumLogError(repr(error)))
+
+    async def answer_here(self, data: bytes) -> dict[str, Any]:
+        """Decide requests of another gateway. Raises: NotTheOwner, not done; BadPositions."""
+        requests = decode_requests(data)
+        call = Consult(data, is_repeatable=True)
+        await self._logs.consult(POSITIONS_LOG, call, is_forwarded=True)
+        futures: list[asyncio.Future[Answer]] = []
+        for request in requests:
+            future: asyncio.Future[Answer] = self._loop.create_future()
+            futures.append(future)
+            self._keep(future, request)
+        answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
+        return encode_answers(answers)
+
+    # --- the keeper ------------------------------------------------------------------------------
+
+    def _keep(self, future: asyncio.Future[Answer], request: Request) -> None:
+        self._waiting.add(future)
+        self._post(Asked(future, request))
+
+    def _post(self, event: Event) -> None:
+        """Step the keeper: now, or after the events that it is stepped with now."""
+        self._inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                for effect in self._keeper.step(event, self._monotonic_s(), self._wall_ms()):
+                    self._perform(effect)
+        except Exception:
+            # A defect of ours: the state is not reliable any more. The log is; a new keeper reads it.
+            log.exception("position-keeper-broke")
+            self._keeper = PositionKeeper()
+            self._inbox.clear()
+            lost, self._waiting = self._waiting, set()
+            for future in lost:
+                resolve(future, QuorumLogError("the keeper of positions broke", outcome=UNKNOWN))
+        finally:
+            self._is_stepping = False
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Told(future, answer):
+                self._waiting.discard(future)
+                resolve(future, answer)
+            case Truncate(before):
+                _ = self._start(self._truncate(before))
+            case AppendBatch() | ReadLog() | Pause():
+                _ = self._start(self._answer(self._keeper, effect))
+
+    async def _answer(self, keeper: PositionKeeper, effect: AppendBatch | ReadLog | Pause) -> None:
+        event: Event
+        try:
+            match effect:
+                case AppendBatch():
+                    event = await self._append(effect)
+                case ReadLog(start):
+                    event = await self._read("earliest" if start is None else start)
+                case Pause():
+                    await asyncio.sleep(_PAUSE_S)
+                    event = Paused()
+        except QuorumLogError as error:
+            event = Failed(error)
+        except Exception as error:
+            log.exception("position-question-broke")
+            event = Failed(QuorumLogError(repr(error), log=POSITIONS_LOG))
+        if keeper is self._keeper:
+            self._post(event)
+
+    async def _append(self, effect: AppendBatch) -> Event:
+        record = Record(encode_batch(effect.batch))
+        try:
+            await self._logs.append(POSITIONS_LOG, Append.of([record], expect=effect.expect))
+        except UnexpectedOffset:
+            return Overtaken()
+        return Appended()
+
+    async def _read(self, start: Any) -> Event:
+        while True:
+            try:
+                page = await self._read_log(
+                    POSITIONS_LOG, start, limit=_READ_RECORDS, max_bytes=_READ_BYTES
+                )
+            except OffsetTruncated:
+                return Truncated()
+            except EntryLost as error:
+                # An operator has accepted the loss: these rows are as they were before it.
+                start = error.members["next_offset"]
+                continue
+            try:
+                batches = tuple(
+                    (found.offset, decode_batch(found.record.value)) for found in page.records
+                )
+            except BadPositions as error:
+                detail = f"a record of positions can't be read: {error}"
+                raise EntryUnavailable(detail, log=POSITIONS_LOG, outcome=NOT_DONE) from error
+            return BatchesRead(batches, page.next)
+
+    async def _truncate(self, before: int) -> None:
+        try:
+            await self._logs.truncate(POSITIONS_LOG, before, is_retention=True)
+        except QuorumLogError as error:  # the next one tries again
+            log.warning("positions-not-truncated", extra={"error": repr(error)})
+
+
+def _makes(request: Request) -> bool:
+    """Whether a request may make a consumer."""
+    match request:
+        case Commit(is_new=is_new):
+            return is_new
+        case _:
+            return isinstance(request, Acquire)

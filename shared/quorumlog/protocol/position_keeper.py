@@ -1,0 +1,255 @@
+"""Keeps the positions of consumers: decides requests in batches, each of which is one record of their log.
+
+    IDLE -> READING -> IDLE        what was appended by others, or everything at first
+    IDLE -> APPENDING -> IDLE      a batch, at exactly the end that was folded
+    APPENDING -> READING           somebody else appended: decide again
+    READING -> PAUSING -> READING  somebody else's append is not there to be read yet
+
+Each append expects the log's end to be where the fold ends. So a keeper that was overtaken (it hung, its gateway
+does not own the log any more) decides nothing, and an append whose outcome is unknown does no harm: either the
+next one finds it, or it can't come any more. There is one effect at a time, and each gets one answer. No answer
+is given before an append was acknowledged, so none rests on memory alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from quorumlog.errors import NOT_DONE, EntryUnavailable, QuorumLogError
+from quorumlog.protocol.positions import (
+    CHANGES_MAX,
+    Answer,
+    Batch,
+    Draft,
+    Position,
+    Positions,
+    Request,
+)
+
+_CARRIED: Final = 64
+"""Rows that an append carries again at least, where the log is long."""
+_SLACK: Final = 10_000
+"""Rows and records that the log may have beyond those that count."""
+_TRUNCATE_EVERY: Final = 1000
+"""Records that count no more before the log is truncated: ledgers go as a whole anyway."""
+_TRIES: Final = 20
+"""Times that a request is decided anew, since others append, before it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request. `key` is the driver's."""
+
+    key: Any
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The batch is in the log, at the end that was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The log did not end where it was expected to: nothing was appended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The append, or the read, came to nothing that is known of."""
+
+    error: QuorumLogError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesRead:
+    """All of the log from an offset on up to `next`, perhaps in several answers: none where it ends there."""
+
+    batches: tuple[tuple[int, Batch], ...]
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """What was to be read was dropped, since a snapshot came after it: read from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The pause is over."""
+
+
+Event = Asked | Appended | Overtaken | Failed | BatchesRead | Truncated | Paused
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBatch:
+    """Append a record where the log ends at `expect`: Appended, Overtaken, Failed."""
+
+    expect: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read from an offset on, None: from the beginning: BatchesRead, Truncated, Failed."""
+
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait a moment: Paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The answer to a request."""
+
+    key: Any
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """No record below counts any more. No answer."""
+
+    before: int
+
+
+Effect = AppendBatch | ReadLog | Pause | Told | Truncate
+
+
+class Phase(Enum):
+    """What is awaited."""
+
+    IDLE = "idle"
+    READING = "reading"
+    APPENDING = "appending"
+    PAUSING = "pausing"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    key: Any
+    request: Request
+    tries: int = 0
+
+
+class PositionKeeper:
+    """The positions of all consumers, in one gateway; see the module."""
+
+    def __init__(self) -> None:
+        """Nothing is read yet."""
+        self.phase = Phase.IDLE
+        self.state = Positions()
+        self.end: int | None = None
+        """The log is folded up to here; None: nothing is."""
+        self._queue: deque[_Waiting] = deque()
+        self._decided: list[tuple[_Waiting, Answer]] = []
+        self._batch = Batch()
+        self._held_until: dict[tuple[str, str], float] = {}
+        self._truncated = 0
+        self._has_read = False
+        """Whether the reads that are under way brought anything."""
+        self._out: list[Effect] = []
+
+    def step(self, event: Event, now_s: float, wall_ms: int) -> list[Effect]:
+        """What to do about an event. `now_s`: of a clock that never runs faster than time does, and may stand."""
+        match event:
+            case Asked(key, request):
+                self._queue.append(_Waiting(key, request))
+            case Appended():
+                self._appended()
+            case Overtaken():
+                self._overtaken()
+            case Failed(error):
+                self._failed(error)
+            case BatchesRead(batches, following):
+                self._read(batches, following, now_s)
+            case Truncated():
+                self.state, self.end = Positions(), None
+                self._ask_read()
+            case Paused():
+                self._ask_read()
+        if self.phase is Phase.IDLE and self._queue:
+            if self.end is None:
+                self._has_read = True
+                self._ask_read()
+            else:
+                self._append(self.end, now_s, wall_ms)
+        out, self._out = self._out, []
+        return out
+
+    def _ask_read(self) -> None:
+        self.phase = Phase.READING
+        self._out.append(ReadLog(self.end))
+
+    def _append(self, end: int, now_s: float, wall_ms: int) -> None:
+        draft = Draft(self.state, end=end, now_s=now_s, wall_ms=wall_ms)
+        while self._queue and len(self._decided) < CHANGES_MAX:
+            waiting = self._queue.popleft()
+            self._decided.append((waiting, draft.decide(waiting.request)))
+        batch = draft.batch
+        changed = {row.key for row in batch.rows} | set(batch.gone)
+        carried: list[Position] = [
+            row
+            for row in self.state.oldest(_CARRIED + len(changed), slack=_SLACK)
+            if row.key not in changed
+        ]
+        self._batch = Batch((*carried, *batch.rows), batch.gone)
+        self._held_until = draft.held_until
+        self.phase = Phase.APPENDING
+        self._out.append(AppendBatch(end, self._batch))
+
+    def _appended(self) -> None:
+        assert self.end is not None, "it was expected"
+        self.phase = Phase.IDLE
+        self.state.fold(self.end, self._batch)
+        self.state.hold(self._held_until)
+        self.end += 1
+        self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+        self._decided = []
+        begin = self.state.begin(self.end)
+        if begin >= self._truncated + _TRUNCATE_EVERY:
+            self._truncated = begin
+            self._out.append(Truncate(begin))
+
+    def _overtaken(self) -> None:
+        for waiting, _ in reversed(self._decided):
+            waiting.tries += 1
+            if waiting.tries < _TRIES:
+                self._queue.appendleft(waiting)
+            else:
+                busy = EntryUnavailable("other gateways change positions all the time")
+                self._out.append(Told(waiting.key, busy))
+        self._decided = []
+        self._has_read = False
+        self._ask_read()
+
+    def _failed(self, error: QuorumLogError) -> None:
+        if self.phase is Phase.READING:
+            error = error.with_outcome(NOT_DONE)
+            lost, self._queue = list(self._queue), deque()
+        else:
+            lost = [waiting for waiting, _ in self._decided]
+            self._decided = []
+        self.phase = Phase.IDLE
+        self._out.extend(Told(waiting.key, error) for waiting in lost)
+
+    def _read(self, batches: tuple[tuple[int, Batch], ...], following: int, now_s: float) -> None:
+        for offset, batch in batches:
+            self.state.fold(offset, batch)
+        is_first, self.end = self.end is None, following
+        if batches or is_first:
+            self.state.learned(now_s)
+        if batches:
+            self._has_read = True
+            self._ask_read()
+        elif self._has_read:
+            self.phase = Phase.IDLE
+        else:
+            self._has_read = True  # once is enough: the append finds out
+            self.phase = Phase.PAUSING
+            self._out.append(Pause())

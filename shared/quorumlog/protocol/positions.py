@@ -1,0 +1,447 @@
+"""Named positions of consumers, and their leases: the state, and what each request does to it (ADR 37).
+
+The state is a fold over the log of positions: the last row of a consumer counts. A request is decided on a
+`Draft` of the state; what it changes counts once the draft's record is in the log (`position_keeper.py`).
+
+A version is the place of its change in the log, so it rises for ever, also over a deletion. The version of the
+row by which a lease was granted is its fencing token.
+
+Invariants (checked by the simulation in tests/positions):
+  - a position of one creation of a log goes back by a reset only, which raises the token;
+  - a commit with a token counts only while no higher one was given out, whatever any clock says;
+  - a held lease is granted to another holder only after a whole lease of time awake without a word of its holder.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from quorumlog.errors import (
+    LeaseHeld,
+    LeaseLost,
+    LogReplaced,
+    NoSuchConsumer,
+    OffsetTruncated,
+    PositionBehind,
+    QuorumLogError,
+    TooManyConsumers,
+    VersionConflict,
+)
+
+CONSUMERS_MAX: Final = 50_000
+"""Consumers of all logs together: each gateway that owns their log holds them in memory (taste)."""
+
+CHANGES_MAX: Final = 1024
+"""Requests of one batch; versions count in it."""
+
+Key = tuple[str, str]
+"""(log, consumer)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a consumer has read a log: `offset` is the first record that it has not processed."""
+
+    log: str
+    consumer: str
+    created: str
+    """The creation of the log: one that was made again under its name is another one."""
+    offset: int
+    version: int
+    token: int = 0
+    """The highest fencing token that was given out; 0: none was."""
+    holder: str = ""
+    """Who holds the lease with that token, perhaps beyond its time; empty: nobody."""
+    lease_ms: int = 0
+    committed_ms: int = 0
+    """For people: the time by the clock of the gateway that took the commit."""
+
+    @property
+    def key(self) -> Key:
+        """Whose position this is."""
+        return self.log, self.consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One record of the log of positions: rows that are so from then on, and consumers that are no more."""
+
+    rows: tuple[Position, ...] = ()
+    gone: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Answer: Position."""
+
+    log: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Consumers of a log by name. Answer: a tuple of at most `limit` Positions."""
+
+    log: str
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Move a position on. It needs a fencing token, or the row's version, or that there is none (`is_new`)."""
+
+    log: str
+    consumer: str
+    created: str
+    offset: int
+    token: int | None = None
+    version: int | None = None
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Take the lease. A consumer that is not there begins at `offset`. The same holder gets a new token at once."""
+
+    log: str
+    consumer: str
+    created: str
+    holder: str
+    lease_ms: int
+    offset: int
+    first_offset: int
+    """Of the log: records below it were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Hold the lease for another whole lease."""
+
+    log: str
+    consumer: str
+    created: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let the lease go."""
+
+    log: str
+    consumer: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Put the position anywhere, for the log as it is now. Ends the lease, and fences its holder."""
+
+    log: str
+    consumer: str
+    created: str
+    offset: int
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Forget the consumer. Answer: the Position as it was."""
+
+    log: str
+    consumer: str
+    version: int | None = None
+
+
+Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete
+Answer = Position | tuple[Position, ...] | QuorumLogError
+
+
+def is_repeatable(request: Request) -> bool:
+    """Whether a request that was perhaps done may be sent again: its answer does not become a false refusal."""
+    match request:
+        case Commit(token=token):
+            return token is not None
+        case Release() | Delete():
+            return False
+        case Reset(version=version):
+            return version is None
+        case _:
+            return True
+
+
+class Positions:
+    """The rows as the log says, and for how long their leases hold."""
+
+    def __init__(self) -> None:
+        self.rows: OrderedDict[Key, Position] = OrderedDict()
+        """The one that was written longest ago comes first."""
+        self._logs: dict[str, dict[str, Position]] = {}
+        self._places: dict[Key, tuple[int, int]] = {}
+        """Offset of the record with the row, and how much had been written before."""
+        self._held_until: dict[Key, float] = {}
+        """Leases that were granted or renewed here since `_since_s`."""
+        self._since_s = 0.0
+        """When rows were read last that somebody else may have written."""
+        self._written = 0
+
+    def fold(self, offset: int, batch: Batch) -> None:
+        """Take the record at an offset, which follows on the last one."""
+        self._written += 1
+        for key in batch.gone:
+            self._drop(key)
+        for row in batch.rows:
+            self._drop(row.key, keeps_lease=True)
+            self.rows[row.key] = row
+            self._logs.setdefault(row.log, {})[row.consumer] = row
+            self._places[row.key] = (offset, self._written)
+            self._written += 1
+
+    def learned(self, now_s: float) -> None:
+        """What was folded was read from the log. Another keeper may have promised whole leases until just now."""
+        self._held_until.clear()
+        self._since_s = now_s
+
+    def hold(self, held_until: Mapping[Key, float]) -> None:
+        """Leases that this keeper has granted or renewed."""
+        self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
+
+    def _drop(self, key: Key, *, keeps_lease: bool = False) -> None:
+        if self.rows.pop(key, None) is not None:
+            del self._places[key]
+            of_log = self._logs[key[0]]
+            del of_log[key[1]]
+            if not of_log:
+                del self._logs[key[0]]
+        if not keeps_lease:
+            self._held_until.pop(key, None)
+
+    def held_until(self, row: Position) -> float:
+        """When the lease of a row with a holder is over."""
+        return self._held_until.get(row.key, self._since_s + row.lease_ms / 1000)
+
+    def of_log(self, log: str) -> Mapping[str, Position]:
+        """The consumers of a log, by name."""
+        return self._logs.get(log, {})
+
+    def oldest(self, count: int, *, slack: int) -> Iterable[Position]:
+        """Rows to be written again: the log has more than four times the rows, and `slack`, since the oldest."""
+        for row, _ in zip(self.rows.values(), range(count), strict=False):
+            if self._written - self._places[row.key][1] <= 4 * len(self.rows) + slack:
+                return
+            yield row
+
+    def begin(self, end: int) -> int:
+        """The offset below which no record counts, of a log that ends at `end`."""
+        for key in self.rows:
+            return self._places[key][0]
+        return end
+
+
+class Draft:
+    """The state with what some requests change, which is no truth yet."""
+
+    def __init__(self, state: Positions, *, end: int, now_s: float, wall_ms: int) -> None:
+        """The record goes to the offset `end`."""
+        self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
+        self._changed: dict[Key, Position | None] = {}
+        self._asked = 0
+        self._count = len(state.rows)
+        self.held_until: dict[Key, float] = {}
+
+    @property
+    def batch(self) -> Batch:
+        """What the requests change."""
+        return Batch(
+            tuple(row for row in self._changed.values() if row is not None),
+            tuple(key for key, row in self._changed.items() if row is None),
+        )
+
+    def _row(self, key: Key) -> Position | None:
+        return self._changed[key] if key in self._changed else self._state.rows.get(key)
+
+    def decide(self, request: Request) -> Answer:
+        """What a request gets, once the record is in the log."""
+        assert self._asked < CHANGES_MAX, "versions are unique"
+        self._asked += 1
+        try:
+            match request:
+                case List(log, after, limit):
+                    return self._list(log, after, limit)
+                case Commit():
+                    return self._commit(request)
+                case Acquire():
+                    return self._acquire(request)
+                case _:
+                    row = self._row((request.log, request.consumer))
+                    if row is None:
+                        raise NoSuchConsumer(
+                            f"the log {request.log} has no consumer {request.consumer}",
+                            log=request.log,
+                            consumer=request.consumer,
+                        )
+                    return self._decide(row, request)
+        except QuorumLogError as error:
+            return error
+
+    def _decide(self, row: Position, request: Look | Renew | Release | Reset | Delete) -> Position:
+        match request:
+            case Look():
+                return row
+            case Renew(created=created, token=token):
+                _check_log(row, created)
+                _check_token(row, token)
+                return self._hold(row)
+            case Release(token=token):
+                _check_token(row, token)
+                return self._put(replace(row, holder=""))
+            case Reset(created=created, offset=offset, version=version):
+                _check_version(row, version)
+                version = self._version
+                fenced = replace(row, created=created, offset=offset, token=version, holder="")
+                return self._put(replace(fenced, committed_ms=self._wall_ms))
+            case Delete(version=version):
+                _check_version(row, version)
+                self._check_free(row)
+                self._changed[row.key] = None
+                self._count -= 1
+                return row
+
+    def _list(self, log: str, after: str, limit: int) -> tuple[Position, ...]:
+        known = dict(self._state.of_log(log))
+        for (name, consumer), row in self._changed.items():
+            if name == log:
+                known.pop(consumer, None)
+                if row is not None:
+                    known[consumer] = row
+        names = sorted(name for name in known if name > after)
+        return tuple(known[name] for name in names[:limit])
+
+    def _commit(self, request: Commit) -> Position:
+        row = self._row((request.log, request.consumer))
+        if row is None:
+            if not request.is_new:
+                raise NoSuchConsumer(
+                    f"the log {request.log} has no consumer {request.consumer}",
+                    log=request.log,
+                    consumer=request.consumer,
+                )
+            return self._new(request, committed_ms=self._wall_ms)
+        if request.is_new:
+            raise _conflict(row)
+        _check_log(row, request.created)
+        if request.token is not None:
+            _check_token(row, request.token)
+        else:
+            self._check_free(row)
+        _check_version(row, request.version)
+        if request.offset < row.offset:
+            raise PositionBehind(
+                f"the position is {row.offset}, and goes back by a reset only",
+                log=row.log,
+                consumer=row.consumer,
+                offset=row.offset,
+            )
+        moved = row
+        if request.token is None:
+            moved = replace(moved, holder="")  # one whose lease is over must not go on
+        if moved != row or request.offset > row.offset:
+            moved = self._put(replace(moved, offset=request.offset, committed_ms=self._wall_ms))
+        return moved if request.token is None else self._hold(moved)
+
+    def _acquire(self, request: Acquire) -> Position:
+        row = self._row((request.log, request.consumer))
+        if row is not None:
+            _check_log(row, request.created)
+            if row.holder != request.holder:
+                self._check_free(row)
+        at = request.offset if row is None else row.offset
+        if at < request.first_offset:
+            raise OffsetTruncated(
+                f"the log begins at {request.first_offset}, and the consumer is at {at}: reset it",
+                log=request.log,
+                consumer=request.consumer,
+                offset=at,
+                first_offset=request.first_offset,
+            )
+        if row is None:
+            row = self._new(request)
+        held = replace(row, token=self._version, holder=request.holder, lease_ms=request.lease_ms)
+        return self._hold(self._put(held))
+
+    def _new(self, request: Commit | Acquire, committed_ms: int = 0) -> Position:
+        if self._count >= CONSUMERS_MAX:
+            raise TooManyConsumers(
+                f"the cluster has {CONSUMERS_MAX} consumers: delete some", log=request.log
+            )
+        self._count += 1
+        return self._put(
+            Position(
+                request.log,
+                request.consumer,
+                request.created,
+                request.offset,
+                self._version,
+                committed_ms=committed_ms,
+            )
+        )
+
+    @property
+    def _version(self) -> int:
+        return self._end * CHANGES_MAX + self._asked
+
+    def _put(self, row: Position) -> Position:
+        row = replace(row, version=self._version)
+        self._changed[row.key] = row
+        return row
+
+    def _hold(self, row: Position) -> Position:
+        self.held_until[row.key] = self._now_s + row.lease_ms / 1000
+        return row
+
+    def _check_free(self, row: Position) -> None:
+        """Raise LeaseHeld while somebody holds the lease."""
+        until_s = self.held_until.get(row.key, self._state.held_until(row))
+        if row.holder and self._now_s < until_s:
+            left_ms = max(1, round((until_s - self._now_s) * 1000))
+            raise LeaseHeld(
+                f"{row.holder} holds the lease for another {left_ms} ms, unless it renews it",
+                log=row.log,
+                consumer=row.consumer,
+                holder=row.holder,
+                expires_in_ms=left_ms,
+            )
+
+
+def _check_log(row: Position, created: str) -> None:
+    if row.created != created:
+        raise LogReplaced(
+            f"the position is one of a log {row.log} that was deleted; the log of this name is another one: reset it",
+            log=row.log,
+            consumer=row.consumer,
+        )
+
+
+def _check_token(row: Position, token: int) -> None:
+    if token != row.token or not row.holder:
+        raise LeaseLost(
+            f"the last fencing token is {row.token}, held by {row.holder or 'nobody'}",
+            log=row.log,
+            consumer=row.consumer,
+            fencing_token=row.token,
+        )
+
+
+def _check_version(row: Position, version: int | None) -> None:
+    if version is not None and version != row.version:
+        raise _conflict(row)
+
+
+def _conflict(row: Position) -> VersionConflict:
+    return VersionConflict(
+        f"the consumer's version is {row.version}",
+        log=row.log,
+        consumer=row.consumer,
+        current={"offset": row.offset, "version": row.version},
+    )

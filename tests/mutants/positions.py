@@ -1,0 +1,187 @@
+"""Mutants of positions: the guards of ADR 37, which seeds of their simulation must miss."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from quorumlog.protocol import positions
+from quorumlog.protocol.position_keeper import (
+    BatchesRead,
+    Phase,
+    PositionKeeper,
+    Told,
+    Truncated,
+)
+from quorumlog.protocol.positions import Draft, Position, Positions
+from tests.mutants.hunt import Find, Mutant, Patch, applied
+from tests.positions.simulation import Violation, run
+
+POSITION_SEEDS: Final = range(1, 101)
+"""Tried against a mutant: at most about 50 s."""
+
+
+def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
+    """Seeds of the simulation against a mutant until one shows it."""
+    with applied(mutant):
+        for count, seed in enumerate(seeds, 1):
+            try:
+                run(seed)
+            except Violation as found:
+                return Find("positions", str(found), f"seed {seed}, {count} tried")
+            except AssertionError as found:
+                return Find("positions", repr(found), f"seed {seed}, {count} tried")
+    return None
+
+
+def _unchecked(_original: Any) -> Any:
+    return lambda *_args: None
+
+
+def _told_at_once(original: Any) -> Any:
+    def append(self: PositionKeeper, *args: Any) -> None:
+        original(self, *args)
+        self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+        self._decided = []
+
+    return append
+
+
+def _taken_for_done(original: Any) -> Any:
+    def failed(self: PositionKeeper, error: Any) -> None:
+        if self.phase is Phase.APPENDING:
+            self._appended()
+        else:
+            original(self, error)
+
+    return failed
+
+
+def _without_a_token(original: Any) -> Any:
+    def decide(self: Draft, row: Position, request: Any) -> Position:
+        if isinstance(request, positions.Reset):
+            return self._put(
+                replace(row, created=request.created, offset=request.offset, token=row.token)
+            )
+        done: Position = original(self, row, request)
+        return done
+
+    return decide
+
+
+def _by_the_wall(original: Any) -> Any:
+    def step(self: PositionKeeper, event: Any, now_s: float, wall_ms: int) -> Any:
+        del now_s
+        return original(self, event, wall_ms / 1000, wall_ms)
+
+    return step
+
+
+def _of_the_last_row(_original: Any) -> Any:
+    def begin(self: Positions, end: int) -> int:
+        del self
+        return max(end - 1, 0)
+
+    return begin
+
+
+def _with_what_it_had(original: Any) -> Any:
+    def step(self: PositionKeeper, event: Any, *args: Any) -> Any:
+        if isinstance(event, Truncated):
+            state = self.state
+            effects = original(self, event, *args)
+            self.state = state
+            return effects
+        return original(self, event, *args)
+
+    return step
+
+
+def _unread(original: Any) -> Any:
+    def step(self: PositionKeeper, event: Any, *args: Any) -> Any:
+        if isinstance(event, BatchesRead) and event.batches:
+            event = BatchesRead((), event.next)
+        return original(self, event, *args)
+
+    return step
+
+
+def _from_one(_original: Any) -> Any:
+    def version(self: Draft) -> int:
+        rows = self._state.rows.values()
+        return max((row.version for row in rows), default=0) + self._asked
+
+    return property(version)
+
+
+def _any_offset(original: Any) -> Any:
+    def commit(self: Draft, request: Any) -> Position:
+        row = self._row((request.log, request.consumer))
+        if row is not None and row.offset > request.offset and request.token == row.token:
+            return self._put(replace(row, offset=request.offset))
+        done: Position = original(self, request)
+        return done
+
+    return commit
+
+
+POSITION_MUTANTS: Final = (
+    Mutant(
+        "a new keeper grants at once what may be held",
+        "ADR 37",
+        (Patch(Positions, "learned", _unchecked),),
+    ),
+    Mutant(
+        "a fencing token is not compared",
+        "ADR 37",
+        (Patch(positions, "_check_token", _unchecked),),
+    ),
+    Mutant(
+        "a lease that is held is granted",
+        "ADR 37",
+        (Patch(Draft, "_check_free", _unchecked),),
+    ),
+    Mutant(
+        "an answer is given before it is in the log",
+        "ADR 37",
+        (Patch(PositionKeeper, "_append", _told_at_once),),
+    ),
+    Mutant(
+        "an append of an unknown outcome counts as done",
+        "ADR 37",
+        (Patch(PositionKeeper, "_failed", _taken_for_done),),
+    ),
+    Mutant(
+        "a reset leaves the token",
+        "ADR 37",
+        (Patch(Draft, "_decide", _without_a_token),),
+    ),
+    Mutant(
+        "a lease ends by the clock on the wall",
+        "ADR 37",
+        (Patch(PositionKeeper, "step", _by_the_wall),),
+    ),
+    Mutant(
+        "records that count are dropped",
+        "ADR 37",
+        (Patch(Positions, "begin", _of_the_last_row),),
+    ),
+    Mutant(
+        "rows outlive a truncation",
+        "ADR 37",
+        (Patch(PositionKeeper, "step", _with_what_it_had),),
+    ),
+    Mutant(
+        "who was overtaken does not read",
+        "ADR 37",
+        (Patch(PositionKeeper, "step", _unread),),
+    ),
+    Mutant(
+        "versions begin anew after a deletion",
+        "ADR 37",
+        (Patch(Draft, "_version", _from_one),),
+    ),
+    Mutant(
+        "a commit moves a position back",
+        "ADR 37",
+        (Patch(Draft, "_commit", _any_offset),),
+    ),
+)

@@ -1,0 +1,457 @@
+"""Keepers of positions in virtual time: they hang, die, are overtaken; answers are lost, clocks jump.
+
+The shipped `PositionKeeper` decides; the world is a log that appends where it is expected to end, and clients that
+go on with leases they have lost. Requests go to any keeper, as if each took itself for the owner: worse than
+the logs' ownership ever is. `judge` reads the history.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from unittest.mock import patch
+
+from quorumlog.errors import UNKNOWN, QuorumLogError, QuorumTimeout
+from quorumlog.protocol import position_keeper, positions
+from quorumlog.protocol.position_keeper import (
+    AppendBatch,
+    Appended,
+    Asked,
+    BatchesRead,
+    Effect,
+    Event,
+    Failed,
+    Overtaken,
+    Pause,
+    Paused,
+    PositionKeeper,
+    ReadLog,
+    Told,
+    Truncate,
+    Truncated,
+)
+from quorumlog.protocol.positions import (
+    Acquire,
+    Answer,
+    Batch,
+    Commit,
+    Delete,
+    Key,
+    List,
+    Look,
+    Position,
+    Release,
+    Renew,
+    Request,
+    Reset,
+)
+
+LEASE_MS: Final = 3_000
+END_S: Final = 60.0
+LOG: Final = "log"
+
+
+class Violation(AssertionError):
+    """The history breaks a promise."""
+
+
+@dataclass(slots=True)
+class Op:
+    """A request, and its answer where there was one."""
+
+    request: Request
+    asked_s: float
+    answered_s: float | None = None
+    answer: Answer | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """Every batch that the log ever had, with its time, and every request."""
+
+    batches: list[tuple[float, Batch]] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
+class World:
+    """The log, and time."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.history = History()
+        self.first = 0
+        self.created = "1"
+        self.is_calm = False
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self.names = ["a", "b"]
+        self.keepers = [Keeper(self) for _ in range(3)]
+
+    def after(self, delay_s: float, what: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._number, what))
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, what = heapq.heappop(self._events)
+            what()
+        self.now_s = until_s
+
+    def soon_s(self) -> float:
+        """Mostly quick, at times as long as a lease."""
+        if not self.is_calm and self.random.random() < 0.03:
+            return self.random.uniform(0, 2 * LEASE_MS / 1000)
+        return self.random.uniform(0.001, 0.05)
+
+    def append(self, expect: int, batch: Batch) -> bool:
+        """Whether the log ended there, and has the batch now."""
+        if expect != len(self.history.batches):
+            return False
+        self.history.batches.append((self.now_s, batch))
+        return True
+
+    def truncate(self, before: int) -> None:
+        """Drop a prefix, perhaps less than was allowed: ledgers go as a whole."""
+        kept = before - self.random.randrange(3)
+        if kept <= self.first:
+            return
+        everything, rest = positions.Positions(), positions.Positions()
+        for offset, (_, batch) in enumerate(self.history.batches):
+            everything.fold(offset, batch)
+            if offset >= before:
+                rest.fold(offset, batch)
+        if dict(everything.rows) != dict(rest.rows):
+            raise Violation("a record was dropped that still counts")
+        self.first = kept
+
+    def ask(self, request: Request, then: Callable[[Answer], None] | None = None) -> None:
+        """Ask any keeper."""
+        op = Op(request, self.now_s)
+        self.history.ops.append(op)
+
+        def told(answer: Answer) -> None:
+            op.answered_s, op.answer = self.now_s, answer
+            if then is not None:
+                then(answer)
+
+        keeper = self.random.choice(self.keepers)
+        self.after(self.soon_s(), lambda: keeper.post(Asked(told, request)))
+
+
+class Keeper:
+    """A gateway with a keeper, and its clocks."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.machine = PositionKeeper()
+        self.life = 0
+        self.stands_until_s = 0.0
+        self._stood_s = 0.0
+        self.skew_ms = 0
+        self._is_posting = False
+        self._inbox: list[Event] = []
+
+    def awake_s(self) -> float:
+        """Time, less what it stood still, as `net/awake.py` counts it."""
+        return 1000.0 + self.world.now_s - self._stood_s
+
+    def wall_ms(self) -> int:
+        return 1_000_000 + int(self.world.now_s * 1000) + self.skew_ms
+
+    def hang(self, for_s: float) -> None:
+        self.stands_until_s = max(self.stands_until_s, self.world.now_s + for_s)
+        self._stood_s += for_s
+
+    def die(self) -> None:
+        """What it has sent goes on; nobody hears of it."""
+        self.machine, self.life = PositionKeeper(), self.life + 1
+        self.stands_until_s, self._inbox = 0.0, []
+
+    def post(self, event: Event) -> None:
+        if self.stands_until_s > self.world.now_s:
+            life = self.life
+            self.world.after(
+                self.stands_until_s - self.world.now_s,
+                lambda: self.post(event) if life == self.life else None,
+            )
+            return
+        for effect in self.machine.step(event, self.awake_s(), self.wall_ms()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        world, life = self.world, self.life
+        match effect:
+            case Told(then, answer):
+                world.after(world.soon_s(), lambda: then(answer))
+            case Pause():
+                self._later(life, Paused())
+            case Truncate(before):
+                world.after(world.soon_s(), lambda: world.truncate(before))
+            case ReadLog(start):
+                world.after(world.soon_s(), lambda: self._read(life, start))
+            case AppendBatch(expect, batch):
+                self._append(life, expect, batch)
+
+    def _later(self, life: int, event: Event) -> None:
+        self.world.after(
+            self.world.soon_s(), lambda: self.post(event) if life == self.life else None
+        )
+
+    def _read(self, life: int, start: int | None) -> None:
+        world = self.world
+        if start is not None and start < world.first:
+            self._later(life, Truncated())
+            return
+        at = world.first if start is None else start
+        found = world.history.batches[at : at + world.random.randrange(1, 6)]
+        batches = tuple((offset, batch) for offset, (_, batch) in enumerate(found, at))
+        self._later(life, BatchesRead(batches, at + len(batches)))
+
+    def _append(self, life: int, expect: int, batch: Batch) -> None:
+        world, fate = self.world, self.world.random.random()
+        if not world.is_calm and fate < 0.05:
+            # The answer is lost: it may be in the log, or come there later, or never.
+            if fate < 0.04:
+                world.after(world.soon_s(), lambda: _ignored(world.append(expect, batch)))
+            self._later(life, Failed(QuorumTimeout("no answer", outcome=UNKNOWN)))
+            return
+
+        def arrive() -> None:
+            self._later(life, Appended() if world.append(expect, batch) else Overtaken())
+
+        world.after(world.soon_s(), arrive)
+
+
+def _ignored(_value: Any) -> None:
+    pass
+
+
+class Worker:
+    """Works as a consumer; goes on beyond its lease where it does not know better, or does not care."""
+
+    def __init__(self, world: World, name: str, consumer: str) -> None:
+        self.world, self.name, self.consumer = world, name, consumer
+        self.token: int | None = None
+        self.offset = 0
+        world.after(world.random.uniform(0, 2), self.work)
+
+    def work(self) -> None:
+        world = self.world
+        if world.is_calm:
+            return
+        world.after(world.random.uniform(0.05, 1.5), self.work)
+        if self.token is None:
+            lease = Acquire(LOG, self.consumer, world.created, self.name, LEASE_MS, 0, 0)
+            world.ask(lease, self._acquired)
+            return
+        token, draw = self.token, world.random.random()
+        if draw < 0.55:
+            self.offset += world.random.choice((0, 1, 5))
+            world.ask(Commit(LOG, self.consumer, world.created, self.offset, token), self._answered)
+        elif draw < 0.62:  # a mistake: it is refused
+            behind = max(0, self.offset - 3)
+            world.ask(Commit(LOG, self.consumer, world.created, behind, token))
+        elif draw < 0.85:
+            world.ask(Renew(LOG, self.consumer, world.created, token), self._answered)
+        elif draw < 0.92:
+            self.token = None
+            world.ask(Release(LOG, self.consumer, token))
+
+    def _acquired(self, answer: Answer) -> None:
+        if isinstance(answer, Position):
+            self.token, self.offset = answer.token, answer.offset
+
+    def _answered(self, answer: Answer) -> None:
+        # Some go on all the same: zombies.
+        if isinstance(answer, QuorumLogError) and self.world.random.random() < 0.3:
+            self.token = None
+
+
+def trouble(world: World) -> None:
+    """Something happens to a keeper, or to the consumers."""
+    if world.is_calm:
+        return
+    world.after(world.random.uniform(0.05, 2.0), lambda: trouble(world))
+    keeper, consumer = world.random.choice(world.keepers), world.random.choice(world.names)
+    draw = world.random.random()
+    if draw < 0.25:
+        keeper.hang(world.random.uniform(0.1, 2 * LEASE_MS / 1000))
+    elif draw < 0.4:
+        keeper.die()
+    elif draw < 0.55:
+        keeper.skew_ms = world.random.randrange(-10_000_000, 10_000_000)
+    elif draw < 0.65:
+        world.ask(Look(LOG, consumer))
+    elif draw < 0.68:
+        world.ask(List(LOG, "", 10))
+    elif draw < 0.76:
+        world.ask(Reset(LOG, consumer, world.created, world.random.randrange(50)))
+    elif draw < 0.86:
+        world.ask(Delete(LOG, consumer))
+    elif draw < 0.89:
+        world.created = str(int(world.created) + 1)
+    else:
+        name = f"c{len(world.names)}"
+        world.names.append(name)
+        world.ask(Commit(LOG, name, world.created, 0, is_new=True))
+
+
+def run(seed: int) -> History:
+    """One history, judged. Raises: Violation."""
+    with patch.multiple(position_keeper, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2):
+        world = World(seed)
+        for consumer in "ab":
+            for name in ("w1", "w2", "w3"):
+                Worker(world, f"{name}{consumer}", consumer)
+        trouble(world)
+        world.run(END_S)
+        world.is_calm = True
+        world.run(END_S + 10 * LEASE_MS / 1000)
+        for _ in range(3):
+            world.ask(Look(LOG, world.random.choice("ab")))
+        world.run(world.now_s + 60)
+        if any(op.answer is None for op in world.history.ops[-3:]):
+            raise Violation("a request is not answered where nothing is wrong")
+        judge(world.history)
+        return world.history
+
+
+def judge(history: History) -> None:
+    """Raises: Violation."""
+    rows = _judge_log(history)
+    _judge_answers(history, rows)
+    _judge_leases(history)
+
+
+def _judge_log(history: History) -> dict[Key, dict[int, Position]]:
+    """What the log says: positions go on, versions and tokens rise. Returns the rows by version."""
+    last: dict[Key, Position] = {}
+    versions: dict[Key, int] = {}
+    tokens: dict[Key, int] = {}
+    rows: dict[Key, dict[int, Position]] = {}
+    for at_s, batch in history.batches:
+        for key in batch.gone:
+            last.pop(key, None)
+        for row in batch.rows:
+            before = last.get(row.key)
+            last[row.key] = row
+            if row == before:
+                continue  # written again by a snapshot
+            rows.setdefault(row.key, {})[row.version] = row
+            if row.version <= versions.get(row.key, -1):
+                raise Violation(f"a version goes back: {row}")
+            if row.token and row.token < tokens.get(row.key, 0):
+                raise Violation(f"a token goes back: {row}")
+            versions[row.key] = row.version
+            tokens[row.key] = max(row.token, tokens.get(row.key, 0))
+            if before is None or row.offset >= before.offset:
+                continue
+            if not _is_ended(history, before, row, at_s, (Reset, Delete)):
+                raise Violation(f"a position goes back without a reset: {before} {row}")
+    return rows
+
+
+def _is_ended(
+    history: History,
+    before: Position,
+    row: Position,
+    at_s: float,
+    kinds: tuple[type[Request], ...],
+) -> bool:
+    """Whether one of these was done, or may have been, between two rows: perhaps in one batch with others."""
+    for op in history.ops:
+        request = op.request
+        if not isinstance(request, kinds) or op.asked_s > at_s or isinstance(request, List):
+            continue
+        if (request.log, request.consumer) != row.key:
+            continue
+        if isinstance(request, Release) and request.token != before.token:
+            continue
+        if isinstance(op.answer, Position):
+            if before.version <= op.answer.version <= row.version:
+                return True
+        elif op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN:
+            return True
+    return False
+
+
+def _judge_answers(history: History, rows: dict[Key, dict[int, Position]]) -> None:
+    """Who was told a state was told one that the log has, and not an older one than was told before."""
+    told: list[tuple[float, Key, int]] = []
+    for op in sorted(history.ops, key=lambda op: op.asked_s):
+        if not isinstance(op.answer, Position):
+            continue
+        key, row = op.answer.key, op.answer
+        if not _is_said(history, row, rows.get(key, {})):
+            raise Violation(f"told what the log does not say: {row}")
+        if isinstance(op.request, Commit):
+            if op.request.token is not None and op.request.token != row.token:
+                raise Violation(f"a fenced holder committed: {op.request} {row}")
+            if op.request.offset != row.offset:
+                raise Violation(f"another offset was committed: {op.request} {row}")
+        assert op.answered_s is not None
+        # What comes after a deletion is newer than what was deleted.
+        told.append((op.answered_s, key, row.version + isinstance(op.request, Delete)))
+    resets = [op.answer for op in history.ops if isinstance(op.request, Reset)]
+    for op in history.ops:
+        if not isinstance(op.request, Commit) or not isinstance(op.answer, Position):
+            continue
+        token = op.request.token
+        for reset in resets:
+            if not isinstance(reset, Position) or reset.key != op.answer.key or token is None:
+                continue
+            if token < reset.version < op.answer.version:
+                raise Violation(f"a holder committed after a reset: {op} {reset}")
+    told.sort()
+    newest: dict[Key, list[tuple[float, int]]] = {}
+    for answered_s, key, version in told:
+        so_far = newest.setdefault(key, [(0.0, -1)])
+        so_far.append((answered_s, max(version, so_far[-1][1])))
+    for op in history.ops:
+        if not isinstance(op.answer, Position):
+            continue
+        before = [v for at, v in newest.get(op.answer.key, ()) if at < op.asked_s]
+        if before and op.answer.version < before[-1]:
+            raise Violation(f"told an older state than before: {op.request} {op.answer}")
+
+
+def _is_said(history: History, row: Position, known: dict[int, Position]) -> bool:
+    """Whether the log has a row, or one that a later request of the same batch has made of it."""
+    if row.version in known:
+        return known[row.version] == row
+    at = row.version // positions.CHANGES_MAX
+    if at >= len(history.batches):
+        return False
+    _, batch = history.batches[at]
+    later = [each for each in batch.rows if each.key == row.key and each.version > row.version]
+    return bool(later) or row.key in batch.gone
+
+
+def _judge_leases(history: History) -> None:
+    """Nobody gets a lease while its holder may count on it: for a lease from when it asked, by true time."""
+    held: dict[Key, list[tuple[int, float]]] = {}
+    for op in history.ops:
+        row = op.answer
+        if not isinstance(row, Position) or not row.holder:
+            continue
+        is_hold = isinstance(op.request, Acquire | Renew)
+        is_hold |= isinstance(op.request, Commit) and op.request.token is not None
+        if is_hold:
+            until_s = op.asked_s + row.lease_ms / 1000
+            held.setdefault(row.key, []).append((row.token, until_s))
+    before: dict[Key, Position] = {}
+    for at_s, batch in history.batches:
+        for key in batch.gone:
+            before.pop(key, None)
+        for row in batch.rows:
+            old = before.get(row.key)
+            before[row.key] = row
+            if old is None or not old.holder or row.holder == old.holder:
+                continue
+            if _is_ended(history, old, row, at_s, (Reset, Release)):
+                continue
+            for token, until_s in held.get(row.key, ()):
+                if token == old.token and at_s < until_s:
+                    raise Violation(f"{row} at {at_s} while {old} was held until {until_s}")

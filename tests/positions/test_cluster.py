@@ -1,0 +1,126 @@
+"""Consumers on real processes: owners that are killed or stand still, and metadata that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from tests.logs.support import Answer, Http
+from tests.support.waiting import SETTLED_S, until
+
+LOG = "/v1/logs/log"
+ME = f"{LOG}/consumers/me"
+LEASE_MS = 600_000
+"""Longer than any test: who waits for its end fails."""
+
+
+@asynccontextmanager
+async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http]]:
+    async with running(stores, bookies=3) as cluster, aiohttp.ClientSession() as session:
+        http = Http(session, cluster.gateways)
+        await http.done("PUT", LOG, {})
+        records = {"entries": [{"text": str(at)} for at in range(100)]}
+        await http.done("POST", f"{LOG}/entries", records)
+        yield cluster, http
+
+
+async def acquired(http: Http, holder: str, *, at: int) -> str:
+    """The fencing token."""
+    wanted = {"holder": holder, "lease_ms": LEASE_MS}
+    answer = await http.done("POST", f"{ME}/lease", wanted, at=at)
+    return str(answer["lease"]["fencing_token"])
+
+
+async def committed(http: Http, offset: int, token: str, *, at: int) -> Any:
+    """Commit until there is an answer that says what became of it."""
+
+    async def ask() -> Answer | None:
+        async with asyncio.timeout(10):  # a gateway that stands still must not hold it for ever
+            answer = await http.ask(
+                "PUT", ME, {"offset": offset}, at=at, headers={"Fencing-Token": token}
+            )
+        if answer.status < 300:
+            return answer
+        problem = answer.json
+        assert problem["retryable"] or problem["outcome"] == "unknown", answer
+        return None
+
+    answer = await until(
+        ask, f"{offset} is committed", SETTLED_S, passing=(aiohttp.ClientError, TimeoutError)
+    )
+    assert answer is not None
+    return answer.json
+
+
+async def test_a_position_and_its_lease_outlive_the_gateway_that_owned_them(
+    stores: Stores,
+) -> None:
+    async with a_log(stores) as (cluster, http):
+        token = await acquired(http, "w1", at=0)
+        await committed(http, 40, token, at=0)
+        await cluster.kill("gateway-1")
+        assert (await http.done("GET", ME, at=1))["offset"] == 40
+        held = await http.ask("POST", f"{ME}/lease", {"holder": "w2"}, at=1)
+        assert (held.status, held.json["code"]) == (409, "lease-held")
+        await committed(http, 50, token, at=1)
+        await cluster.restart("gateway-1")
+        await committed(http, 60, token, at=0)
+        await http.done("POST", f"{ME}/reset", {"to": 10}, at=1)
+        assert int(await acquired(http, "w2", at=0)) > int(token)
+        fenced = await http.ask("PUT", ME, {"offset": 70}, headers={"Fencing-Token": token}, at=1)
+        assert (fenced.status, fenced.json["code"]) == (409, "lease-lost")
+        shown = await http.done("GET", ME, at=1)
+        assert (shown["offset"], shown["lease"]["holder"]) == (10, "w2")
+        assert shown["lag"]["records"] == 90
+        assert shown["lag"]["bytes"] > 0
+
+
+async def test_an_owner_that_stood_still_tells_no_older_position(stores: Stores) -> None:
+    async with a_log(stores) as (cluster, http):
+        token = await acquired(http, "w1", at=0)
+        await committed(http, 40, token, at=0)
+        cluster.pause("gateway-1")
+        try:
+            await committed(http, 50, token, at=1)
+        finally:
+            cluster.resume("gateway-1")
+        assert (await http.done("GET", ME, at=0))["offset"] == 50
+        await committed(http, 60, token, at=0)
+        assert (await http.done("GET", ME, at=1))["offset"] == 60
+
+
+async def test_a_cluster_without_consumers_has_no_log_of_positions_and_later_it_is_in_no_list(
+    stores: Stores,
+) -> None:
+    async with a_log(stores) as (_, http):
+        assert (await http.done("GET", f"{LOG}/consumers"))["consumers"] == []
+        assert [log["name"] for log in (await http.done("GET", "/v1/logs"))["logs"]] == ["log"]
+        assert [
+            ledger["ledger_id"] for ledger in (await http.done("GET", "/v1/ledgers"))["ledgers"]
+        ] == [1]
+        token = await acquired(http, "w1", at=1)
+        await committed(http, 40, token, at=0)
+        for at in (0, 1):
+            logs = (await http.done("GET", "/v1/logs", at=at))["logs"]
+            ledgers = (await http.done("GET", "/v1/ledgers", at=at))["ledgers"]
+            assert [log["name"] for log in logs] == ["log"]
+            assert [ledger["ledger_id"] for ledger in ledgers] == [1]
+        deleted = await http.ask("DELETE", "/v1/ledgers/2")
+        assert (deleted.status, deleted.json["code"]) == (409, "owned-by-log")
+
+
+async def test_commits_go_on_while_the_metadata_service_stands_still(stores: Stores) -> None:
+    async with a_log(stores) as (cluster, http):
+        token = await acquired(http, "w1", at=0)
+        await committed(http, 1, token, at=0)
+        cluster.pause("metadata-1")
+        try:
+            for offset in range(2, 30):
+                await committed(http, offset, token, at=0)
+        finally:
+            cluster.resume("metadata-1")
+        assert (await http.done("GET", ME, at=1))["offset"] == 29

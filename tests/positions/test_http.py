@@ -1,0 +1,263 @@
+"""Consumers over HTTP: codes, preconditions, what is told. The ledgers behind are the model's."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from loadtest.ports import free_ports
+from quorumlog.net.listen import listening
+from quorumlog.wire.position_bodies import POSITIONS_LOG
+from services.gateway.app import build_app
+from services.gateway.edge.consumer_models import ConsumerList, ConsumerModel, PositionModel
+from services.gateway.edge.limits import Limits
+from services.gateway.logs import consumers
+from tests.gateway.fake_engine import FakeEngine
+from tests.logs.model import Cluster
+from tests.logs.support import Answer, Http
+
+LOG = "/v1/logs/log"
+ME = f"{LOG}/consumers/me"
+LEASE = f"{ME}/lease"
+
+
+@functools.cache
+def ports() -> list[int]:
+    return free_ports(2)
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[Http, Cluster]]:
+    """Two gateways with logs in memory, and a log of ten records."""
+    cluster = Cluster(1)
+    gateways = [cluster.gateway(), cluster.gateway()]
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        urls = []
+        for gateway, port in zip(gateways, ports(), strict=True):
+            app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
+            listener = await stack.enter_async_context(listening(app, host="127.0.0.1", port=port))
+            urls.append(f"http://127.0.0.1:{listener.port}")
+        http = Http(session, urls)
+        assert (await http.ask("PUT", LOG, {})).status == 201
+        await append(http, 10)
+        yield http, cluster
+    for gateway in gateways:
+        await gateway.end()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with served() as (found, _):
+        yield found
+
+
+async def append(http: Http, count: int) -> None:
+    entries = [{"text": str(at)} for at in range(count)]
+    assert (await http.ask("POST", f"{LOG}/entries", {"entries": entries})).status == 201
+
+
+def code(answer: Answer) -> tuple[int, str]:
+    return answer.status, answer.json["code"]
+
+
+async def commit(http: Http, offset: int, *, at: int = 0, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return await http.ask("PUT", ME, {"offset": offset}, at=at, headers=named)
+
+
+async def acquire(http: Http, holder: str, *, at: int = 0, start: Any = "earliest") -> Answer:
+    return await http.ask("POST", LEASE, {"holder": holder, "from": start}, at=at)
+
+
+async def test_a_position_is_made_moved_shown_listed_and_deleted(http: Http) -> None:
+    made = await commit(http, 2, If_None_Match="*")
+    again = await commit(http, 2, If_None_Match="*")
+    moved = await commit(http, 7, If_Match=made.headers["ETag"], at=1)
+    stale = await commit(http, 8, If_Match=made.headers["ETag"])
+    shown = await http.ask("GET", ME, at=1)
+    listed = await http.ask("GET", f"{LOG}/consumers")
+    deleted = await http.ask("DELETE", ME)
+    assert made.status == moved.status == 200
+    PositionModel.model_validate(made.json)
+    assert code(again) == code(stale) == (412, "version-conflict")
+    assert stale.json["current"] == {"offset": 7, "version": moved.json["version"]}
+    ConsumerModel.model_validate(shown.json)
+    assert (shown.json["offset"], shown.json["state"]) == (7, "ok")
+    assert shown.json["lag"]["records"] == 3
+    assert shown.headers["ETag"] == moved.headers["ETag"] == f'"{moved.json["version"]}"'
+    ConsumerList.model_validate(listed.json)
+    assert listed.json["consumers"][0]["consumer"] == "me"
+    assert deleted.status == 204
+    assert code(await http.ask("GET", ME)) == (404, "no-such-consumer")
+
+
+async def test_a_commit_without_a_precondition_changes_nothing(http: Http) -> None:
+    assert code(await commit(http, 2)) == (428, "precondition-required")
+    assert code(await http.ask("PUT", LEASE)) == (428, "precondition-required")
+    assert code(await http.ask("GET", ME)) == (404, "no-such-consumer")
+
+
+async def test_a_position_goes_back_by_a_reset_only_which_fences_the_holder(http: Http) -> None:
+    lease = (await acquire(http, "w1")).json["lease"]
+    token = str(lease["fencing_token"])
+    assert (await commit(http, 8, Fencing_Token=token)).status == 200
+    assert code(await commit(http, 7, Fencing_Token=token)) == (409, "position-behind")
+    reset = await http.ask("POST", f"{ME}/reset", {"to": 3}, at=1)
+    assert (reset.status, reset.json["offset"], reset.json["lease"]) == (200, 3, None)
+    assert code(await commit(http, 9, Fencing_Token=token)) == (409, "lease-lost")
+    again = (await acquire(http, "w1")).json["lease"]
+    assert again["fencing_token"] > lease["fencing_token"]
+
+
+async def test_a_held_lease_is_told_and_a_released_one_is_free_at_once(http: Http) -> None:
+    first = await acquire(http, "w1", start="latest")
+    other = await acquire(http, "w2", at=1)
+    plain = await commit(http, 10, If_Match=first.headers["ETag"])
+    token = {"Fencing-Token": str(first.json["lease"]["fencing_token"])}
+    renewed = await http.ask("PUT", LEASE, headers=token, at=1)
+    released = await http.ask("DELETE", LEASE, headers=token)
+    taken = await acquire(http, "w2", at=1)
+    assert first.json["offset"] == 10
+    assert code(other) == code(plain) == (409, "lease-held")
+    assert (other.json["holder"], 0 < other.json["expires_in_ms"] <= 30_000) == ("w1", True)
+    assert (renewed.status, released.status, taken.status) == (200, 204, 200)
+    assert code(await http.ask("PUT", LEASE, headers=token)) == (409, "lease-lost")
+
+
+async def test_a_log_made_again_under_its_name_is_another_one(http: Http) -> None:
+    token = str((await acquire(http, "w1")).json["lease"]["fencing_token"])
+    assert (await http.ask("DELETE", LOG)).status == 204
+    assert code(await http.ask("GET", ME)) == (404, "no-such-log")
+    assert (await http.ask("PUT", LOG, {})).status == 201
+    shown = (await http.ask("GET", ME)).json
+    assert (shown["state"], shown["lag"]) == ("log-replaced", None)
+    assert code(await acquire(http, "w2")) == (409, "log-replaced")
+    assert code(await acquire(http, "w1")) == (409, "log-replaced")
+    reset = await http.ask("POST", f"{ME}/reset", {"to": "earliest"})
+    assert (reset.json["state"], reset.json["offset"]) == ("ok", 0)
+    assert code(await commit(http, 0, Fencing_Token=token)) == (409, "lease-lost")
+
+
+async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:
+    await commit(http, 2, If_None_Match="*")
+    assert (await http.ask("POST", f"{LOG}/roll")).status == 200
+    await append(http, 5)
+    assert (await http.ask("POST", f"{LOG}/truncate", {"before": 10})).status == 200
+    shown = (await http.ask("GET", ME)).json
+    refused = await acquire(http, "w1")
+    assert (shown["state"], shown["lag"]["records"]) == ("offset-truncated", 5)
+    assert code(refused) == (410, "offset-truncated")
+    assert refused.json["first_offset"] == 10
+    below = await http.ask("POST", f"{ME}/reset", {"to": 9})
+    assert code(below) == (422, "invalid")
+    assert (await http.ask("POST", f"{ME}/reset", {"to": "earliest"})).json["offset"] == 10
+    assert (await acquire(http, "w1")).status == 200
+
+
+async def test_a_position_beyond_the_end_is_refused(http: Http) -> None:
+    assert code(await commit(http, 11, If_None_Match="*")) == (422, "invalid")
+    assert (await commit(http, 10, If_None_Match="*")).status == 200
+    await append(http, 1)
+    token = str((await acquire(http, "w1")).json["lease"]["fencing_token"])
+    assert (await commit(http, 11, Fencing_Token=token, at=1)).status == 200
+    assert code(await commit(http, 12, Fencing_Token=token)) == (422, "invalid")
+
+
+async def test_reads_make_no_log_of_positions_and_it_is_hidden_from_clients() -> None:
+    async with served() as (http, cluster):
+        own = f"/v1/logs/{POSITIONS_LOG}"
+        assert (await http.ask("GET", f"{LOG}/consumers")).json == {"consumers": [], "next": None}
+        assert code(await http.ask("GET", ME)) == (404, "no-such-consumer")
+        assert code(await http.ask("POST", f"{ME}/reset", {"to": 1})) == (404, "no-such-consumer")
+        assert list(cluster.logs) == ["log"]
+        await commit(http, 1, If_None_Match="*")
+        assert sorted(cluster.logs) == ["log", POSITIONS_LOG]
+        assert (await http.ask("PUT", "/v1/logs/z", {})).status == 201
+        listed: list[str] = []
+        after = ""
+        while True:
+            page = (await http.ask("GET", f"/v1/logs?limit=1{after}")).json
+            listed += [log["name"] for log in page["logs"]]
+            if page["next"] is None:
+                break
+            assert page["next"] != POSITIONS_LOG
+            after = f"&after={page['next']}"
+        assert listed == ["log", "z"]
+        for method, path in (
+            ("GET", own),
+            ("DELETE", own),
+            ("PUT", own),
+            ("GET", f"{own}/entries"),
+            ("POST", f"{own}/truncate"),
+            ("GET", f"{own}/consumers"),
+        ):
+            body: Any = {} if method in ("PUT", "POST") else None
+            assert code(await http.ask(method, path, body)) == (422, "invalid"), (method, path)
+        begun = await http.ask("POST", "/v1/transactions", {"log": POSITIONS_LOG})
+        assert begun.status in (404, 422)
+
+
+async def test_many_consumers_are_listed_in_pages_and_commit_in_few_appends() -> None:
+    async with served() as (http, cluster):
+        names = [f"c{at:03}" for at in range(120)]
+
+        async def make(at: int, name: str) -> int:
+            path = f"{LOG}/consumers/{name}"
+            headers = {"If-None-Match": "*"}
+            made = await http.ask("PUT", path, {"offset": 1}, at=at % 2, headers=headers)
+            return made.status
+
+        await make(0, "c-first")
+        assert set(await asyncio.gather(*(make(at, name) for at, name in enumerate(names)))) == {
+            200
+        }
+        row = cluster.logs[POSITIONS_LOG]
+        batches = sum(len(cluster.ledgers[item.ledger_id].entries) for item in row.items)
+        assert batches < len(names)
+        listed: list[str] = []
+        after = ""
+        while True:
+            page = (await http.ask("GET", f"{LOG}/consumers?limit=50{after}", at=1)).json
+            listed += [consumer["consumer"] for consumer in page["consumers"]]
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        assert listed == ["c-first", *names]
+
+
+async def test_a_log_beyond_those_that_are_remembered_is_looked_at_again(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_ROWS_MAX", 1)
+    assert (await http.ask("PUT", "/v1/logs/other", {})).status == 201
+    headers = {"If-None-Match": "*"}
+    for name, log in (("a", LOG), ("b", "/v1/logs/other"), ("c", LOG)):
+        path = f"{log}/consumers/{name}"
+        assert (await http.ask("PUT", path, {"offset": 0}, headers=headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "headers"),
+    [
+        ("PUT", ME, {"offset": -1}, {"If-None-Match": "*"}),
+        ("PUT", ME, {"offset": 1}, {"If-None-Match": '"1"'}),
+        ("PUT", ME, {"offset": 1}, {"If-Match": "1"}),
+        ("PUT", f"{LOG}/consumers/.me", {"offset": 1}, {"If-None-Match": "*"}),
+        ("POST", LEASE, {"holder": ""}, {}),
+        ("POST", LEASE, {"holder": "w" * 201}, {}),
+        ("POST", LEASE, {"holder": "w", "lease_ms": 600_001}, {}),
+        ("POST", LEASE, {"holder": "w", "lease_ms": 999}, {}),
+        ("POST", f"{ME}/reset", {"to": "now"}, {}),
+        ("GET", f"{LOG}/consumers?limit=1001", None, {}),
+    ],
+)
+async def test_bad_requests_are_refused(
+    http: Http, method: str, path: str, json: Any, headers: dict[str, str]
+) -> None:
+    assert code(await http.ask(method, path, json, headers=headers)) == (422, "invalid")
+    assert (await http.ask("GET", f"{LOG}/consumers")).json["consumers"] == []

@@ -1,0 +1,359 @@
+"""Positions and leases, a request at a time: what each changes, and what it is refused for."""
+
+from typing import Any, TypeVar
+
+import orjson
+import pytest
+
+from quorumlog import errors
+from quorumlog.errors import UNKNOWN, QuorumLogError, QuorumTimeout
+from quorumlog.protocol import position_keeper, positions
+from quorumlog.protocol.position_keeper import (
+    AppendBatch,
+    Appended,
+    Asked,
+    BatchesRead,
+    Failed,
+    Overtaken,
+    Pause,
+    PositionKeeper,
+    ReadLog,
+    Told,
+    Truncate,
+)
+from quorumlog.protocol.positions import (
+    Acquire,
+    Answer,
+    Batch,
+    Commit,
+    Delete,
+    Look,
+    Position,
+    Release,
+    Renew,
+    Request,
+    Reset,
+)
+from quorumlog.wire.position_bodies import (
+    BadPositions,
+    decode_answers,
+    decode_batch,
+    decode_requests,
+    encode_answers,
+    encode_batch,
+    encode_requests,
+)
+
+E = TypeVar("E", bound=QuorumLogError)
+LEASE_S = 10.0
+
+
+class Log:
+    """One keeper whose appends are acknowledged at once, and its clock."""
+
+    def __init__(self, batches: list[Batch] | None = None, now_s: float = 100.0) -> None:
+        self.batches = batches or []
+        self.now_s = now_s
+        self.machine = PositionKeeper()
+        self.truncated = 0
+
+    def ask(self, *requests: Request) -> list[Answer]:
+        told: dict[Any, Answer] = {}
+        events: list[Any] = [Asked(at, request) for at, request in enumerate(requests)]
+        while events:
+            for effect in self.machine.step(events.pop(0), self.now_s, 5000):
+                match effect:
+                    case Told(key, answer):
+                        told[key] = answer
+                    case ReadLog(start):
+                        found = self.batches[start or 0 :]
+                        batches = tuple(enumerate(found, start or 0))
+                        events.append(BatchesRead(batches, len(self.batches)))
+                    case AppendBatch(expect, batch):
+                        if expect == len(self.batches):
+                            self.batches.append(batch)
+                            events.append(Appended())
+                        else:
+                            events.append(Overtaken())
+                    case Truncate(before):
+                        self.truncated = before
+                    case Pause():
+                        raise AssertionError("nobody else appends meanwhile")
+        return [told[at] for at in range(len(requests))]
+
+    def done(self, request: Request) -> Position:
+        (answer,) = self.ask(request)
+        assert isinstance(answer, Position), answer
+        return answer
+
+    def refused(self, kind: type[E], request: Request) -> E:
+        (answer,) = self.ask(request)
+        assert isinstance(answer, kind), answer
+        assert self.batches[-1] == Batch()
+        return answer
+
+
+def acquire(holder: str, *, created: str = "1", offset: int = 0, first: int = 0) -> Acquire:
+    return Acquire("log", "c", created, holder, int(LEASE_S * 1000), offset, first)
+
+
+def commit(offset: int, token: int | None = None, **more: Any) -> Commit:
+    return Commit("log", "c", more.pop("created", "1"), offset, token, **more)
+
+
+def test_a_lease_is_granted_to_another_only_after_a_whole_lease_without_a_word() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    log.now_s += LEASE_S - 1
+    assert log.refused(errors.LeaseHeld, acquire("w2")).members["expires_in_ms"] == 1000
+    log.done(Renew("log", "c", "1", held.token))
+    log.now_s += LEASE_S - 1
+    log.done(commit(0, held.token))  # moves nothing, and holds on
+    log.now_s += LEASE_S - 1
+    log.refused(errors.LeaseHeld, acquire("w2"))
+    log.now_s += 1
+    assert log.done(acquire("w2")).token > held.token
+    log.refused(errors.LeaseLost, commit(5, held.token))
+    log.refused(errors.LeaseLost, Renew("log", "c", "1", held.token))
+    log.refused(errors.LeaseLost, Release("log", "c", held.token))
+
+
+def test_a_lease_beyond_its_time_counts_until_another_has_it() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    log.now_s += 100 * LEASE_S
+    assert log.done(commit(5, held.token)).offset == 5
+    log.refused(errors.LeaseHeld, acquire("w2"))  # the commit was a sign of life
+
+
+def test_a_commit_without_a_token_fences_a_lease_that_is_over_and_is_refused_before() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    log.refused(errors.LeaseHeld, commit(5, version=held.version))
+    log.now_s += LEASE_S
+    log.done(commit(5, version=held.version))
+    log.refused(errors.LeaseLost, commit(6, held.token))
+
+
+def test_the_same_holder_gets_the_lease_at_once_with_a_higher_token() -> None:
+    log = Log()
+    first = log.done(acquire("w1"))
+    second = log.done(acquire("w1"))
+    assert second.token > first.token
+    log.refused(errors.LeaseLost, commit(1, first.token))
+    assert log.done(commit(1, second.token)).offset == 1
+
+
+def test_a_new_keeper_waits_a_whole_lease_before_it_grants_one_that_may_be_held() -> None:
+    old = Log()
+    held = old.done(acquire("w1"))
+    old.now_s += 1000 * LEASE_S
+    new = Log(old.batches, now_s=7.0)  # another process, another clock
+    new.refused(errors.LeaseHeld, acquire("w2"))
+    new.now_s += LEASE_S - 0.001
+    new.refused(errors.LeaseHeld, acquire("w2"))
+    new.now_s += 0.001
+    new.done(acquire("w2"))
+    old.refused(errors.LeaseLost, commit(1, held.token))  # it was overtaken, and reads
+
+
+def test_who_was_overtaken_waits_a_whole_lease_too() -> None:
+    mine = Log()
+    held = mine.done(acquire("w1"))
+    other = Log(mine.batches)
+    mine.now_s = other.now_s = mine.now_s + LEASE_S - 1
+    other.done(Renew("log", "c", "1", held.token))  # which leaves no row
+    mine.now_s += 2
+    mine.refused(errors.LeaseHeld, acquire("w2"))
+    mine.now_s += LEASE_S
+    mine.done(acquire("w2"))
+
+
+def test_a_position_goes_back_by_a_reset_only_which_raises_the_token() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    log.done(commit(5, held.token))
+    assert log.refused(errors.PositionBehind, commit(4, held.token)).members["offset"] == 5
+    reset = log.done(Reset("log", "c", "1", 2))
+    assert (reset.offset, reset.holder) == (2, "")
+    assert reset.token > held.token
+    log.refused(errors.LeaseLost, commit(6, held.token))
+
+
+def test_versions_and_tokens_rise_over_a_deletion() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    log.refused(errors.LeaseHeld, Delete("log", "c"))
+    log.done(Release("log", "c", held.token))
+    log.done(Delete("log", "c"))
+    log.refused(errors.NoSuchConsumer, Look("log", "c"))
+    again = log.done(acquire("w2", offset=9))
+    assert (again.offset, again.token > held.token) == (9, True)
+    log.refused(errors.LeaseLost, commit(10, held.token))
+
+
+def test_a_position_is_of_one_creation_of_its_log() -> None:
+    log = Log()
+    held = log.done(acquire("w1"))
+    for request in (
+        commit(1, held.token, created="2"),
+        acquire("w1", created="2"),
+        Renew("log", "c", "2", held.token),
+    ):
+        log.refused(errors.LogReplaced, request)
+    assert log.done(Reset("log", "c", "2", 0)).created == "2"
+    log.done(acquire("w1", created="2"))
+
+
+def test_a_lease_below_the_logs_beginning_is_refused_until_a_reset() -> None:
+    log = Log()
+    log.done(commit(3, is_new=True))
+    told = log.refused(errors.OffsetTruncated, acquire("w1", first=4))
+    assert told.members["first_offset"] == 4
+    log.done(Reset("log", "c", "1", 4))
+    log.done(acquire("w1", first=4))
+    log.refused(errors.OffsetTruncated, Acquire("log", "new", "1", "w1", 1000, 3, 4))
+    log.refused(errors.NoSuchConsumer, Look("log", "new"))
+
+
+def test_a_commit_needs_the_version_that_it_names() -> None:
+    log = Log()
+    log.refused(errors.NoSuchConsumer, commit(1, version=1))
+    made = log.done(commit(1, is_new=True))
+    log.refused(errors.VersionConflict, commit(1, is_new=True))
+    moved = log.done(commit(2, version=made.version))
+    current = log.refused(errors.VersionConflict, commit(3, version=made.version)).members
+    assert current["current"] == {"offset": 2, "version": moved.version}
+    log.refused(errors.VersionConflict, Reset("log", "c", "1", 0, made.version))
+    log.refused(errors.VersionConflict, Delete("log", "c", made.version))
+
+
+def test_requests_of_one_batch_are_decided_one_after_the_other() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    before = len(log.batches)
+    log.machine.step(Asked("x", Look("log", "c")), log.now_s, 0)  # an append is under way
+    for holder in ("w1", "w2"):
+        log.machine.step(Asked(holder, acquire(holder)), log.now_s, 0)
+    log.batches.append(Batch())
+    effects = log.machine.step(Appended(), log.now_s, 0)
+    (append,) = (effect for effect in effects if isinstance(effect, AppendBatch))
+    log.batches.append(append.batch)
+    told = log.machine.step(Appended(), log.now_s, 0)
+    answers = {effect.key: effect.answer for effect in told if isinstance(effect, Told)}
+    assert isinstance(answers["w1"], Position)
+    assert isinstance(answers["w2"], errors.LeaseHeld)
+    assert len(log.batches) == before + 2
+
+
+def test_an_append_of_an_unknown_outcome_is_told_as_such_and_found_by_the_next_one() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    effects = log.machine.step(Asked("x", acquire("w1")), log.now_s, 0)
+    (append,) = effects
+    assert isinstance(append, AppendBatch)
+    log.batches.append(append.batch)  # it is there; the answer is lost
+    (told,) = log.machine.step(Failed(QuorumTimeout("", outcome=UNKNOWN)), log.now_s, 0)
+    assert isinstance(told, Told)
+    assert isinstance(told.answer, QuorumLogError)
+    assert told.answer.outcome == UNKNOWN
+    log.refused(errors.LeaseHeld, acquire("w2"))
+
+
+def test_a_request_that_is_overtaken_all_the_time_is_refused_as_not_done() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    effects = log.machine.step(Asked("x", Look("log", "c")), log.now_s, 0)
+    rounds = 0
+    while not (told := [effect for effect in effects if isinstance(effect, Told)]):
+        (effect,) = effects
+        event: Any = Overtaken()
+        if isinstance(effect, ReadLog):
+            event = BatchesRead((), log.machine.end or 0)
+        elif not isinstance(effect, AppendBatch):
+            event = position_keeper.Paused()
+        effects = log.machine.step(event, log.now_s, 0)
+        rounds += 1
+        assert rounds < 1000
+    assert isinstance(told[0].answer, errors.EntryUnavailable)
+
+
+def test_one_consumer_more_than_the_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "CONSUMERS_MAX", 2)
+    log = Log()
+    for name in ("a", "b"):
+        log.done(Commit("log", name, "1", 0, is_new=True))
+    log.refused(errors.TooManyConsumers, acquire("w1"))
+    log.refused(errors.TooManyConsumers, commit(0, is_new=True))
+    log.done(Delete("log", "a"))
+    log.done(acquire("w1"))
+
+
+def test_more_requests_than_a_batch_has_go_into_the_next_one() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    (_,) = log.machine.step(Asked("x", Look("log", "c")), log.now_s, 0)
+    count = positions.CHANGES_MAX + 1
+    for at in range(count):
+        request = Commit("log", f"c{at}", "1", 0, is_new=True)
+        assert log.machine.step(Asked(at, request), log.now_s, 0) == []
+    log.batches.append(Batch())
+    sizes = []
+    effects = log.machine.step(Appended(), log.now_s, 0)
+    while appends := [effect for effect in effects if isinstance(effect, AppendBatch)]:
+        sizes.append(len(appends[0].batch.rows))
+        effects = log.machine.step(Appended(), log.now_s, 0)
+    assert sizes == [count - 1, 1]
+    assert len({row.version for row in log.machine.state.rows.values()}) == count + 1
+
+
+def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(position_keeper, "_SLACK", 50)
+    monkeypatch.setattr(position_keeper, "_CARRIED", 4)
+    monkeypatch.setattr(position_keeper, "_TRUNCATE_EVERY", 10)
+    log = Log()
+    for at in range(20):
+        log.done(Commit("log", f"idle{at}", "1", 7, is_new=True))
+    busy = log.done(commit(0, is_new=True))
+    for offset in range(1, 500):
+        busy = log.done(commit(offset, version=busy.version))
+    assert len(log.batches) - log.truncated < 150
+    fresh = positions.Positions()
+    for offset, batch in enumerate(log.batches):
+        if offset >= log.truncated:
+            fresh.fold(offset, batch)
+    assert dict(fresh.rows) == dict(log.machine.state.rows)
+
+
+def test_batches_requests_and_answers_come_back_as_they_were() -> None:
+    row = Position("log", "c", "2026", 5, 7, 6, "w", 1000, 99)
+    batch = Batch((row,), (("log", "d"),))
+    assert decode_batch(encode_batch(batch)) == batch
+    assert decode_batch(encode_batch(Batch())) == Batch()
+    requests: list[Request] = [
+        Look("log", "c"),
+        positions.List("log", "", 9),
+        commit(1, 2, version=3),
+        acquire("w"),
+        Renew("log", "c", "1", 4),
+        Release("log", "c", 4),
+        Reset("log", "c", "1", 0),
+        Delete("log", "c", 1),
+    ]
+    assert decode_requests(encode_requests(requests)) == requests
+    refusal = errors.LeaseHeld("no", log="log", expires_in_ms=5)
+    document = encode_answers([row, (row,), (), refusal])
+    one, some, none, error = decode_answers(orjson.dumps(document))
+    assert (one, some, none) == (row, (row,), ())
+    assert isinstance(error, errors.LeaseHeld)
+    assert error.members["expires_in_ms"] == 5
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"1", b"{}", b'{"v":2}', b'{"v":1,"rows":[[1]]}', b'{"v":1,"gone":[1]}']
+)
+def test_a_record_that_is_none_of_ours_is_told(data: bytes) -> None:
+    with pytest.raises(BadPositions):
+        decode_batch(data)
