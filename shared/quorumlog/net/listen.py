@@ -190,6 +190,8 @@ def is_followed(request: web.Request) -> bool:
     drops some and takes the rest for HTTP.
     """
     connection = request.protocol
+    if not isinstance(connection, _Connection):
+        return False  # of a server of aiohttp's own
     assert isinstance(connection, _Upgradable), "its application has UPGRADES"
     return connection.is_followed
 
