@@ -8,9 +8,11 @@ handle has no task of its own.
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Protocol
 
 from quorumlog.errors import (
@@ -338,12 +340,9 @@ class WriteHandle:
             size = self._gathered_bytes
             self._gathered, self._gathered_bytes = [], 0
             return tuple(gathered), size
-        count = size = 0
-        for payload in gathered[:RUN_ENTRIES_MAX]:
-            if count and size + len(payload) > RUN_BYTES_MAX:
-                break
-            count += 1
-            size += len(payload)
+        ends = list(accumulate(map(len, gathered[:RUN_ENTRIES_MAX])))
+        count = max(1, bisect_right(ends, RUN_BYTES_MAX))
+        size = ends[count - 1]
         self._gathered = gathered[count:]
         self._gathered_bytes -= size
         return tuple(gathered[:count]), size

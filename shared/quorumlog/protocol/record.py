@@ -346,8 +346,10 @@ def make(
     id_column = _progression(first_entry, 1, count)
     lac_column = _I64.pack(last_add_confirmed) * count
     if sizes.count(size) == count:
+        size_column = _U32.pack(size) * count
         length_column = _progression(length_before + size, size, count)
     else:
+        size_column = struct.pack(f">{count}I", *sizes)
         lengths = itertools.accumulate(sizes, initial=length_before)
         length_column = struct.pack(f">{count}q", *itertools.islice(lengths, 1, None))
     heads = _heads(ledger_id, id_column, lac_column, length_column)
@@ -357,7 +359,7 @@ def make(
             id_column,
             lac_column,
             length_column,
-            struct.pack(f">{count}I", *sizes),
+            size_column,
             codec.digests(heads, payloads),
             *payloads,
         )
