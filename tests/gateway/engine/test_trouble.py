@@ -34,7 +34,7 @@ from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine import add_metrics
 from services.gateway.engine import handles as handles_module
 from services.gateway.engine import rows as engine_rows
-from services.gateway.engine.handle import RUNS_IN_FLIGHT, WriteHandle
+from services.gateway.engine.handle import RUN_BYTES_MAX, RUNS_IN_FLIGHT, WriteHandle
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
 from tests.support.framed import Line
@@ -366,6 +366,21 @@ async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) 
         await until(lambda: len(one.entries(row.ledger_id)) == 100, "the bookie has all")
         adds = [(request.first, request.last) for request in one.seen if request.op is Op.ADD]
         assert adds == [(n, n) for n in range(RUNS_IN_FLIGHT)] + [(RUNS_IN_FLIGHT, 99)]
+
+
+async def test_what_has_gathered_is_cut_into_runs_of_a_bounded_size(stores: Stores) -> None:
+    half = RUN_BYTES_MAX // 2
+    sizes = [half, half, 0, 1, RUN_BYTES_MAX + 1, 0, half, half + 1, 5]
+    async with world_of(stores, bookies=3, gateways=1, times=PATIENT) as world:
+        row = await ledger(world.engine)
+        one = world.of(row)[0]
+
+        done = await world.engine.append(row.ledger_id, [bytes(size) for size in sizes])
+
+        assert (done.first, done.last) == (0, len(sizes) - 1)
+        await until(lambda: len(one.entries(row.ledger_id)) == len(sizes), "the bookie has all")
+        adds = [(request.first, request.last) for request in one.seen if request.op is Op.ADD]
+        assert adds == [(0, 2), (3, 3), (4, 4), (5, 6), (7, 8)]
 
 
 async def test_appends_of_one_turn_of_the_loop_are_one_run(stores: Stores) -> None:
