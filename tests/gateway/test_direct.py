@@ -158,7 +158,7 @@ OTHERS = [
     (OCTETS, b"x", "Origin: http://elsewhere\r\n", "", 403),
     (OCTETS, b"x", "Ledger-Password: p\r\n", "", 201),
     (OCTETS, b"x", "Accept: text/html\r\n", "", 406),
-    (OCTETS, b"x", "Content-Encoding: gzip\r\n", "", 415),
+    (OCTETS, b"x", "Content-Encoding: br\r\n", "", 415),
     (OCTETS, b"x", "", "?expect=5", 412),
     (OCTETS, b"x", "", "?odd=5", 422),
     ("text/plain", b"x", "", "", 415),
@@ -262,6 +262,34 @@ async def test_an_append_in_work_has_its_place_and_its_bytes_until_it_is_answere
     route = 'method="POST",route="/v1/ledgers/{ledger_id}/entries",status="201"'
     assert f"quorumlog_http_requests_total{{{route}}} 1.0" in metrics
     assert "quorumlog_http_requests_in_work 1.0" in metrics
+
+
+async def test_an_append_longer_than_the_idle_time_keeps_its_connection_which_idles_out_after_it(
+    gateway: Gateway,
+) -> None:
+    ledger = await gateway.create()
+    gateway.engine.gate = asyncio.Event()
+    async with recorded(gateway) as (recorder, client):
+        (connection,) = (
+            each
+            for each in gateway.listener.server.connections
+            if isinstance(each, DirectConnection) and each._direct is recorder
+        )
+
+        def idle_time_is_over() -> None:
+            assert connection._keepalive_handle is not None
+            connection._keepalive_handle.cancel()
+            connection._next_keepalive_close_time = 0.0
+            connection._process_keepalive()
+
+        client.send(b"".join(request(ledger, b"x")))
+        await until(lambda: gateway.engine.appending == 1, "it is in work")
+        idle_time_is_over()
+        gateway.engine.gate.set()
+        assert (await client.answer()).startswith(b"HTTP/1.1 201 ")
+        idle_time_is_over()
+        await client.ended()
+    assert recorder.direct == [True]
 
 
 async def test_requests_beyond_the_budget_are_refused_by_the_usual_way() -> None:
