@@ -292,6 +292,23 @@ async def test_an_append_longer_than_the_idle_time_keeps_its_connection_which_id
     assert recorder.direct == [True]
 
 
+async def test_a_defect_of_the_direct_way_ends_the_connection_and_holds_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = await gateway.create()
+
+    def breaks(_: int) -> None:
+        raise ValueError("a defect")
+
+    async with recorded(gateway) as (recorder, client):
+        monkeypatch.setattr(gateway.engine, "at_hand", breaks)
+        client.send(b"".join(request(ledger, b"x")))
+        await client.ended()
+    assert recorder.direct == []
+    assert gateway.listener.waits_for() == []
+    assert await held_bytes(gateway) == 0
+
+
 async def test_requests_beyond_the_budget_are_refused_by_the_usual_way() -> None:
     async with running(limits=Limits(requests_max=1, peer_requests_max=1)) as gateway:
         ledger = await gateway.create()

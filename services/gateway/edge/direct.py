@@ -143,19 +143,18 @@ class DirectAppends:
         if done.cancelled():
             connection.answer(b"", closes=True)
             return
-        if (error := done.exception()) is None:
-            status = _STATUS
+        try:
             body = appended_body(ledger_id, done.result(), is_batch=is_batch)
             head = _CREATED % (instance, len(body), rfc822_formatted_time(), SERVER_NAME)
-            data, closes = head.encode("ascii") + body, False
-        else:
-            if not isinstance(error, QuorumLogError):
+            status, data, closes = _STATUS, head.encode("ascii") + body, False
+        except Exception as raised:
+            error = raised if isinstance(raised, QuorumLogError) else QuorumLogError()
+            if error is not raised:
                 extra = {"request_id": instance, "path": op.APPEND.path}
-                log.error("unhandled-error", exc_info=error, extra=extra)
-                error = QuorumLogError()
+                log.exception("unhandled-error", extra=extra)
             response = problem_response(error, instance)
-            status, closes = response.status, bool(response.keep_alive is False)
-            data = _serialized(response)
+            status, data = response.status, _serialized(response)
+            closes = response.keep_alive is False
         seconds = time.perf_counter() - started
         self._metrics.observe(hdrs.METH_POST, op.APPEND.path, status, seconds)
         connection.answer(data, closes=closes)

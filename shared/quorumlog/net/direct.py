@@ -80,9 +80,14 @@ class DirectConnection(RequestHandler):
             return False
         self._waiter, self._idle, self._begun = None, waiter, message
         self._request_in_progress = True
-        if not direct.begin(message, content._buffer[0], self):  # noqa: SLF001
-            self._waiter, self._idle, self._begun = waiter, None, None
-            self._request_in_progress = False
+        is_taken = False
+        try:
+            is_taken = direct.begin(message, content._buffer[0], self)  # noqa: SLF001
+        finally:
+            if not is_taken:
+                self._waiter, self._idle, self._begun = waiter, None, None
+                self._request_in_progress = False
+        if not is_taken:
             return False
         self._messages.popleft()
         self._manager.requests_count += 1
