@@ -13,7 +13,7 @@ from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.quotas import Usage
 from tests.gateway.conftest import Gateway, received, running, until_nothing_held
-from tests.support.waiting import until, within
+from tests.support.waiting import turns, until, within
 
 PATH = "/v1/ledgers/1/ws"
 
@@ -101,8 +101,10 @@ async def test_a_gateway_that_is_about_to_end_answers_what_it_took_and_nothing_e
         gateway.engine.gate = asyncio.Event()
         await socket.send_bytes(frames(b"taken"))
         await until(lambda: gateway.engine.appending == 1, "it is under way")
+        await socket.send_bytes(frames(b"behind"))
         async with asyncio.TaskGroup() as group:
             group.create_task(gateway.drain())
+            await turns(5)
             gateway.engine.gate.set()
             assert (await received(socket))["last_entry"] == 0
             problem = await received(socket)

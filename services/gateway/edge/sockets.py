@@ -150,8 +150,7 @@ class _Appends:
                 check_scope(self._request, Scope.APPEND)
                 while await self._append_next():
                     pass
-                if self._room.is_ending:
-                    raise ShuttingDown("this gateway is about to end; ask another one")
+                self._check_going_on()
             except QuorumLogError as error:
                 await _refuse(self._request, self._socket, error)
             except (asyncio.CancelledError, ConnectionError):
@@ -161,8 +160,14 @@ class _Appends:
                 await _refuse(self._request, self._socket, QuorumLogError())
             await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
+    def _check_going_on(self) -> None:
+        """Raises: ShuttingDown."""
+        if self._room.is_ending:
+            raise ShuttingDown("this gateway is about to end; ask another one")
+
     async def _next(self) -> WSMessage | None:
-        """The next message, None once this gateway is about to end. Raises: Overloaded."""
+        """The next message, None if the client ends or this gateway. Raises: Overloaded, ShuttingDown."""
+        self._check_going_on()
         try:
             async with asyncio.timeout(None) as self._limit:
                 if self._refused is None:
