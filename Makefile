@@ -207,6 +207,19 @@ chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are kill
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
 		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
 
+.PHONY: bench-metadata bench-idle bench-forward scaling
+bench-metadata: setup ## what the metadata service does in a second with LEDGERS="10000 10000000" rows
+	@exec $(PY) -m loadtest.bench_metadata $(LEDGERS) $(if $(TIME),--time $(TIME)) $(ARGS)
+
+bench-idle: setup ## memory and CPU of 10,000 open ledgers, 10,000 logs and 1,000 connections of one gateway
+	@exec $(PY) -m loadtest.bench_idle $(if $(TIME),--time $(TIME)) $(ARGS)
+
+bench-forward: setup ## what an append costs that another gateway forwards to the log's owner
+	@exec $(PY) -m loadtest.bench_forward $(if $(TIME),--time $(TIME)) $(ARGS)
+
+scaling: setup ## what 100 bookies and 20 gateways carry by the measured figures: ARGS="--bookies 10 --gateways 2"
+	@exec $(PY) -m loadtest.scaling $(ARGS)
+
 bench-spark: setup ## measure Spark's ways onto a log and back with ROWS= rows
 	@exec $(PY) -m loadtest.spark_bench $(if $(ROWS),--rows $(ROWS))
 

@@ -45,12 +45,17 @@ class StoreServers:
 
 
 @contextmanager
-def store_servers() -> Iterator[StoreServers]:
-    """Run both servers until the end of the block. Call it in the main thread."""
+def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
+    """Run both servers until the end of the block. Call it in the main thread.
+
+    `durable`: a folder on a disk, for a Postgres that syncs; else a temporary one, in memory where there is room.
+    """
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch("ql-stores-"))
+        folder = durable or stack.enter_context(scratch("ql-stores-"))
         postgres_port, redis_port = free_ports(2)
-        postgres = set_up_postgres(folder / "postgres", postgres_port, is_durable=False)
+        postgres = set_up_postgres(
+            folder / "postgres", postgres_port, is_durable=durable is not None
+        )
         redis = set_up_redis(folder / "redis", redis_port)
         for server in (postgres, redis):
             _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)
