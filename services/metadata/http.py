@@ -1,6 +1,5 @@
 """Bodies and answers of the handlers, and the parameters that several of them take."""
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,11 +9,9 @@ from aiohttp import web
 from quorumlog.errors import UnsupportedMediaType
 from quorumlog.net import bodies, json_bodies
 from quorumlog.net.json_bodies import M
-from quorumlog.net.parameters import Parameter, invalid, path_id, path_text, query_integer
+from quorumlog.net.parameters import header_version, path_id, path_text, query_integer
 from quorumlog.wire.bodies import BOOKIE_NAME, CookieRow, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
-
-_VERSION: Final = r'"([1-9][0-9]{0,18})"'
 
 
 async def parsed(request: web.Request, model: type[M]) -> M:
@@ -41,22 +38,9 @@ def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -
     )
 
 
-def _version(text: str, pointer: str) -> int:
-    if not (found := re.fullmatch(_VERSION, text)):
-        raise invalid(pointer, 'must be one version in quotes, like "3"')
-    return int(found.group(1))
-
-
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 BOOKIE: Final = path_text(
     "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
 )
 LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
-IF_MATCH: Final[Parameter[int | None]] = Parameter(
-    "If-Match",
-    "header",
-    _version,
-    {"type": "string", "pattern": f"^{_VERSION}$"},
-    "The version of the row in the body, in quotes.",
-    None,
-)
+IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")

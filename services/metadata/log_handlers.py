@@ -28,6 +28,7 @@ _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
 NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
 AFTER: Final = query_text("after", LOG_NAME, "Only logs after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this.")
 ABOVE: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
 OLDER_THAN_S: Final = query_integer(
     "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
@@ -51,7 +52,7 @@ async def get_log(request: web.Request, given: Given) -> web.Response:
 async def list_logs(request: web.Request, given: Given) -> web.Response:
     """Logs by name."""
     rows, following = await request.app[PARTS].logs.page(
-        after=given[AFTER] or "", limit=given[LIMIT]
+        after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
     )
     return page_answer("logs", rows, following)
 
@@ -98,7 +99,7 @@ _LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
     route("POST", "/v1/logs", create_log, takes=LogCreateBody, gives=LogRow, status=201),
-    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, gives=LogListBody),
+    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, PREFIX, gives=LogListBody),
     route("GET", _LOG, get_log, NAME, gives=LogRow),
     route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
     route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),

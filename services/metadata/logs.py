@@ -45,10 +45,12 @@ class LogStore(RowStore):
 
     @listing
     async def page(
-        self, connection: Connection, *, after: str, limit: int
+        self, connection: Connection, *, after: str, limit: int, prefix: str = ""
     ) -> tuple[list[bytes], str | None]:
-        """One page by name, each row as its JSON, and the `after` of the next page."""
-        records = await connection.fetch(PAGE, after, limit)
+        """One page by name of the logs whose names begin with `prefix`, each row as its JSON, and the `after` of the next
+        page.
+        """
+        records = await connection.fetch(PAGE, after, limit, prefix)
         return [_json_of(record) for record in records], records[-1]["name"] if has_more(
             records
         ) else None
@@ -187,7 +189,7 @@ _HEADS: Final = (
 )
 PAGE: Final = page_of(
     "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
-    " WHERE body IS NOT NULL AND name > $1",
+    " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)",
     order="name",
     row=ROW,
     limit="$2",

@@ -376,3 +376,28 @@ async def test_a_terminal_is_shown_how_far_it_is_unless_it_shall_be_quiet(
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+async def test_limits_are_set_and_logs_listed_by_the_beginning_of_their_names(
+    cluster: Cluster,
+) -> None:
+    log = await new_log(cluster)
+    await run(cluster, "log", "append", log, given=b"a\nb\nc\n")
+
+    status, out, _ = await run(
+        cluster, "log", "set", log, "--retention-seconds", "60", "--roll-entries", "5", "--json"
+    )
+    shown = json.loads(out)
+    late = await run(cluster, "log", "set", log, "--roll-bytes", "1", "--if-version", "1")
+    nothing = await run(cluster, "log", "set", log)
+    _, listed, _ = await run(cluster, "log", "list", "--prefix", log, "--json")
+    _, last, _ = await run(cluster, "log", "read", log, "--from", "-2")
+    _, whole, _ = await run(cluster, "log", "read", log, "--from", "1999-01-01T00:00:00+02:00")
+    wrong = await run(cluster, "log", "read", log, "--from", "1999-01-01T00:00:00")
+
+    assert status == 0
+    assert (shown["settings"]["retention_seconds"], shown["settings"]["roll_entries"]) == (60, 5)
+    assert (late[0], "version-conflict" in late[2] or "version" in late[2]) == (1, True)
+    assert nothing[0] == wrong[0] == 2
+    assert [json.loads(line)["name"] for line in listed.splitlines()] == [log]
+    assert (last, whole) == (b"b\nc\n", b"a\nb\nc\n")

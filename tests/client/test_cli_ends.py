@@ -29,6 +29,7 @@ _ARGUMENTS: Final = {
     "append": ("1", "text"),
     "delay": ("60",),
     "limit": ("--concurrency", "2"),
+    "set": ("x", "--roll-bytes", "1"),
     "truncate": ("x", "1"),
     **dict.fromkeys(
         (

@@ -27,6 +27,7 @@ from quorumlog.errors import (
     StaleProducer,
     UnexpectedEntryId,
     UnexpectedOffset,
+    VersionConflict,
     WrongPassword,
 )
 from tests.support.waiting import turns, until
@@ -317,6 +318,17 @@ async def test_a_changed_password_and_a_protected_log(cluster: Cluster) -> None:
         with pytest.raises(WrongPassword):
             await client.ledger(ledger.ledger_id, password="old").append(b"2")
         log = await client.create_log(new_name())
+        seen = (await log.change(retention_seconds=60, roll_bytes=0))["version"]
+        assert (await log.info())["settings"]["retention_seconds"] == 60
+        changed = await log.change(
+            roll_entries=5, roll_seconds=6, retention_bytes=7, if_version=seen
+        )
+        assert changed["settings"]["retention_seconds"] == 60
+        with pytest.raises(VersionConflict):
+            await log.change(roll_bytes=1, if_version=seen)
+        with pytest.raises(ValueError, match="no limit"):
+            await log.change()
+        assert [shown["name"] async for shown in client.logs(prefix=log.name)] == [log.name]
         await log.protect()
         with pytest.raises(LogProtected):
             await log.delete()
@@ -330,6 +342,7 @@ def change_and_protect(urls: list[str]) -> None:
         ledger.change_password("new")
         assert ledger.append(b"0") == 0
         log = client.create_log(new_name())
+        assert log.change(roll_entries=5)["settings"]["roll_entries"] == 5
         log.protect()
         with pytest.raises(LogProtected):
             log.delete()

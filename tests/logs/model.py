@@ -671,10 +671,11 @@ class Store(MetadataLogs):
         return None
 
     async def list(
-        self, *, after: str | None = None, limit: int = 100
+        self, *, after: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[LogMetadata], str | None]:
         await self.gateway.ask()
-        names = sorted(name for name in self.cluster.logs if after is None or name > after)
+        found = (name for name in self.cluster.logs if name.startswith(prefix))
+        names = sorted(name for name in found if after is None or name > after)
         rows = [self.cluster.logs[name] for name in names[:limit]]
         return rows, names[limit - 1] if len(names) > limit else None
 

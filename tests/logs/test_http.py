@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import functools
+import re
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,6 +17,7 @@ from quorumlog.protocol.log import producers
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
+from services.gateway.logs import handle
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
 from tests.logs.support import Answer, Http
@@ -355,6 +357,7 @@ async def test_the_metrics_count_what_was_acknowledged(log: Http) -> None:
         "quorumlog_log_records_total 2.0",
         "quorumlog_log_duplicates_total 1.0",
         "quorumlog_log_takeovers_total 1.0",
+        'quorumlog_log_appended_records_total{log="log"} 2.0',
     ):
         assert line in lines
 
@@ -415,6 +418,95 @@ async def test_a_protected_log_is_neither_deleted_nor_truncated_until_that_is_of
     off = await log.ask("PATCH", LOG, {"deletion_protection": False})
     assert (off.status, off.json["deletion_protection"]) == (200, False)
     assert (await log.ask("DELETE", LOG)).status == 204
+
+
+async def test_limits_are_changed_one_by_one_and_checked_as_at_creation(log: Http) -> None:
+    before = (await log.ask("GET", LOG)).json["settings"]
+
+    one = await log.ask("PATCH", LOG, {"retention_seconds": 60})
+    two = await log.ask("PATCH", LOG, {"roll_entries": 5, "retention_seconds": 0})
+
+    assert one.json["settings"] == before | {"retention_seconds": 60}
+    assert two.json["settings"] == before | {"roll_entries": 5}
+    Log.model_validate(two.json)
+    assert (await log.ask("GET", LOG)).json["settings"] == two.json["settings"]
+    assert code(await log.ask("PUT", LOG, {})) == (409, "log-exists")
+    assert (await log.ask("PUT", LOG, {"roll_entries": 5})).status == 200
+    refused: tuple[dict[str, Any], ...] = (
+        {},
+        {"roll_bytes": None},
+        {"roll_bytes": -1},
+        {"roll_bytes": 1.5},
+        {"roll_bytes": "1"},
+        {"retention_seconds": 2**63},
+        {"digest": "none"},
+        {"ensemble_size": 5},
+        {"metadata": {}},
+    )
+    for wrong in refused:
+        assert code(await log.ask("PATCH", LOG, wrong)) == (422, "invalid"), wrong
+    assert (await log.ask("GET", LOG)).json["settings"] == two.json["settings"]
+    assert code(await log.ask("PATCH", "/v1/logs/none", {"roll_bytes": 1}))[1] == "no-such-log"
+
+
+async def test_a_change_is_made_from_the_version_that_its_caller_saw(log: Http) -> None:
+    seen = (await log.ask("GET", LOG)).headers["ETag"]
+
+    first = await log.ask("PATCH", LOG, {"roll_bytes": 1}, headers={"If-Match": seen})
+    late = await log.ask("PATCH", LOG, {"roll_bytes": 2}, headers={"If-Match": seen})
+    again = await log.ask(
+        "PATCH", LOG, {"roll_bytes": 2}, headers={"If-Match": f'"{late.json["version"]}"'}
+    )
+
+    assert (first.status, again.status) == (200, 200)
+    assert code(late) == (412, "version-conflict")
+    assert late.json["outcome"] == "not-done"
+    assert late.json["version"] == first.json["version"]
+    assert first.headers["ETag"] == f'"{first.json["version"]}"' != seen
+    assert again.json["settings"]["roll_bytes"] == 2
+    for wrong in ("3", "*", 'W/"3"', '"03"', '"x"', '"1", "2"'):
+        answer = await log.ask("PATCH", LOG, {"roll_bytes": 3}, headers={"If-Match": wrong})
+        assert code(answer) == (422, "invalid"), wrong
+
+
+async def test_logs_are_listed_by_the_beginning_of_their_names(http: Http) -> None:
+    for name in ("a", "a-1", "a-2", "b"):
+        await http.ask("PUT", f"/v1/logs/{name}", {})
+
+    first = (await http.ask("GET", "/v1/logs?prefix=a-&limit=1")).json
+    second = (await http.ask("GET", f"/v1/logs?prefix=a-&limit=1&after={first['next']}")).json
+
+    assert [found["name"] for found in first["logs"] + second["logs"]] == ["a-1", "a-2"]
+    assert (first["next"], second["next"]) == ("a-1", None)
+    assert (await http.ask("GET", "/v1/logs?prefix=c")).json == {"logs": [], "next": None}
+    for wrong in ("", "-", "%2F", "a b", "a" * 201):
+        assert code(await http.ask("GET", f"/v1/logs?prefix={wrong}")) == (422, "invalid")
+
+
+async def test_logs_beyond_the_bound_are_counted_together(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handle, "LOGS_COUNTED_MAX", 2)
+    for name in ("a", "b", "c", "d"):
+        await http.ask("PUT", f"/v1/logs/{name}", {})
+        await http.ask("POST", f"/v1/logs/{name}/entries", {"entries": [{"text": "xyz"}] * 2})
+
+    async def counted() -> dict[str, float]:
+        text = (await http.ask("GET", "/metrics")).body.decode()
+        found = re.findall(
+            r'^quorumlog_log_appended_records_total\{log="(.+)"\} (.+)$', text, re.MULTILINE
+        )
+        sizes = re.findall(
+            r'^quorumlog_log_appended_bytes_total\{log="(.+)"\} (.+)$', text, re.MULTILINE
+        )
+        assert all(float(size) >= 3 for _, size in sizes)
+        assert len(sizes) == len(found)
+        return {name: float(value) for name, value in found}
+
+    assert await counted() == {"a": 2, "b": 2, "_other": 4}
+    await http.ask("DELETE", "/v1/logs/a")
+    await http.ask("POST", "/v1/logs/d/entries", {"text": "x"})
+    assert await counted() == {"b": 2, "_other": 4, "d": 1}
 
 
 async def test_a_log_is_created_with_its_protection(http: Http) -> None:

@@ -241,8 +241,8 @@ async def test_the_retention_of_a_protected_log_goes_on() -> None:
     async with a_cluster() as (_, (one, _two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        await one.logs.protect("log", is_on=True)
+        await one.logs.change("log", {}, deletion_protection=True)
 
         with pytest.raises(LogProtected):
             await one.logs.truncate("log", 1)
-        assert (await one.logs.truncate("log", 1, is_retention=True)).log.first_offset == 1
+        assert (await one.logs.retain("log", lambda _row: 1)).log.first_offset == 1

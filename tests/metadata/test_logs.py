@@ -333,7 +333,8 @@ async def test_illegal_changes_of_a_log_are_refused(service: Service, logs: LogC
     _, row = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 5, 9),)))
 
     for wrong in (
-        replace(row, settings=replace(row.settings, roll_bytes=1)),
+        replace(row, settings=replace(row.settings, digest="none")),
+        replace(row, settings=replace(row.settings, custom=(("k", "v"),))),
         replace(row, first_offset=4),
         replace(row, archived_through=2),
         replace(row, archived_through=None),
@@ -483,3 +484,35 @@ async def test_a_row_without_protection_is_as_services_of_before_read_it(
     await logs.cas(row.protected(is_on=True))
     _, shown = await service.send("GET", "/v1/logs/a-log")
     assert shown["deletion_protection"] is True
+
+
+async def test_the_limits_of_a_log_change_by_compare_and_swap(logs: LogClient) -> None:
+    made, _ = await logs.create(LOG)
+
+    is_done, changed = await logs.cas(made.with_limits({"retention_seconds": 60}))
+    is_late, current = await logs.cas(made.with_limits({"retention_seconds": 90}))
+
+    assert (is_done, is_late) == (True, False)
+    assert current == changed == await logs.get("a-log")
+    assert changed.settings == replace(made.settings, retention_seconds=60)
+    assert changed.version == made.version + 1
+
+
+async def test_logs_are_listed_by_the_beginning_of_their_names(logs: LogClient) -> None:
+    names = ["a", "a-1", "a.1", "a_1", "ab", "b", "b-1"]
+    for name in names:
+        await logs.create(replace(LOG, name=name))
+
+    async def listed(prefix: str, limit: int = 100) -> list[str]:
+        found: list[str] = []
+        after = None
+        while True:
+            rows, after = await logs.list(after=after, limit=limit, prefix=prefix)
+            found += [row.name for row in rows]
+            if after is None:
+                return found
+
+    for prefix in ("", "a", "a-", "a_", "a.", "ab", "b", "c", "a-10"):
+        expected = sorted(name for name in names if name.startswith(prefix))
+        assert sorted(await listed(prefix)) == expected
+        assert await listed(prefix, 1) == await listed(prefix)

@@ -8,7 +8,7 @@ import pytest
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.changes import check_ledger, check_log, check_new_ledger, published_by
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
@@ -132,6 +132,8 @@ def test_what_a_log_may_become(changes: dict[str, Any]) -> None:
     ("changes", "pointer"),
     [
         ({"settings": LogSettings(Quorum(1, 1, 1))}, "/row/settings"),
+        ({"settings": replace(LOG.settings, digest="none")}, "/row/settings"),
+        ({"settings": replace(LOG.settings, custom=(("k", "v"),))}, "/row/settings"),
         ({"first_offset": 4}, "/row/first_offset"),
         ({"forgotten_end": 2}, "/row/forgotten_end"),
         ({"writer_token": 1}, "/row/writer_token"),
@@ -188,3 +190,9 @@ def test_a_password_changes_alone_and_takes_the_mac_key_along() -> None:
             check_ledger(old, wrong)
     with pytest.raises(InvalidRequest):
         check_ledger(replace(old, access_key=b""), new)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_limit_of_a_log_may_change(name: str) -> None:
+    check_log(LOG, LOG.with_limits({name: 7}))
+    assert getattr(LOG.with_limits({name: 7}).settings, name) == 7

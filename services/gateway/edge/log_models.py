@@ -1,10 +1,10 @@
 """The public bodies of logs as pydantic models."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import LIMITS, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.models import (
@@ -23,14 +23,6 @@ from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
 """A log's ledgers have no password, so there is no key for a MAC."""
-
-_LIMITS: Final = (
-    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
-    "batch_compression",
-)  # fmt: skip
-"""Fields of a log's settings that the protocol's value has too, under the same names."""
-
-
 BatchCompression = Literal["none", "zstd"]
 
 
@@ -77,21 +69,39 @@ class LogCreate(Model):
         return LogSettings(
             quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest,
-            **{name: getattr(self, name) for name in _LIMITS},
+            **{name: getattr(self, name) for name in LIMITS},
+            batch_compression=self.batch_compression,
             custom=tuple(sorted(self.metadata.items())),
         )
 
 
 class LogPatch(Model):
-    """What of a log may be changed."""
+    """What of a log is to be changed; what is null or left out stays. 0 switches a limit off."""
 
-    deletion_protection: bool = Field(
-        description="false: the log may be deleted, truncated and overwritten again."
+    roll_bytes: Id | None = None
+    roll_entries: Id | None = None
+    roll_seconds: Id | None = None
+    retention_bytes: Id | None = None
+    retention_seconds: Id | None = None
+    deletion_protection: bool | None = Field(
+        default=None, description="false: the log may be deleted, truncated and overwritten again."
     )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.limits and self.deletion_protection is None:
+            raise ValueError("names nothing to change")
+        return self
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits to change, by name."""
+        given = ((name, getattr(self, name)) for name in LIMITS)
+        return {name: value for name, value in given if value is not None}
 
 
 class LogSettingsModel(Model):
-    """The settings with which a log was created."""
+    """The settings of a log."""
 
     ensemble_size: Size
     write_quorum: Size
@@ -150,7 +160,8 @@ def log_json(view: LogView) -> dict[str, Any]:
             "ack_quorum": settings.quorum.ack_quorum,
             "digest": settings.digest,
             "metadata": dict(settings.custom),
-            **{name: getattr(settings, name) for name in _LIMITS},
+            **settings.limits,
+            "batch_compression": settings.batch_compression,
         },
         "state": log.state,
         "first_offset": log.first_offset,

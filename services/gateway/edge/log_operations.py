@@ -11,6 +11,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
+    IF_MATCH,
     NAME,
     NOTHING,
     USUAL,
@@ -21,6 +22,7 @@ from services.gateway.edge.operations import (
 
 LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Logs whose name begins with this.")
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "name": "events",
@@ -90,7 +92,7 @@ LIST: Final = Operation(
     "Logs",
     "List logs",
     "By name. `next` is the next `after`, null at the end.",
-    (LIMIT, AFTER),
+    (LIMIT, AFTER, PREFIX),
     replies=gives(
         "A page of logs.", models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}}
     ),
@@ -126,12 +128,27 @@ PATCH: Final = Operation(
     "/v1/logs/{name}",
     "patchLog",
     "Logs",
-    "Protect a log from deletion, or end that",
+    "Change a log's limits, or its protection from deletion",
+    "Limits that are named get new values, and hold within seconds for its owner and its retention. With `If-Match` "
+    "only if the log has this `version` (its `ETag`): else 412 `version-conflict`, whose `version` is the log's; a roll or a "
+    "new owner changes it too. "
     "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
-    (NAME,),
-    {JSON: Content(models.LogPatch, {"on": {"deletion_protection": True}})},
+    (NAME, IF_MATCH),
+    {
+        JSON: Content(
+            models.LogPatch,
+            {"a week": {"retention_seconds": 604800}, "on": {"deletion_protection": True}},
+        )
+    },
     gives("The log.", *_LOG, ETAG),
-    (*USUAL, *WITH_BODY, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.NoSuchLog,
+        errors.VersionConflict,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+    ),
     needs_body=True,
 )
 DELETE: Final = Operation(

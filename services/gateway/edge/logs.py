@@ -16,7 +16,7 @@ from services.gateway.edge.log_models import (
     LogTruncate,
     log_json,
 )
-from services.gateway.edge.operations import NAME
+from services.gateway.edge.operations import IF_MATCH, NAME
 from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
 
@@ -50,6 +50,7 @@ class LogRoutes:
         views, following = await self._logs.page(
             after=given[op.AFTER],
             limit=given[op.LIMIT],
+            prefix=given[op.PREFIX] or "",
             is_shown=lambda name: caller.may(Scope.READ, Kind.LOGS, name),
         )
         return json_value({"logs": [log_json(view) for view in views], "next": following})
@@ -57,7 +58,12 @@ class LogRoutes:
     async def patch(self, request: web.Request, given: Given) -> web.Response:
         """PATCH /v1/logs/{name}."""
         wanted = await body.read_model(request, self._room, LogPatch)
-        view = await self._logs.protect(given[NAME], is_on=wanted.deletion_protection)
+        view = await self._logs.change(
+            given[NAME],
+            wanted.limits,
+            deletion_protection=wanted.deletion_protection,
+            expect=given[IF_MATCH],
+        )
         return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:

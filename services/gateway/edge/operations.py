@@ -17,6 +17,7 @@ from quorumlog.net.parameters import (
     Parameter,
     header_integer,
     header_text,
+    header_version,
     invalid,
     matching,
     path_id,
@@ -65,6 +66,7 @@ BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
 """The body of a request without parameters in its body."""
 ETAG: Final = {"ETag": "The row's version, in quotes."}
+IF_MATCH: Final = header_version("Only if the row's version, its `ETag`, is this one.")
 
 PAGE_ENTRIES: Final = 100
 PAGE_BYTES: Final = 1 << 20

@@ -6,8 +6,8 @@ Appends that arrive in one turn of the event loop reach the machine in one step.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 from quorumlog.protocol.log import LogMetadata
@@ -47,6 +47,23 @@ log = logging.getLogger(__name__)
 _Gathered = list[tuple[asyncio.Future[RecordsAppended], Append]]
 
 
+LOGS_COUNTED_MAX: Final = 100
+"""Logs that a gateway counts by name: the first ones that are appended to. Metrics must have a bounded number of labels,
+whatever names clients give (taste)."""
+
+OTHER_LOGS: Final = "_other"
+"""What the logs beyond are counted as. No log has this name."""
+
+
+@dataclass(slots=True)
+class Appended:
+    """What was appended to a log, or to several."""
+
+    records: int = 0
+    bytes: int = 0
+    """Of their batches, as they are stored."""
+
+
 @dataclass(slots=True)
 class LogCounts:
     """What the logs of this process did since its start."""
@@ -55,21 +72,34 @@ class LogCounts:
     records: int = 0
     duplicates: int = 0
     takeovers: int = 0
+    by_log: dict[str, Appended] = field(default_factory=dict)
 
-    def add(self, done: RecordsAppended) -> None:
-        """An owner in this process acknowledged one append."""
+    def add(self, name: str, done: RecordsAppended, size: int) -> None:
+        """An owner in this process acknowledged one append, of so many bytes."""
         self.requests += 1
         if done.is_duplicate:
             self.duplicates += 1
-        else:
-            self.records += done.last_offset - done.first_offset + 1
+            return
+        count = done.last_offset - done.first_offset + 1
+        self.records += count
+        appended = self.by_log.get(name)
+        if appended is None:
+            named = len(self.by_log) - (OTHER_LOGS in self.by_log)
+            is_named = named < LOGS_COUNTED_MAX
+            appended = self.by_log.setdefault(name if is_named else OTHER_LOGS, Appended())
+        appended.records += count
+        appended.bytes += size
+
+    def forget(self, name: str) -> None:
+        """There is no log of this name any more: another one may be counted by its name."""
+        self.by_log.pop(name, None)
 
 
 class LogHandle:
     """What this gateway knows of one log and does for it. All requests return futures at once; a
     caller that waits for one no more calls `abandon`.
 
-    Invariant: every future that was returned is in `_pending` until it is answered or abandoned: a
+    Invariant: every future that was returned is in `_pending`, with the bytes that it appends, until it is answered or abandoned: a
     machine with a defect may lose sight of it.
     """
 
@@ -91,7 +121,7 @@ class LogHandle:
         self._loop = asyncio.get_running_loop()
         self._gathered: _Gathered = []
         self._gathered_forwarded: _Gathered = []
-        self._pending: set[asyncio.Future[Any]] = set()
+        self._pending: dict[asyncio.Future[Any], int] = {}
         self._broken: QuorumLogError | None = None
 
     @property
@@ -102,7 +132,7 @@ class LogHandle:
 
     def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[RecordsAppended]:
         """Append records, in the order of the calls."""
-        future: asyncio.Future[RecordsAppended] = self._promise()
+        future: asyncio.Future[RecordsAppended] = self._promise(len(call.data))
         if not self._gathered and not self._gathered_forwarded:
             self._loop.call_soon(self._flush)
         (self._gathered_forwarded if is_forwarded else self._gathered).append((future, call))
@@ -155,23 +185,23 @@ class LogHandle:
         self._driver.post(event(future))
         return future
 
-    def _promise(self) -> asyncio.Future[Any]:
+    def _promise(self, size: int = 0) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._broken is None:
-            self._pending.add(future)
+            self._pending[future] = size
         else:
             resolve(future, self._broken.with_outcome(NOT_DONE))
         return future
 
     def _lose(self, error: QuorumLogError) -> None:
         """Answer what the machine will not answer: nobody can say what was done."""
-        lost, self._pending = self._pending, set()
+        lost, self._pending = self._pending, {}
         for future in lost:
             resolve(future, error.with_outcome(UNKNOWN))
 
     def abandon(self, future: asyncio.Future[Any]) -> None:
         """The client of a request is gone."""
-        self._pending.discard(future)
+        self._pending.pop(future, None)
         self._driver.post(Abandoned(future))
 
     def hear(self, event: Event) -> None:
@@ -187,12 +217,12 @@ class LogHandle:
     def _on_outcome(self, outcome: LogOutcome) -> None:
         match outcome:
             case Resolve(future, answer):
+                size = self._pending.pop(future, 0)
                 if isinstance(answer, RecordsAppended):
-                    self._counts.add(answer)
-                self._pending.discard(future)
+                    self._counts.add(self.name, answer, size)
                 resolve(future, answer)
             case Relay(future, answer):
-                self._pending.discard(future)
+                self._pending.pop(future, None)
                 resolve(future, answer)
             case Broke(error):
                 self._broken = error
@@ -208,6 +238,7 @@ class LogHandle:
             case TakeoverDone():
                 pass  # another gateway won, or the takeover is tried again
             case LogGone():
+                self._counts.forget(self.name)
                 self._on_gone(self)
 
 

@@ -7,7 +7,7 @@ Any gateway accepts any request: it forwards the request to the log's owner, or 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -129,15 +129,24 @@ class LogManager:
         row = await self.ownership.handle(name).delete()
         await self._drop([item.ledger_id for item in row.items])
 
-    async def truncate(self, name: str, before: int, *, is_retention: bool = False) -> LogView:
-        """Drop whole ledgers that end below `before`. Raises: LogProtected, but for the log's own retention."""
+    async def truncate(self, name: str, before: int) -> LogView:
+        """Drop whole ledgers that end below `before`. Raises: LogProtected."""
+
+        def below(row: LogMetadata) -> int:
+            check_unprotected(row)
+            return before
+
+        return await self.retain(name, below)
+
+    async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> LogView:
+        """Drop whole ledgers that end below what `begin` says of the row that is changed: it knows the settings that the
+        log has then.
+        """
         dropped: Sequence[LedgerMetadata] = ()
 
         async def truncated(row: LogMetadata) -> LogMetadata:
             nonlocal dropped
-            if not is_retention:
-                check_unprotected(row)
-            changed = row.truncated(before)
+            changed = row.truncated(begin(row))
             dropped = await self._engine.existing(_let_go(row, changed))
             return changed
 
@@ -147,13 +156,29 @@ class LogManager:
         await self._drop(_let_go(row, new))
         return await self._views.view(new)
 
-    async def protect(self, name: str, *, is_on: bool) -> LogView:
-        """Switch the protection from deletion on or off; idempotent."""
+    async def change(
+        self,
+        name: str,
+        limits: Mapping[str, int],
+        *,
+        deletion_protection: bool | None = None,
+        expect: int | None = None,
+    ) -> LogView:
+        """Change some of the log's limits, and its protection unless that is None; idempotent without `expect`.
 
-        async def protected(row: LogMetadata) -> LogMetadata:
-            return row.protected(is_on=is_on)
+        Raises: VersionConflict unless the row is of the version `expect`.
+        """
 
-        _, new = await self._change(name, protected)
+        async def changed(row: LogMetadata) -> LogMetadata:
+            if expect not in (None, row.version):
+                raise VersionConflict(
+                    f"the log's version is {row.version}", log=name, version=row.version
+                )
+            if deletion_protection is not None:
+                row = row.protected(is_on=deletion_protection)
+            return row.with_limits(limits)
+
+        _, new = await self._change(name, changed)
         return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.transactions import Transactions
 
@@ -26,6 +27,14 @@ class _LogMetrics(Collector):
             ("duplicates", "Repeats of producers, answered as the first time", counts.duplicates),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
+        text = f"By log: the {LOGS_COUNTED_MAX} first ones that this gateway appended to; the others are {OTHER_LOGS}"
+        records = CounterMetricFamily("quorumlog_log_appended_records", text, labels=("log",))
+        size = CounterMetricFamily("quorumlog_log_appended_bytes", text, labels=("log",))
+        for name, appended in counts.by_log.items():
+            records.add_metric((name,), appended.records)
+            size.add_metric((name,), appended.bytes)
+        yield records
+        yield size
         if self._transactions is not None:
             text = "Ledgers of transactions that came onto a log through this gateway"
             count = self._transactions.published_ledgers

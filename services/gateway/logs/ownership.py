@@ -11,7 +11,7 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import Event, Finish, HeadLearned, Ticked
+from quorumlog.protocol.log.messages import Event, Finish, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
 from services.gateway.engine import Engine
@@ -120,13 +120,14 @@ class Ownership:
         self.tell(head.name, HeadLearned(head))
 
     def tick(self, row: LogMetadata) -> bool:
-        """Whether this process owns the log of this row. An owner then acts on the time; an owner of
-        another row ends.
+        """Whether this process owns the log of this row. An owner then knows the row's settings, which another
+        gateway may have changed, and acts on the time; an owner of another row ends.
         """
         self.tell(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
         if owner is None or not owner.is_mine(row):
             return False
+        self.tell(row.name, RowTaken(row))
         self.tell(row.name, Ticked())
         return True
 

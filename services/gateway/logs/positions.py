@@ -90,7 +90,7 @@ class PositionLogs(Protocol):
         """Ask the owner."""
         ...
 
-    async def truncate(self, name: str, before: int, *, is_retention: bool = False) -> Any:
+    async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
         """Drop whole ledgers."""
         ...
 
@@ -315,7 +315,7 @@ class PositionService:
 
     async def _truncate(self, before: int) -> None:
         try:
-            await self._logs.truncate(POSITIONS_LOG, before, is_retention=True)
+            await self._logs.retain(POSITIONS_LOG, lambda _row: before)
         except QuorumLogError as error:  # the next one tries again
             log.warning("positions-not-truncated", extra={"error": repr(error)})
 

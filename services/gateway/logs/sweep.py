@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
@@ -87,9 +88,9 @@ class Sweep:
             if writer is None or not alive[writer.id]:
                 await ownership.handle(row.name).heal(last.ledger_id)
         # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
-        before = retained_from(row, now_ms=self._store.database_ms() or 0)
-        if before > row.first_offset and (is_owned or not row.unsealed):
-            await self._logs.truncate(row.name, before, is_retention=True)
+        begin = partial(retained_from, now_ms=self._store.database_ms() or 0)
+        if begin(row) > row.first_offset and (is_owned or not row.unsealed):
+            await self._logs.retain(row.name, begin)
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:

@@ -51,12 +51,18 @@ class LogViews:
         self._ownership, self._reader = ownership, reader
 
     async def page(
-        self, *, after: str | None, limit: int, is_shown: Callable[[str], bool] = lambda _name: True
+        self,
+        *,
+        after: str | None,
+        limit: int,
+        prefix: str = "",
+        is_shown: Callable[[str], bool] = lambda _name: True,
     ) -> tuple[list[LogView], str | None]:
         """Those logs of one page by name that are shown, and the `after` of the next page."""
-        listed, following = await self._store.list(after=after, limit=limit)
+        store = self._store
+        listed, following = await store.list(after=after, limit=limit, prefix=prefix)
         while following is not None and all(row.name == POSITIONS_LOG for row in listed):
-            listed, following = await self._store.list(after=following, limit=limit)
+            listed, following = await store.list(after=following, limit=limit, prefix=prefix)
         listed = [row for row in listed if row.name != POSITIONS_LOG]
         if following == POSITIONS_LOG:
             following = listed[-1].name

@@ -219,11 +219,15 @@ def show_log(name: NameArgument) -> None:
 
 
 @app.command(name="list")
-def list_logs() -> None:
+def list_logs(
+    prefix: Annotated[
+        str | None, typer.Option(help="Only logs whose names begin with this.")
+    ] = None,
+) -> None:
     """Print all logs."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        return [log async for log in client.logs()]
+        return [log async for log in client.logs(prefix=prefix)]
 
     columns = ("name", "state", "first_offset", "next_offset", "created_at")
     print_rows(run(work), columns)
@@ -248,6 +252,41 @@ def truncate_log(
 def close_log(name: NameArgument) -> None:
     """Close a log for good."""
     print_object(run(lambda client: client.log(name).close()))
+
+
+@app.command(name="set")
+def set_log(
+    name: NameArgument,
+    roll_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Roll to a new ledger at this size.")
+    ] = None,
+    roll_entries: Annotated[
+        int | None, typer.Option(min=0, help="Roll to a new ledger after so many append requests.")
+    ] = None,
+    roll_seconds: Annotated[
+        int | None, typer.Option(min=0, help="Roll to a new ledger at this age.")
+    ] = None,
+    retention_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Retain at least this many bytes.")
+    ] = None,
+    retention_seconds: Annotated[
+        int | None, typer.Option(min=0, help="Retain ledgers this long.")
+    ] = None,
+    if_version: Annotated[
+        int | None, typer.Option(min=1, help="Only if the log has this version (of log show).")
+    ] = None,
+) -> None:
+    """Change the limits that are given; 0 switches one off. It holds within seconds."""
+    limits = {
+        "roll_bytes": roll_bytes,
+        "roll_entries": roll_entries,
+        "roll_seconds": roll_seconds,
+        "retention_bytes": retention_bytes,
+        "retention_seconds": retention_seconds,
+    }
+    if all(value is None for value in limits.values()):
+        raise typer.BadParameter("name a limit to change")
+    print_object(run(lambda client: client.log(name).change(**limits, if_version=if_version)))
 
 
 @app.command(name="protect")

@@ -187,9 +187,10 @@ class Client:
         """A handle of an existing transaction. Sends no request."""
         return Transaction(self._transport, transaction_id)
 
-    def logs(self) -> Paged[Shown]:
-        """All logs by name."""
-        return Paged(self._pages("logs", {}))
+    def logs(self, *, prefix: str | None = None) -> Paged[Shown]:
+        """All logs by name; `prefix`: those whose names begin with it."""
+        named = {} if prefix is None else {"prefix": checks.text("prefix", prefix)}
+        return Paged(self._pages("logs", named))
 
     async def bookies(self) -> Sequence[Shown]:
         """All registered bookies with their state."""

@@ -241,6 +241,47 @@ class Log:
         """Close the log for good."""
         return await self._call("POST", "/close")
 
+    async def change(
+        self,
+        *,
+        roll_bytes: int | None = None,
+        roll_entries: int | None = None,
+        roll_seconds: int | None = None,
+        retention_bytes: int | None = None,
+        retention_seconds: int | None = None,
+        if_version: int | None = None,
+    ) -> dict[str, Any]:
+        """Change the limits that are given; 0 switches one off. The log's owner and its retention keep to them within
+        seconds.
+
+        `if_version`: the `version` of `info` from which the change was made. Raises: VersionConflict if the log has
+        another one since, which a roll or a new owner gives it too.
+        """
+        limits = {
+            "roll_bytes": roll_bytes,
+            "roll_entries": roll_entries,
+            "roll_seconds": roll_seconds,
+            "retention_bytes": retention_bytes,
+            "retention_seconds": retention_seconds,
+        }
+        given = {
+            name: checks.offset(name, value) for name, value in limits.items() if value is not None
+        }
+        if not given:
+            raise ValueError("change names no limit")
+        headers = {}
+        if if_version is not None:
+            headers["If-Match"] = f'"{checks.offset("if_version", if_version)}"'
+        answer = await self._transport.request(
+            "PATCH",
+            self._path,
+            body=orjson.dumps(given),
+            headers=headers,
+            # A repeat of a change that was done, and whose answer was lost, would be told of a conflict.
+            is_repeatable=if_version is None,
+        )
+        return answer.json()
+
     async def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
         """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
         return await self._call("PATCH", "", {"deletion_protection": deletion_protection})

@@ -304,6 +304,33 @@ class Log(Face[_async.Log]):
         """Close the log for good."""
         return self._portal.run(self._inner.close())
 
+    def change(
+        self,
+        *,
+        roll_bytes: int | None = None,
+        roll_entries: int | None = None,
+        roll_seconds: int | None = None,
+        retention_bytes: int | None = None,
+        retention_seconds: int | None = None,
+        if_version: int | None = None,
+    ) -> dict[str, Any]:
+        """Change the limits that are given; 0 switches one off. The log's owner and its retention keep to them within
+        seconds.
+
+        `if_version`: the `version` of `info` from which the change was made. Raises: VersionConflict if the log has
+        another one since, which a roll or a new owner gives it too.
+        """
+        return self._portal.run(
+            self._inner.change(
+                roll_bytes=roll_bytes,
+                roll_entries=roll_entries,
+                roll_seconds=roll_seconds,
+                retention_bytes=retention_bytes,
+                retention_seconds=retention_seconds,
+                if_version=if_version,
+            )
+        )
+
     def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
         """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
         return self._portal.run(self._inner.protect(deletion_protection=deletion_protection))
@@ -535,9 +562,9 @@ class Client:
         """A handle of an existing transaction. Sends no request."""
         return Transaction(self._portal, self._inner.transaction(transaction_id))
 
-    def logs(self) -> Iterator[dict[str, Any]]:
-        """All logs by name."""
-        return self._portal.iterate(self._inner.logs())
+    def logs(self, *, prefix: str | None = None) -> Iterator[dict[str, Any]]:
+        """All logs by name; `prefix`: those whose names begin with it."""
+        return self._portal.iterate(self._inner.logs(prefix=prefix))
 
     def bookies(self) -> Sequence[dict[str, Any]]:
         """All registered bookies with their state."""

@@ -83,10 +83,10 @@ class LogClient:
         return None
 
     async def list(
-        self, *, after: str | None = None, limit: int = 100
+        self, *, after: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[LogMetadata], str | None]:
-        """One page by name, and the `after` of the next one (None at the end)."""
-        query = query_of(limit=limit, after=after)
+        """One page of the logs whose names begin with `prefix`, by name, and the `after` of the next one (None at the end)."""
+        query = query_of(limit=limit, after=after, prefix=prefix or None)
         page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
         return [self._core(row) for row in page.logs], page.next
 

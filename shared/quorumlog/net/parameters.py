@@ -24,6 +24,7 @@ Parse = Callable[[str, str], T]
 """Makes a parameter's value of its text; the second argument is the pointer that errors name."""
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
+_VERSION: Final = r'"([1-9][0-9]{0,18})"'
 _SHOWN_MAX: Final = 100
 
 
@@ -257,6 +258,18 @@ def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str
 
     schema = {"type": "string", "maxLength": chars_max}
     return Parameter(name, "header", parse, schema, description, None)
+
+
+def header_version(description: str) -> Parameter[int | None]:
+    """`If-Match` with one version, as the `ETag` of a row says it."""
+    schema = {"type": "string", "pattern": f"^{_VERSION}$"}
+    return Parameter("If-Match", "header", _version, schema, description, None)
+
+
+def _version(text: str, pointer: str) -> int:
+    if not (found := re.fullmatch(_VERSION, text)):
+        raise invalid(pointer, 'must be one version in quotes, like "3"')
+    return int(found.group(1))
 
 
 def _between(low: int, high: int) -> Parse[int]:

@@ -188,8 +188,8 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
 def check_log(old: LogMetadata, new: LogMetadata) -> None:
     """Raise InvalidRequest unless a log may become this in one step."""
     problems: _Problems = []
-    if new.settings != old.settings:
-        problems.append(("/row/settings", "never change"))
+    if new.settings != old.settings.with_limits(new.settings.limits):
+        problems.append(("/row/settings", "never change, but for the limits"))
     if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
         problems.append(("/row/state", "CLOSED is final"))
     for field in ("first_offset", "forgotten_end", "writer_token"):

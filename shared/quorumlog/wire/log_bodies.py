@@ -5,13 +5,14 @@ of producers travel as plain lists: there may be thousands.
 """
 
 from dataclasses import replace
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import (
+    LIMITS,
     LOG_LEDGERS_MAX,
     PRODUCERS_MAX,
     Answer,
@@ -35,14 +36,11 @@ from quorumlog.wire.bodies import (
     fields_of,
 )
 
+BatchCompression = Literal["none", "zstd"]
 Number = Annotated[int, Field(ge=0, le=ID_MAX)]
 AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
 """seq, first offset, last offset, ledger, entry, content."""
 
-_LIMITS: Final = (
-    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
-    "batch_compression",
-)  # fmt: skip
 _SAME: Final = (
     "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
     "forgotten_end", "appended_ms", "archived_through", "deletion_protection", "created_at",
@@ -110,7 +108,7 @@ class LogSettingsBody(Body):
     roll_seconds: Number = 0
     retention_bytes: Number = 0
     retention_seconds: Number = 0
-    batch_compression: Literal["none", "zstd"] = Field(
+    batch_compression: BatchCompression = Field(
         default="none", exclude_if=lambda coding: coding == "none"
     )
     """Left out while it is `none`: services of before this field forbid it."""
@@ -122,7 +120,8 @@ class LogSettingsBody(Body):
             quorum=Quorum(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=self.digest.value,
             custom=tuple(sorted(self.metadata.items())),
-            **fields_of(self, _LIMITS),
+            **fields_of(self, LIMITS),
+            batch_compression=self.batch_compression,
         )
 
     @classmethod
@@ -132,7 +131,8 @@ class LogSettingsBody(Body):
             digest=DigestKind(core.digest),
             metadata=dict(core.custom),
             **fields_of(core.quorum, QUORUM_SIZES),
-            **fields_of(core, _LIMITS),
+            **fields_of(core, LIMITS),
+            batch_compression=cast("BatchCompression", core.batch_compression),
         )
 
 

@@ -18,6 +18,7 @@ The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver
 
 from quorumlog.protocol.log.row import (
     ANSWERS_MAX,
+    LIMITS,
     LOG_LEDGERS_MAX,
     PRODUCERS_MAX,
     ROW_ANSWERS_MAX,
@@ -32,6 +33,7 @@ from quorumlog.protocol.log.row import (
 
 __all__ = [
     "ANSWERS_MAX",
+    "LIMITS",
     "LOG_LEDGERS_MAX",
     "PRODUCERS_MAX",
     "ROW_ANSWERS_MAX",

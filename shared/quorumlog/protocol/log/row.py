@@ -12,9 +12,10 @@ Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, Final
 
 from quorumlog.protocol.metadata import PREDECESSORS_KEPT, Lineage
 from quorumlog.protocol.quorum import Quorum
@@ -92,9 +93,15 @@ class LogItem:
         return first is not None and last is not None and last < first
 
 
+LIMITS: Final = (
+    "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+)  # fmt: skip
+"""The settings of a log that may be changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The settings that a log is created with. Zero switches a limit off."""
+    """The settings of a log. Zero switches a limit off."""
 
     quorum: Quorum
     digest: str = "crc32c"
@@ -106,6 +113,17 @@ class LogSettings:
     batch_compression: str = "none"
     """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
     custom: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Those of LIMITS, by name."""
+        return {name: getattr(self, name) for name in LIMITS}
+
+    def with_limits(self, limits: Mapping[str, int]) -> "LogSettings":
+        """The settings with some of LIMITS changed, by name."""
+        assert set(limits) <= set(LIMITS)
+        values: dict[str, Any] = dict(limits)
+        return replace(self, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +327,10 @@ class LogMetadata:
         """The log, whose records below an offset are kept elsewhere now."""
         assert through >= (self.archived_through or 0), "what is archived stays archived"
         return replace(self, archived_through=through)
+
+    def with_limits(self, limits: Mapping[str, int]) -> "LogMetadata":
+        """The log with some of LIMITS changed, by name."""
+        return replace(self, settings=self.settings.with_limits(limits))
 
     def protected(self, *, is_on: bool) -> "LogMetadata":
         """The log with its protection from deletion on or off."""
