@@ -13,8 +13,16 @@ from typing import Final
 CLIENT: Final = Path(__file__).resolve().parents[2] / "shared" / "quorumlog" / "client"
 FACE: Final = CLIENT / "sync.py"
 
-_MODULES: Final = ("producer", "ledger", "log", "transaction", "client")
-_CLASSES: Final = ("Producer", "Ledger", "Log", "TransactionLedger", "Transaction", "Client")
+_MODULES: Final = ("producer", "ledger", "consumer", "log", "transaction", "client")
+_CLASSES: Final = (
+    "Producer",
+    "Ledger",
+    "Consumer",
+    "Log",
+    "TransactionLedger",
+    "Transaction",
+    "Client",
+)
 """What the face wraps; every other name in `quorumlog.client` is a value, the same for both."""
 
 _HEAD: Final = '''"""The SDK for code without an event loop: the names of `quorumlog.client`, each of which waits.
@@ -83,7 +91,30 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
             yield f'        """The async one\'s `{name}`."""'
             yield f"        return self._inner.{name}\n"
         if isinstance(item, ast.AsyncFunctionDef | ast.FunctionDef) and item.name[0] != "_":
+            if any(ast.unparse(each) == "property" for each in item.decorator_list):
+                yield "    @property"
             yield from _method(item)
+    if node.name == "Consumer":
+        yield from _consumer(node)
+
+
+def _consumer(node: ast.ClassDef) -> Iterator[str]:
+    """A consumer's lease, and its loop: what the loop has not given out yet is no part of a commit."""
+    said = {item.name: item for item in node.body if isinstance(item, ast.AsyncFunctionDef)}
+    yield "    def __enter__(self) -> Self:"
+    yield f'        """{ast.get_docstring(said["__aenter__"], clean=False)}"""'
+    yield "        self._portal.run(self._inner.__aenter__())"
+    yield "        return self\n"
+    yield "    def __exit__(self, *reason: object) -> None:"
+    yield f'        """{ast.get_docstring(said["__aexit__"], clean=False)}"""'
+    yield "        self._portal.run(self._inner.__aexit__(*reason))\n"
+    yield "    def __iter__(self) -> Iterator[LogRecord]:"
+    yield f'        """{ast.get_docstring(said["__aiter__"], clean=False)}"""'
+    yield "        for record in self._portal.iterate(self._inner.records()):"
+    yield "            if not self._inner.is_held:"
+    yield "                self._portal.run(self._inner.check())"
+    yield "            self._inner.taken(record)"
+    yield "            yield record\n"
 
 
 def _client(node: ast.ClassDef) -> Iterator[str]:
@@ -104,6 +135,8 @@ def _method(item: ast.AsyncFunctionDef | ast.FunctionDef) -> Iterator[str]:
     assert item.returns is not None, item.name
     given = ast.unparse(item.returns).strip("'")
     call = f"self._inner.{item.name}({_passed(item.args)})"
+    if item.decorator_list:
+        call = f"self._inner.{item.name}"
     if isinstance(item, ast.AsyncFunctionDef):
         call = f"self._portal.run({call})"
     if given.startswith("Paged["):

@@ -27,8 +27,10 @@ _ARGUMENTS: Final = {
     "audit": (),
     "accept-loss": ("1", "--from", "0", "--to", "0", "--yes"),
     "append": ("1", "text"),
+    "consume": ("x", "me"),
     "delay": ("60",),
     "limit": ("--concurrency", "2"),
+    "reset": ("x", "me", "--to", "1"),
     "set": ("x", "--roll-bytes", "1"),
     "truncate": ("x", "1"),
     **dict.fromkeys(

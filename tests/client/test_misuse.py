@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from quorumlog import client as sdk
-from quorumlog.client import Batching, Client, ClientClosed, ConnectionLost, Record, sync
+from quorumlog.client import Batching, Client, ClientClosed, ConnectionLost, LogRecord, Record, sync
 from quorumlog.errors import NOT_DONE, UNKNOWN, ClientBroke, QuorumLogError
 from tests.client.test_transport import Gateway, serving
 from tests.support.waiting import until, until_sync
@@ -209,6 +209,7 @@ def _handles(client: Any) -> dict[str, Any]:
 
 _GOOD: dict[str, Any] = {"ledger_id": 1, "name": "a", "log": "a", "transaction_id": "t"}
 _GOOD |= {"owner": "me", "before": 1, "through": 1, "first": 0, "last": 0}
+_GOOD |= {"to": 1, "record": LogRecord(0, b"", None, {}, "", 1, 0)}
 _GOOD |= {"password": "secret", "grants": ["read:*"], "token_id": "0" * 16}
 _GOOD |= {"payload": b"x", "payloads": [b"x"], "records": b"x", "ledger_ids": 1}
 

@@ -9,6 +9,7 @@ from typing import Final
 from quorumlog.net.operations import Operation
 from services.gateway.edge import (
     cluster_operations,
+    consumer_operations,
     entry_operations,
     ledger_operations,
     log_operations,
@@ -20,7 +21,8 @@ from services.gateway.edge.access import ACCESS
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 _MODULES: Final = (
-    ledger_operations, entry_operations, log_operations, record_operations, transaction_operations,
+    ledger_operations, entry_operations, log_operations,
+    consumer_operations, record_operations, transaction_operations,
     token_operations, cluster_operations,
 )  # fmt: skip
 _TABLE: Final = re.compile(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StringConstraints, WithJsonSchema
+from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSchema
 
 from quorumlog.protocol.positions import Position
 from quorumlog.wire.bodies import LOG_NAME
@@ -14,7 +14,10 @@ LEASE_MS_MAX: Final = 600_000
 """A new owner of the positions waits for as long before another worker gets a lease (taste)."""
 HOLDER_CHARS_MAX: Final = 200
 
-_From = Annotated[Id | Literal["earliest", "latest"], Field(description="An offset, or a word.")]
+_From = Annotated[
+    StrictInt | Annotated[StrictStr, StringConstraints(max_length=64)],
+    Field(description="An offset, `earliest`, `latest`, -N or an RFC 3339 time, as in a read."),
+]
 
 
 class ConsumerCommit(Model):
@@ -38,10 +41,11 @@ class LeaseAcquire(Model):
         Field(description="One worker's name of its own: the same holder gets the lease at once."),
     ]
     lease_ms: Annotated[int, Field(ge=1000, le=LEASE_MS_MAX)] = 30_000
-    start: Annotated[
-        Id | Literal["earliest", "latest"],
-        Field(alias="from", description="Where a consumer begins that has no position yet."),
-    ] = "earliest"
+    start: _From = Field(
+        default="earliest",
+        alias="from",
+        description="Where a consumer begins that has no position yet: as `to` of a reset.",
+    )
 
 
 class LeaseModel(Model):

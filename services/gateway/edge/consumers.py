@@ -18,6 +18,7 @@ from services.gateway.edge.consumer_models import (
 )
 from services.gateway.edge.operations import NAME
 from services.gateway.edge.room import Room
+from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 
 
@@ -71,7 +72,10 @@ class ConsumerRoutes:
         wanted = await body.read_model(request, self._room, ConsumerReset)
         return _viewed(
             await self._consumers.reset(
-                given[NAME], given[op.CONSUMER], wanted.to, given[op.IF_MATCH]
+                given[NAME],
+                given[op.CONSUMER],
+                start_of_json(wanted.to, "/to"),
+                given[op.IF_MATCH],
             )
         )
 
@@ -84,7 +88,7 @@ class ConsumerRoutes:
                 given[op.CONSUMER],
                 holder=wanted.holder,
                 lease_ms=wanted.lease_ms,
-                start=wanted.start,
+                start=start_of_json(wanted.start, "/from"),
             )
         )
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -40,6 +40,7 @@ _OFFSET: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
 BatchCompression = Literal["none", "zstd"]
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
+ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="The key of each record.")]
 HeaderOption = Annotated[
     list[str] | None,
@@ -154,7 +155,7 @@ async def _write(found: Paged[LogRecord], framing: Framing, count: int | None = 
     await write(found.pages(), form, lambda record: record.offset, WORDS, count)
 
 
-def _start(text: str) -> Start:
+def _start(text: str, option: str = "--from") -> Start:
     """Where to begin. Raises: typer.BadParameter."""
     if text in ("earliest", "latest"):
         return cast("Start", text)
@@ -165,7 +166,7 @@ def _start(text: str) -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"--from is {_STARTS}, with its time zone")
+        raise typer.BadParameter(f"{option} is {_STARTS}, with its time zone")
     return at
 
 
@@ -303,3 +304,61 @@ def delete_log(name: NameArgument) -> None:
     """Delete a log with its records."""
     run(lambda client: client.log(name).delete())
     print_answer({"deleted": name})
+
+
+@app.command(name="consume")
+def consume_log(
+    name: NameArgument,
+    consumer: ConsumerArgument,
+    first: Annotated[
+        str,
+        typer.Option("--from", help=f"Where it begins without a position: {_STARTS}."),
+    ] = "earliest",
+    follow: FollowOption = False,
+    framing: FramingOption = Framing.LINES,
+) -> None:
+    """Print the records that a consumer has not processed, and commit what was printed."""
+    start = _start(first)
+    assert start is not None, "it has a default"
+
+    async def work(client: Client) -> None:
+        async with client.log(name).consumer(consumer, start=start) as mine:
+
+            async def printed() -> AsyncGenerator[Sequence[LogRecord], None]:
+                async for page in mine.records(follow=follow).pages():
+                    yield page
+                    if page:
+                        mine.taken(page[-1])
+                        await mine.commit()
+
+            await _write(Paged(printed()), framing)
+
+    run(work)
+
+
+@app.command(name="consumers")
+def list_consumers(name: NameArgument) -> None:
+    """Print a log's consumers, and what each has not processed."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return [shown async for shown in client.log(name).consumers()]
+
+    found = run(work)
+    if not common_options().as_json:
+        for shown in found:
+            lag, lease = shown.pop("lag") or {}, shown.pop("lease") or {}
+            shown |= {"lag": lag.get("records"), "lag_bytes": lag.get("bytes")}
+            shown |= {"lag_ms": lag.get("ms"), "holder": lease.get("holder")}
+    print_rows(found, ("consumer", "offset", "lag", "lag_bytes", "lag_ms", "state", "holder"))
+
+
+@app.command(name="reset")
+def reset_consumer(
+    name: NameArgument,
+    consumer: ConsumerArgument,
+    to: Annotated[str, typer.Option("--to", help=f"{_STARTS.capitalize()}.")],
+) -> None:
+    """Put a consumer somewhere else. Its worker loses the lease."""
+    start = _start(to, "--to")
+    assert start is not None, "it is given"
+    print_object(run(lambda client: client.log(name).reset_consumer(consumer, start)))

@@ -11,6 +11,11 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     async for record in log.tail():
         print(record.offset, record.value)
 
+    async with log.consumer("billing") as consumer:
+        async for record in consumer:
+            print(record.offset)
+            await consumer.commit()
+
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
 The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it is the base package.
@@ -18,6 +23,7 @@ The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it
 
 from quorumlog.client.batching import Batching
 from quorumlog.client.client import Client
+from quorumlog.client.consumer import Consumer
 from quorumlog.client.ledger import Appended, Entry, Ledger, Page
 from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
@@ -33,6 +39,7 @@ __all__ = [
     "ClientBroke",
     "ClientClosed",
     "ConnectionLost",
+    "Consumer",
     "Entry",
     "Ledger",
     "Log",

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ import orjson
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
+from quorumlog.client.consumer import Consumer
 from quorumlog.client.ledger import FRAMES, PAGE, WAIT_MS
 from quorumlog.client.paging import Paged, ahead
 from quorumlog.client.producer import Producer
@@ -21,9 +23,11 @@ from quorumlog.client.records import (
     LogRecord,
     Record,
     Start,
+    checked_start,
     encoded,
     record_of,
     share,
+    shown_start,
     size_of,
 )
 from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
@@ -154,7 +158,7 @@ class Log:
                 return page
             start = page.next
         params: dict[str, str | int] = {
-            "from": _shown(_start(start)),
+            "from": shown_start(checked_start(start)),
             "wait_ms": checks.offset("wait_ms", wait_ms),
         }
         if limit is not None:
@@ -176,7 +180,7 @@ class Log:
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
         """The records that are confirmed when the iteration begins, in order."""
-        return Paged(ahead(self._records(_start(start))))
+        return Paged(ahead(self._records(checked_start(start))))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         end = await self._next_offset()
@@ -194,7 +198,7 @@ class Log:
         """Follow the log: all records in order, and new ones as they are confirmed, until the log is
         closed. Never fences.
         """
-        return Paged(self._tail(_start(start)))
+        return Paged(self._tail(checked_start(start)))
 
     async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         while True:
@@ -203,6 +207,79 @@ class Log:
             start = page.next
             if page.closed:
                 return
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start = "earliest",
+        holder: str | None = None,
+        lease_s: float = 30.0,
+        wait_s: float | None = None,
+    ) -> Consumer:
+        """A worker of the consumer `name`, which goes on where the last one has committed; for `with` or `async with`.
+
+        `start`: where a consumer begins that has no position yet. `holder`: a name of this worker; one of the same
+        name gets the lease from it at once, and others once it was silent for `lease_s`. `wait_s`: how long to wait
+        for the lease; None: as long as it takes, 0: not at all.
+        """
+        return Consumer(
+            partial(self._call_below, _consumer(name)),
+            self.read,
+            name,
+            start=start,
+            holder=holder,
+            lease_s=lease_s,
+            wait_s=wait_s,
+        )
+
+    def consumers(self) -> Paged[dict[str, Any]]:
+        """All consumers by name, with what each has not processed yet (`lag`)."""
+        return Paged(self._consumers())
+
+    async def _consumers(self) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
+        after: str | None = ""
+        while after is not None:
+            query = f"?after={quote(after, safe='')}" if after else ""
+            shown = await self._call("GET", f"/consumers{query}")
+            yield shown["consumers"]
+            after = shown["next"]
+
+    async def consumer_info(self, name: str) -> dict[str, Any]:
+        """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
+        return await self._call("GET", _consumer(name))
+
+    async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
+        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+
+        Raises: NoSuchConsumer.
+        """
+        return await self._call(
+            "POST", f"{_consumer(name)}/reset", {"to": shown_start(checked_start(to))}
+        )
+
+    async def delete_consumer(self, name: str) -> None:
+        """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
+        await self._transport.request("DELETE", self._path + _consumer(name), is_repeatable=False)
+
+    async def _call_below(
+        self,
+        below: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        is_repeatable: bool = True,
+    ) -> dict[str, Any]:
+        answer = await self._transport.request(
+            method,
+            self._path + below + path,
+            body=None if body is None else orjson.dumps(body),
+            headers=headers,
+            is_repeatable=is_repeatable,
+        )
+        return answer.json() if answer.body else {}
 
     async def open(self, owner: str) -> int:
         """Become the log's only writer: fence former writers, and send the writer token with this
@@ -312,19 +389,6 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
     )
 
 
-def _start(start: Start) -> Start:
-    if isinstance(start, str):
-        if start not in ("earliest", "latest"):
-            raise ValueError(f"start is an offset, earliest, latest or a datetime, not {start!r}")
-        return start
-    if isinstance(start, datetime):
-        if start.utcoffset() is None:
-            raise ValueError(f"start is a datetime with a time zone, not {start!r}")
-        return start
-    if not -(1 << 63) < checks.whole("start", start) < 1 << 63:
-        raise ValueError(f"start is -2**63 + 1 to 2**63 - 1, not {start:.4g}")
-    return start
-
-
-def _shown(start: Start) -> int | str:
-    return start.isoformat() if isinstance(start, datetime) else start
+def _consumer(name: str) -> str:
+    """The path of a consumer, below its log's."""
+    return f"/consumers/{quote(checks.text('a consumer name', name), safe='')}"

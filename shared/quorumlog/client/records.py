@@ -129,3 +129,23 @@ def record_of(entry: Mapping[str, Any]) -> LogRecord:
         int(entry["ledger_id"]),
         int(entry["entry_id"]),
     )
+
+
+def checked_start(start: Start) -> Start:
+    """Where to begin. Raises: TypeError, ValueError."""
+    if isinstance(start, str):
+        if start not in ("earliest", "latest"):
+            raise ValueError(f"start is an offset, earliest, latest or a datetime, not {start!r}")
+        return start
+    if isinstance(start, datetime):
+        if start.utcoffset() is None:
+            raise ValueError(f"start is a datetime with a time zone, not {start!r}")
+        return start
+    if not -(1 << 63) < checks.whole("start", start) < 1 << 63:
+        raise ValueError(f"start is -2**63 + 1 to 2**63 - 1, not {start:.4g}")
+    return start
+
+
+def shown_start(start: Start) -> int | str:
+    """The same as requests have it."""
+    return start.isoformat() if isinstance(start, datetime) else start

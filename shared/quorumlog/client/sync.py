@@ -39,6 +39,7 @@ __all__ = [
     "ClientBroke",
     "ClientClosed",
     "ConnectionLost",
+    "Consumer",
     "Entry",
     "Ledger",
     "Log",
@@ -204,6 +205,81 @@ class Ledger(Face[_async.Ledger]):
         return self._portal.run(self._inner.accept_loss(first, last, declare_lost=declare_lost))
 
 
+class Consumer(Face[_async.Consumer]):
+    """Reads a log as a consumer of a name: from the committed position on, while it holds the lease.
+
+    Inside of `with` or `async with` it holds the lease, and renews it in the background. Iterating over it gives
+    each record from the position on, and follows the log. `commit` says that all records which the loop has got are
+    processed; what was not committed comes again, here or at the next worker.
+
+    Invariant: a record is only given out while the lease is held by this process's clock.
+    """
+
+    @property
+    def name(self) -> str:
+        """The async one's `name`."""
+        return self._inner.name
+
+    @property
+    def holder(self) -> str:
+        """The async one's `holder`."""
+        return self._inner.holder
+
+    @property
+    def position(self) -> int:
+        """The async one's `position`."""
+        return self._inner.position
+
+    @property
+    def fencing_token(self) -> int:
+        """The async one's `fencing_token`."""
+        return self._inner.fencing_token
+
+    def records(self, *, follow: bool = True) -> Iterator[LogRecord]:
+        """The records after those that were taken, page by page, until the log is closed; without `follow` up to
+        its end. What of a page is processed must be told by `taken` before a commit.
+        """
+        return self._portal.iterate(self._inner.records(follow=follow))
+
+    def taken(self, record: LogRecord) -> None:
+        """The next commit covers all records up to this one."""
+        self._inner.taken(record)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker is the active one, by its own clock."""
+        return self._inner.is_held
+
+    def check(self) -> None:
+        """Raise LeaseLost, or why else this worker is not the active one any more."""
+        self._portal.run(self._inner.check())
+
+    def commit(self, offset: int | None = None) -> int:
+        """Commit that all records up to the last one of the loop are processed, or all below `offset`. Returns the
+        position. Once it returns, no worker gets these records again.
+
+        Raises: LeaseLost where another worker may have taken over; LogReplaced; PositionBehind.
+        """
+        return self._portal.run(self._inner.commit(offset))
+
+    def __enter__(self) -> Self:
+        """Wait for the lease, and take it. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        """Let the lease go: another worker gets it at once. Commits nothing."""
+        self._portal.run(self._inner.__aexit__(*reason))
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Each record from the position on, in order, as they come. Raises: LeaseLost."""
+        for record in self._portal.iterate(self._inner.records()):
+            if not self._inner.is_held:
+                self._portal.run(self._inner.check())
+            self._inner.taken(record)
+            yield record
+
+
 class Log(Face[_async.Log]):
     """A handle of a log: its name, appends that are under way and, after `open`, the writer token."""
 
@@ -274,6 +350,45 @@ class Log(Face[_async.Log]):
         closed. Never fences.
         """
         return self._portal.iterate(self._inner.tail(start))
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start = "earliest",
+        holder: str | None = None,
+        lease_s: float = 30.0,
+        wait_s: float | None = None,
+    ) -> Consumer:
+        """A worker of the consumer `name`, which goes on where the last one has committed; for `with` or `async with`.
+
+        `start`: where a consumer begins that has no position yet. `holder`: a name of this worker; one of the same
+        name gets the lease from it at once, and others once it was silent for `lease_s`. `wait_s`: how long to wait
+        for the lease; None: as long as it takes, 0: not at all.
+        """
+        return Consumer(
+            self._portal,
+            self._inner.consumer(name, start=start, holder=holder, lease_s=lease_s, wait_s=wait_s),
+        )
+
+    def consumers(self) -> Iterator[dict[str, Any]]:
+        """All consumers by name, with what each has not processed yet (`lag`)."""
+        return self._portal.iterate(self._inner.consumers())
+
+    def consumer_info(self, name: str) -> dict[str, Any]:
+        """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
+        return self._portal.run(self._inner.consumer_info(name))
+
+    def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
+        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+
+        Raises: NoSuchConsumer.
+        """
+        return self._portal.run(self._inner.reset_consumer(name, to))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
+        self._portal.run(self._inner.delete_consumer(name))
 
     def open(self, owner: str) -> int:
         """Become the log's only writer: fence former writers, and send the writer token with this

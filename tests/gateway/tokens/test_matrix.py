@@ -48,6 +48,7 @@ async def places(
                 "entry_id": "0",
                 "transaction": begun["transaction"],
                 "code": "invalid",
+                "consumer": "me",
                 "id": "0" * 16,
             },
         )

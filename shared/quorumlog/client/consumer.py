@@ -1,0 +1,217 @@
+"""Consumers: workers that go on where the last one has committed, one of them at a time."""
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, Self
+
+from quorumlog import header
+from quorumlog.client import checks
+from quorumlog.client.ledger import PAGE, WAIT_MS
+from quorumlog.client.paging import Paged
+from quorumlog.client.records import LogPage, LogRecord, Start, checked_start, shown_start
+from quorumlog.errors import (
+    ClientClosed,
+    LeaseHeld,
+    LeaseLost,
+    LogReplaced,
+    NoSuchConsumer,
+    QuorumLogError,
+)
+
+_ASK_S: Final = 1.0
+"""How often a worker that waits for a lease asks for it, at least (taste)."""
+_LOST: Final = (LeaseLost, LogReplaced, NoSuchConsumer)
+
+
+class ConsumerCall(Protocol):
+    """A request about one consumer."""
+
+    def __call__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        is_repeatable: bool = True,
+    ) -> Awaitable[dict[str, Any]]:
+        """Returns the answer's JSON; `path` begins behind the consumer's."""
+        ...
+
+
+class Consumer:
+    """Reads a log as a consumer of a name: from the committed position on, while it holds the lease.
+
+    Inside of `with` or `async with` it holds the lease, and renews it in the background. Iterating over it gives
+    each record from the position on, and follows the log. `commit` says that all records which the loop has got are
+    processed; what was not committed comes again, here or at the next worker.
+
+    Invariant: a record is only given out while the lease is held by this process's clock.
+    """
+
+    name: str
+    holder: str
+    position: int
+    fencing_token: int
+
+    def __init__(
+        self,
+        call: ConsumerCall,
+        read: Callable[..., Awaitable[LogPage]],
+        name: str,
+        *,
+        start: Start,
+        holder: str | None,
+        lease_s: float,
+        wait_s: float | None,
+    ) -> None:
+        """Use `Log.consumer`."""
+        self.name = checks.text("a consumer's name", name)
+        self.holder = uuid.uuid4().hex if holder is None else checks.text("holder", holder)
+        self.position = self.fencing_token = 0
+        self._start = checked_start(start)
+        self._lease_s = checks.seconds("lease_s", lease_s)
+        self._wait_s = wait_s if wait_s is None or wait_s == 0 else checks.seconds("wait_s", wait_s)
+        self._call, self._read = call, read
+        self._next = 0
+        self._held_until = 0.0
+        self._lost: QuorumLogError | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        """The name."""
+        return f"Consumer({self.name!r})"
+
+    async def __aenter__(self) -> Self:
+        """Wait for the lease, and take it. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
+        end = None if self._wait_s is None else time.monotonic() + self._wait_s
+        while (held := await self._try_acquire(end)) is None:
+            pass
+        self.fencing_token = int(held["lease"]["fencing_token"])
+        self.position = self._next = int(held["offset"])
+        self._lost = None
+        self._renewing = asyncio.get_running_loop().create_task(self._renew_in_time())
+        return self
+
+    async def _try_acquire(self, end: float | None) -> dict[str, Any] | None:
+        """The answer of the gateway that grants the lease; None a moment after it was refused."""
+        wanted = {
+            "holder": self.holder,
+            "lease_ms": round(self._lease_s * 1000),
+            "from": shown_start(self._start),
+        }
+        asked = time.monotonic()
+        try:
+            held = await self._call("POST", "/lease", wanted)
+        except LeaseHeld as error:
+            left_s = float(error.members.get("expires_in_ms", 0)) / 1000
+            rest_s = min(left_s, _ASK_S) * random.uniform(0.5, 1) + 0.01  # noqa: S311
+            if end is not None and asked + rest_s >= end:
+                raise
+        else:
+            self._held_until = asked + self._lease_s
+            return held
+        await asyncio.sleep(rest_s)
+        return None
+
+    async def __aexit__(self, *_reason: object) -> None:
+        """Let the lease go: another worker gets it at once. Commits nothing."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._lost is None:
+            with contextlib.suppress(QuorumLogError):  # its time ends it
+                await self._call("DELETE", "/lease", headers=self._fencing, is_repeatable=False)
+        self._lost = LeaseLost(f"{self.name} has let its lease go")
+
+    async def __aiter__(self) -> AsyncIterator[LogRecord]:
+        """Each record from the position on, in order, as they come. Raises: LeaseLost."""
+        async with contextlib.aclosing(self.records().pages()) as pages:
+            async for page in pages:
+                for record in page:
+                    if not self.is_held:
+                        await self.check()
+                    self.taken(record)
+                    yield record
+
+    def records(self, *, follow: bool = True) -> Paged[LogRecord]:
+        """The records after those that were taken, page by page, until the log is closed; without `follow` up to
+        its end. What of a page is processed must be told by `taken` before a commit.
+        """
+        return Paged(self._pages(follow=follow))
+
+    async def _pages(self, *, follow: bool) -> AsyncGenerator[Sequence[LogRecord], None]:
+        at = self._next
+        while True:
+            await self.check()
+            page = await self._read(at, limit=PAGE, wait_ms=WAIT_MS if follow else 0)
+            await self.check()
+            yield page.records
+            at = page.next
+            if page.closed or not (follow or page.records):
+                return
+
+    def taken(self, record: LogRecord) -> None:
+        """The next commit covers all records up to this one."""
+        self._next = checks.offset("a record's offset", record.offset) + 1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker is the active one, by its own clock."""
+        return self._lost is None and time.monotonic() < self._held_until
+
+    async def check(self) -> None:
+        """Raise LeaseLost, or why else this worker is not the active one any more."""
+        if self._lost is None and not self.is_held:
+            await self._renew()
+        if self._lost is not None:
+            raise self._lost.replace()
+
+    async def commit(self, offset: int | None = None) -> int:
+        """Commit that all records up to the last one of the loop are processed, or all below `offset`. Returns the
+        position. Once it returns, no worker gets these records again.
+
+        Raises: LeaseLost where another worker may have taken over; LogReplaced; PositionBehind.
+        """
+        wanted = self._next if offset is None else checks.offset("offset", offset)
+        if self._lost is not None:
+            raise self._lost.replace()
+        shown = await self._changed("PUT", "", {"offset": wanted})
+        self.position = int(shown["offset"])
+        return self.position
+
+    @property
+    def _fencing(self) -> dict[str, str]:
+        return {header.FENCING_TOKEN: str(self.fencing_token)}
+
+    async def _changed(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """A request with the token, which holds the lease for longer."""
+        asked = time.monotonic()
+        try:
+            shown = await self._call(method, path, body, headers=self._fencing)
+        except _LOST as error:
+            self._lost = error
+            raise
+        self._held_until = max(self._held_until, asked + self._lease_s)
+        return shown
+
+    async def _renew(self) -> None:
+        with contextlib.suppress(*_LOST):  # the next record or commit tells
+            await self._changed("PUT", "/lease")
+
+    async def _renew_in_time(self) -> None:
+        while self._lost is None:
+            left_s = self._held_until - time.monotonic()
+            await asyncio.sleep(max(left_s - self._lease_s * 2 / 3, self._lease_s / 10))
+            if self._held_until - time.monotonic() > self._lease_s * 2 / 3:
+                continue  # a commit has done it
+            try:
+                await self._renew()
+            except ClientClosed:
+                return
+            except QuorumLogError:
+                continue  # the lease's time decides

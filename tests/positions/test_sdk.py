@@ -1,0 +1,129 @@
+"""The SDK's consumers on real processes, async and sync, and the commands."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from loadtest.cluster import Cluster, running
+from loadtest.stores import Stores
+from quorumlog.client import Client, LogRecord, sync
+from quorumlog.errors import LeaseHeld, LeaseLost, LogReplaced, PositionBehind
+
+
+async def taken(client: Client, log: str, name: str, count: int, **more: float) -> list[bytes]:
+    """What a worker processes and commits, record by record, until it has had so many."""
+    found: list[bytes] = []
+    async with client.log(log).consumer(name, **more) as consumer:  # type: ignore[arg-type]
+        async for record in consumer:
+            found.append(record.value)
+            assert await consumer.commit() == record.offset + 1
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Stores) -> None:
+    async with running(stores, bookies=3) as cluster, Client(*cluster.gateways) as client:
+        log = await client.create_log("events")
+        await log.append(*(b"%d" % at for at in range(10)))
+
+        assert await taken(client, "events", "a", 4) == [b"0", b"1", b"2", b"3"]
+        assert await taken(client, "events", "a", 2) == [b"4", b"5"]
+
+        # What was not committed comes again; a worker that has let go commits nothing.
+        async with log.consumer("a", holder="w1") as dropped:
+            first = await anext(aiter(dropped))
+        assert first.value == b"6"
+        with pytest.raises(LeaseLost):
+            await dropped.commit()
+
+        # A worker that vanishes holds the others up for its lease, not longer; then it is fenced.
+        vanished = log.consumer("a", lease_s=2)
+        await vanished.__aenter__()
+        assert vanished._renewing is not None
+        vanished._renewing.cancel()
+        with pytest.raises(LeaseHeld):
+            await log.consumer("a", wait_s=0).__aenter__()
+        assert await taken(client, "events", "a", 3) == [b"6", b"7", b"8"]
+        with pytest.raises(LeaseLost):
+            await vanished.commit()
+
+        # A worker that waits becomes the active one as soon as the other one lets go.
+        async with log.consumer("a", lease_s=600) as active:
+            waits = asyncio.ensure_future(taken(client, "events", "a", 1))
+            assert (await log.consumer_info("a"))["lease"]["holder"] == active.holder
+        assert await waits == [b"9"]
+
+        # It is renewed while a record takes longer than the lease.
+        async with log.consumer("slow", lease_s=1) as slow:
+            async for record in slow:
+                if record.offset == 1:
+                    break
+                await asyncio.sleep(2.5)
+            assert await slow.commit() == 2
+            with pytest.raises(PositionBehind):
+                await slow.commit(1)
+            reset = await log.reset_consumer("slow", "latest")
+            assert (reset["offset"], reset["lag"]["records"]) == (10, 0)
+            with pytest.raises(LeaseLost):
+                await slow.commit(5)
+
+        names = [(shown["consumer"], shown["offset"]) async for shown in log.consumers()]
+        assert names == [("a", 10), ("slow", 10)]
+        await log.delete_consumer("slow")
+        await log.delete()
+        again = await client.create_log("events")
+        with pytest.raises(LogReplaced):
+            await again.consumer("a").__aenter__()
+        await again.reset_consumer("a", "earliest")
+        await again.append(b"new")
+        assert await taken(client, "events", "a", 1) == [b"new"]
+        await asyncio.to_thread(by_threads, cluster)
+        await asyncio.to_thread(by_commands, cluster)
+
+
+def by_threads(cluster: Cluster) -> None:
+    with sync.Client(*cluster.gateways) as client:
+        log = client.create_log("threads")
+        log.append(*(b"%d" % at for at in range(5)))
+        with log.consumer("a") as consumer:
+            for record in consumer:
+                if record.offset == 2:
+                    break
+                consumer.commit()
+        with log.consumer("a") as consumer:
+            records: Iterator[LogRecord] = iter(consumer)
+            assert next(records).value == b"2"
+            assert consumer.commit() == 3
+        assert [shown["offset"] for shown in log.consumers()] == [3]
+
+
+def command(cluster: Cluster, *words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "quorumlog.cli", *words, "--gateway", cluster.gateways[0]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def by_commands(cluster: Cluster) -> None:
+    command(cluster, "log", "create", "shell")
+    command(cluster, "log", "append", "shell", "a", "b", "c")
+    assert command(cluster, "log", "consume", "shell", "me") == "a\nb\nc\n"
+    assert command(cluster, "log", "consume", "shell", "me") == ""
+    (listed,) = orjson.loads(command(cluster, "log", "consumers", "shell", "--json"))
+    assert (listed["consumer"], listed["offset"], listed["lag"]["records"]) == ("me", 3, 0)
+    command(cluster, "log", "reset", "shell", "me", "--to", "1")
+    assert command(cluster, "log", "consume", "shell", "me") == "b\nc\n"
+    command(cluster, "log", "reset", "shell", "me", "--to", "earliest")
+    assert command(cluster, "log", "consume", "shell", "me") == "a\nb\nc\n"
