@@ -25,6 +25,7 @@ PAGES = {
     "python": ("docs/guides/python.md", "python"),
     "readme-python": ("README.md", "python"),
     "logs-python": ("docs/guides/logs.md", "python"),
+    "consumers-python": ("docs/guides/consumers.md", "python"),
     "transactions-python": ("docs/guides/transactions.md", "python"),
     "javascript": ("docs/guides/javascript.md", "js"),
     "go": ("docs/guides/go.md", "go"),

@@ -15,6 +15,7 @@ from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.app import build_app
 from services.gateway.edge.consumer_models import ConsumerList, ConsumerModel, PositionModel
 from services.gateway.edge.limits import Limits
+from services.gateway.edge.transaction_models import TransactionBegin
 from services.gateway.logs import consumers
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
@@ -198,8 +199,12 @@ async def test_reads_make_no_log_of_positions_and_it_is_hidden_from_clients() ->
         ):
             body: Any = {} if method in ("PUT", "POST") else None
             assert code(await http.ask(method, path, body)) == (422, "invalid"), (method, path)
-        begun = await http.ask("POST", "/v1/transactions", {"log": POSITIONS_LOG})
-        assert begun.status in (404, 422)
+
+
+def test_no_transaction_begins_on_the_log_of_positions() -> None:
+    TransactionBegin.model_validate({"log": "log"})
+    with pytest.raises(ValueError, match="cluster's own"):
+        TransactionBegin.model_validate({"log": POSITIONS_LOG})
 
 
 async def test_many_consumers_are_listed_in_pages_and_commit_in_few_appends() -> None:

@@ -79,7 +79,6 @@ _KEPT: Final = (
     errors.QuorumTimeout,
     errors.NotTheOwner,
     errors.WriterLost,
-    errors.LogExists,
 )
 """Errors of the log of positions, which this gateway may come to own."""
 _BODILESS: Final = tuple(
