@@ -144,6 +144,25 @@ async def test_a_log_made_again_under_its_name_is_another_one(http: Http) -> Non
     assert code(await commit(http, 0, Fencing_Token=token)) == (409, "lease-lost")
 
 
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("is_commit", [False, True])
+async def test_a_consumer_that_was_reset_into_the_new_log_is_refused_nowhere(
+    http: Http, at: int, is_commit: bool
+) -> None:
+    """Also by a gateway that has read the old log's row just now."""
+    token = {"Fencing-Token": str((await acquire(http, "w1")).json["lease"]["fencing_token"])}
+    assert (await http.ask("PUT", LEASE, headers=token, at=at)).status == 200
+    assert (await http.ask("DELETE", LOG)).status == 204
+    assert (await http.ask("PUT", LOG, {})).status == 201
+    await append(http, 3)
+    assert (await http.ask("POST", f"{ME}/reset", {"to": "earliest"})).status == 200
+    token = {"Fencing-Token": str((await acquire(http, "w1")).json["lease"]["fencing_token"])}
+    if is_commit:
+        assert (await commit(http, 3, at=at, Fencing_Token=token["Fencing-Token"])).status == 200
+    else:
+        assert (await http.ask("PUT", LEASE, headers=token, at=at)).status == 200
+
+
 async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:
     await commit(http, 2, If_None_Match="*")
     assert (await http.ask("POST", f"{LOG}/roll")).status == 200

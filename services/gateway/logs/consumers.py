@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
-from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchConsumer, QuorumLogError
+from quorumlog.errors import (
+    InvalidRequest,
+    LogReplaced,
+    MetadataUnavailable,
+    NoSuchConsumer,
+    QuorumLogError,
+)
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.positions import (
@@ -117,7 +123,13 @@ class Consumers:
         """
         row = await self._row_up_to(name, offset)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new)
-        return await self._positions.ask(asked, row)
+        try:
+            return await self._positions.ask(asked, row)
+        except LogReplaced:
+            if not await self._is_replaced(row):
+                raise
+        row = await self._row_up_to(name, offset)
+        return await self._positions.ask(replace(asked, created=row.created_at), row)
 
     async def acquire(
         self, name: str, consumer: str, *, holder: str, lease_ms: int, start: Start
@@ -133,7 +145,14 @@ class Consumers:
     async def renew(self, name: str, consumer: str, token: int) -> Position:
         """Hold the lease for another whole lease."""
         row = (await self._recent(name)).row
-        return await self._positions.ask(Renew(name, consumer, row.created_at, token))
+        asked = Renew(name, consumer, row.created_at, token)
+        try:
+            return await self._positions.ask(asked)
+        except LogReplaced:
+            if not await self._is_replaced(row):
+                raise
+        row = (await self._recent(name)).row
+        return await self._positions.ask(replace(asked, created=row.created_at))
 
     async def release(self, name: str, consumer: str, token: int) -> None:
         """Let the lease go."""
@@ -181,6 +200,11 @@ class Consumers:
         if len(self._known) > _ROWS_MAX:
             self._known.popitem(last=False)
         return known
+
+    async def _is_replaced(self, row: LogMetadata) -> bool:
+        """Whether the log was made again since a row was read: it is the row that is old, not the position."""
+        self._known.pop(row.name, None)
+        return (await self._recent(row.name)).row.created_at != row.created_at
 
     async def _row_up_to(self, name: str, offset: int) -> LogMetadata:
         """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
