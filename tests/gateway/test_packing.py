@@ -3,6 +3,7 @@
 import asyncio
 import os
 import zlib
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.waiting import until
 ENTRIES: Final = "/v1/ledgers/1/entries"
 FRAMES: Final = "application/vnd.quorumlog.frames"
 NDJSON: Final = "application/x-ndjson"
+ON: Final = Limits(compressed_answer_bytes_min=1024)
 coded = pytest.mark.parametrize("coding", ["gzip", "zstd"])
 
 
@@ -30,6 +32,13 @@ def plain(answer: Answer) -> bytes:
         case coding:
             assert coding is None
             return answer.body
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    """One that compresses answers."""
+    async with running(limits=ON) as started:
+        yield started
 
 
 async def ask(gateway: Gateway, path: str, method: str = "GET", **headers: str) -> Answer:
@@ -92,7 +101,7 @@ async def _filled(gateway: Gateway, count: int = 50, size: int = 1000) -> None:
 async def test_a_compressed_answer_unpacks_to_the_plain_one(
     coding: str, count: int, path: str, accept: str
 ) -> None:
-    async with running() as gateway:
+    async with running(limits=ON) as gateway:
         await _filled(gateway, count, 1200)
         expected = await ask(gateway, path, Accept=accept)
         assert "Content-Encoding" not in expected.headers
@@ -148,8 +157,8 @@ async def test_events_are_not_compressed(gateway: Gateway) -> None:
     assert "Content-Encoding" not in answer.headers
 
 
-async def test_nothing_is_compressed_where_the_setting_is_0() -> None:
-    async with running(limits=Limits(compressed_answer_bytes_min=0)) as gateway:
+async def test_nothing_is_compressed_unless_an_operator_says_so() -> None:
+    async with running() as gateway:
         await _filled(gateway)
         answer = await ask(gateway, f"{ENTRIES}?encoding=text", Accept_Encoding="gzip")
         assert "Content-Encoding" not in answer.headers
@@ -159,7 +168,7 @@ async def test_nothing_is_compressed_where_the_setting_is_0() -> None:
 @coded
 async def test_a_compressor_without_room_is_no_error(coding: str) -> None:
     """The answer goes plain; while nothing is in use anything may be taken, so somebody else reads too."""
-    limits = Limits(answers_bytes_max=1000)
+    limits = ON.model_copy(update={"answers_bytes_max": 1000})
     async with running(limits=limits) as gateway:
         await _filled(gateway, 20)
         room = gateway_room(gateway)

@@ -74,9 +74,9 @@ class Limits(BaseModel):
         default=32 << 20, ge=1, description="Of one address, once seven eighths of all are taken."
     )
     compressed_answer_bytes_min: int = Field(
-        default=1024,
+        default=0,
         ge=0,
-        description="Shorter answers to reads are not compressed; 0: none is (docs/guides/http.md).",
+        description="Answers to reads are compressed from this length on, say 1024; 0: none is (docs/guides/http.md).",
     )
     waiters_max: int = Field(
         default=10_000, ge=1, description="Long polls and tails at once; they cost no work."

@@ -160,8 +160,10 @@ class Transport:
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may stay. They take connections, of which another request may just have been refused one."""
-        return now >= self._crowded_until
+        """Whether sockets may stay. They take connections, of which another request may just have been refused one. And
+        they compress nothing.
+        """
+        return self._compression is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run work that holds a socket, until the client ends; None if the client has too many sockets."""
