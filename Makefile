@@ -105,6 +105,10 @@ bench-deleted: setup ## what IDS= ids of deleted ledgers cost a bookie: memory, 
 bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 writers: all seen, latency, memory
 	@exec $(PY) -m loadtest.bench_tail $(ARGS)
 
+.PHONY: bench-compression
+bench-compression: setup ## bytes and CPU of compressed bodies, answers and batches: ARGS="--rounds 5"
+	@exec $(PY) -m loadtest.bench_compression $(ARGS)
+
 .PHONY: bench-submit
 bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= records
 	@exec $(PY) -m loadtest.bench_submit $(COUNT)

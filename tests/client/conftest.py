@@ -9,7 +9,6 @@ from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from tests.support.waiting import UNHURRIED
 
-
 _ENVIRONMENT: Final = {**UNHURRIED, "COMPRESSED_ANSWER_BYTES_MIN": "1024"}
 
 

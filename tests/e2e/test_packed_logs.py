@@ -123,3 +123,21 @@ def _said(body: bytes, accept: str) -> Any:
     ]
     assert all("data" not in each or base64.b64decode(each["data"]) for each in shown)
     return shown, rest
+
+
+async def test_what_a_transaction_brings_to_a_packed_log_is_packed_too(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways, deadline_s=120) as client:
+        log = await client.create_log("packed-transactions", batch_compression="zstd")
+        transaction = await client.begin(log.name)
+        part = await transaction.ledger()
+        large = [Record(b'{"order":%d}' % number * 20) for number in range(2200)]
+        await part.append(*orders(0))
+        await part.append(*large)
+        await part.close()
+        await transaction.commit(part.ledger_id)
+        assert [record.value async for record in log.records()] == [
+            record.value for record in (*orders(0), *large)
+        ]
+        stored = [entry.payload async for entry in client.ledger(part.ledger_id).entries()]
+        assert len(stored) == 2
+        assert all(map(batch.is_packed, stored))

@@ -19,7 +19,8 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol import batch
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
+from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
+from services.gateway.engine.batches import packed_batch
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
@@ -139,6 +140,8 @@ class Appends:
         handle = self._handles.get(ledger_id)
         if transaction_of(handle.access_row) is None:
             raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+        if (PACKED_TAG, "true") in handle.access_row.extra:
+            data = await packed_batch(data)
         try:
             submitted = _submit_batch(handle, data, expect)
         except (LedgerClosed, LedgerFenced, WriterLost) as error:

@@ -23,7 +23,6 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
-from quorumlog.protocol import packed
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
@@ -31,6 +30,7 @@ from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
+from services.gateway.engine.batches import LARGE_BYTES, packed_batch
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
@@ -49,10 +49,6 @@ T = TypeVar("T")
 ORPHANS_KEPT_MAX: Final = 100
 """Orphans of one round that cannot be deleted now: each may take until a timeout, and the sweep has
 more to do. The next round continues after them."""
-
-
-_LARGE_BYTES: Final = 512 << 10
-"""Packed in a millisecond (docs/performance.md); a thread costs a tenth of that."""
 
 
 class LogManager:
@@ -353,11 +349,11 @@ async def _packed(handle: LogHandle, call: Append) -> Append:
     log's machine compresses what comes plain.
     """
     owner = handle.owner
-    if owner is None or len(call.data) < _LARGE_BYTES:
+    if owner is None or len(call.data) < LARGE_BYTES:
         return call
     if owner.log.settings.batch_compression == "none":
         return call
-    return replace(call, data=await asyncio.to_thread(packed.pack, call.data))
+    return replace(call, data=await packed_batch(call.data))
 
 
 def _wall_ms() -> int:

@@ -24,7 +24,8 @@ EXPIRES_IN_S = (1, 7 * 24 * 3600)
 TRANSACTION_TAG = "transaction"
 PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
-"""Names in a ledger's `extra`: its transaction, partition and task attempt."""
+PACKED_TAG = "packed"
+"""Names in a ledger's `extra`: its transaction, partition and task attempt, and whether its batches are packed."""
 
 TransactionId = Annotated[str, StringConstraints(pattern=rf"^{TRANSACTION_ID}$")]
 App = Annotated[Text, StringConstraints(min_length=1, max_length=APP_CHARS_MAX)]
