@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack
+.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack conformance
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -197,6 +197,9 @@ e2e-compose: setup ## compose.yaml on an engine of its own (root, apt-get, Go): 
 
 produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
+
+conformance: setup ## the Durable Streams suite against a cluster of its own, where Node is
+	@exec $(PY) -m tests.conformance $(ARGS)
 
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)

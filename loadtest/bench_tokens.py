@@ -72,7 +72,9 @@ async def _ledger(_ledger_id: int) -> LedgerMetadata:
 async def _microseconds(grants: Sequence[str], path: str, info: dict[str, str]) -> float:
     listed = _Listed(grants)
     callers = Callers(cast("TokenClient", listed))
-    guard = Guard(_TABLE, callers, ledger=_ledger, transactions=None, body_bytes_max=1)
+    guard = Guard(
+        _TABLE, callers, ledger=_ledger, transactions=None, stream_log=str, body_bytes_max=1
+    )
     headers = {"Authorization": f"Bearer {listed.secret}"}
     match: Any = type("MatchInfo", (dict,), {"add_app": lambda *_: None})(info)
     request = make_mocked_request("POST", path, headers, match_info=match, transport=_Open())

@@ -67,6 +67,8 @@ from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
 from services.gateway.roles import ROLES
+from services.gateway.streams.names import log_of
+from services.gateway.streams.routes import StreamRoutes, stream_headers
 
 _DESCRIPTION = (
     "Replicated, append-only ledgers over HTTP: the BookKeeper protocol. Errors are problem "
@@ -130,6 +132,7 @@ def build_app(
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
     if logs is not None:
+        app.on_response_prepare.append(stream_headers)
         add_log_metrics(logs, transactions, app[METRICS])
     add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
     table = table_of(app, operations)
@@ -140,6 +143,7 @@ def build_app(
             callers,
             ledger=engine.row,
             transactions=transactions,
+            stream_log=log_of,
             body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
         )
     if guard is None:
@@ -262,8 +266,12 @@ def _routes(
         *ClusterRoutes(engine, audit).routes(),
     ]
     if logs is not None:
-        routes += [*RecordRoutes(logs, room).routes(), *LogRoutes(logs, room).routes()]
-        routes += ConsumerRoutes(logs.consumers, room).routes()
+        routes += [
+            *RecordRoutes(logs, room).routes(),
+            *LogRoutes(logs, room).routes(),
+            *ConsumerRoutes(logs.consumers, room).routes(),
+            *StreamRoutes(logs, room).routes(),
+        ]
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
     if tokens is not None:

@@ -13,7 +13,15 @@ from quorumlog import header
 from quorumlog.net.service import AUTHENTICATOR
 
 _LATER: Final = frozenset(
-    ("lineage", "internal_url", "has_place", "leaves", "published_ms", "batch_compression")
+    (
+        "lineage",
+        "internal_url",
+        "has_place",
+        "leaves",
+        "published_ms",
+        "batch_compression",
+        "stream_seq",
+    )
 )
 """Fields that these releases lack. `attempt` of a log's row is one too; a ledger's row had it before."""
 _LIBRARY: Final = "aiohttp"

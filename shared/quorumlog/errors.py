@@ -197,6 +197,12 @@ class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, 
     """The cluster can't do this now, but may be able to later."""
 
 
+class NotServed(
+    QuorumLogError, status=501, code="not-served", title="Not served", outcome=NOT_DONE
+):
+    """A part of an open protocol that this server does not have."""
+
+
 # 4xx: the request is wrong.
 
 
@@ -449,6 +455,18 @@ class SequenceGap(
     """
 
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
+
+
+class StreamSeqRegression(
+    Superseded, code="stream-seq-regression", title="A later stream sequence was appended before"
+):
+    """`Stream-Seq` is not above the last one of the stream, compared byte by byte. Nothing was appended."""
+
+
+class StreamConflict(Superseded, code="stream-conflict", title="The stream is another one"):
+    """The stream exists with other settings than those of the request: its content type, its expiry, or whether it is
+    closed.
+    """
 
 
 class ExpiredProducer(

@@ -15,7 +15,7 @@ from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
 from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve
-from quorumlog.protocol.log.owner import Owner
+from quorumlog.protocol.log.owner import Owner, OwnerPhase
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.takeover import Takeover
@@ -39,6 +39,7 @@ from tests.explore.scopes import (
     LOG_TWICE,
     LOG_TWO,
 )
+from tests.logs.endings import no_seed_goes_on
 from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
@@ -219,7 +220,7 @@ def in_its_own_order(_original: Any) -> Any:
     """A roll forgets when the log was appended to last."""
 
     def next_ledger(self: Tenancy, now: Now) -> None:
-        self.pipe = self._pipeline(self.pipe.producers, 0, now)
+        self.pipe = self._pipeline(self.pipe.producers, 0, now, self.pipe.seq)
         self.ahead = self.ledger_id
 
     return next_ledger
@@ -277,6 +278,11 @@ def any_absent(_original: Any) -> Any:
     return lambda live, absent, size, *_: ((*live, *absent)[:size], True)
 
 
+def while_it_lives(_original: Any) -> Any:
+    """Only a roll holds appends up."""
+    return lambda self: self.phase is not OwnerPhase.LIVE
+
+
 async def ledger_of_a_log_is_refused() -> str | None:
     """Rule 27: the ledger API appends to no ledger of a log, whoever holds its handle."""
     row = LedgerMetadata(
@@ -331,11 +337,35 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     "the ledger API writes to a log's ledgers": ledger_of_a_log_is_refused,
     "a packed batch has the digest of what is stored": a_packed_repeat_is_known,
     "a degraded ensemble need not reach Qa": too_few_live_bookies_are_refused,
+    "an owner appends behind the batch that ends the log": no_seed_goes_on,
+    "a takeover goes on behind the batch that ended the log": no_seed_goes_on,
+    "an owner takes any stream sequence": no_seed_goes_on,
+    "a takeover forgets the last stream sequence": no_seed_goes_on,
     **GATEWAY_CLAIMS,
 }
 
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
+    Mutant(
+        "an owner appends behind the batch that ends the log",
+        "rule 25b",
+        (Patch(Owner, "_must_wait", while_it_lives),),
+    ),
+    Mutant(
+        "a takeover goes on behind the batch that ended the log",
+        "rule 25b",
+        (Patch(Takeover, "_has_ended", always(False)),),
+    ),
+    Mutant(
+        "an owner takes any stream sequence",
+        "rule 25a",
+        (Patch(Pipeline, "_check_seq", skipped_now),),
+    ),
+    Mutant(
+        "a takeover forgets the last stream sequence",
+        "rule 25a",
+        (Patch(Takeover, "_stream_seq", always(None)),),
+    ),
     Mutant(
         "a takeover closes the last ledger only",
         "rule 22",

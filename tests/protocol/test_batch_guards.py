@@ -30,8 +30,8 @@ def test_a_batch_has_only_the_columns_that_its_records_need() -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, b"\2"), (1, bytes([32])), (2, b"\0\1"), (4, bytes(4)), (16, b"\x80")],
-    ids=["version", "flags", "zero", "no records", "records before"],
+    [(0, b"\2"), (1, bytes([32])), (2, b"\0\x08"), (4, bytes(4)), (16, b"\x80")],
+    ids=["version", "flags", "marks", "no records", "records before"],
 )
 def test_a_head_that_no_writer_makes_is_refused(at: int, value: bytes) -> None:
     """By whoever reads the head alone, too."""

@@ -18,11 +18,12 @@ from services.gateway.edge import (
     transaction_operations,
 )
 from services.gateway.edge.access import ACCESS
+from services.gateway.streams import operations as stream_operations
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 _MODULES: Final = (
     ledger_operations, entry_operations, log_operations,
-    consumer_operations, record_operations, transaction_operations,
+    consumer_operations, record_operations, stream_operations, transaction_operations,
     token_operations, cluster_operations,
 )  # fmt: skip
 _TABLE: Final = re.compile(

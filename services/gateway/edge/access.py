@@ -46,6 +46,7 @@ class Named(StrEnum):
     NOTHING = "nothing"
     """Answered without a token."""
     LOG = "the log"
+    STREAM = "the stream's log"
     LEDGER = "the ledger"
     TRANSACTION = "the transaction's log"
     SOME = "what is named or listed"
@@ -95,6 +96,10 @@ ACCESS: Final[Mapping[str, Access]] = {
     "appendRecords": _on(Named.LOG, Scope.APPEND),
     "readRecords": _on(Named.LOG, Scope.READ),
     "logSocket": _on(Named.LOG, Scope.READ, Scope.APPEND),
+    "createStream": _on(Named.STREAM, Scope.MANAGE),
+    "appendToStream": _on(Named.STREAM, Scope.APPEND),
+    "readStream": _on(Named.STREAM, Scope.READ),
+    "deleteStream": _on(Named.STREAM, Scope.MANAGE),
     "listLogs": _on(Named.SOME, Scope.READ),
     "putLog": _on(Named.LOG, Scope.MANAGE),
     "getLog": _on(Named.LOG, *_LOOK),
@@ -151,6 +156,8 @@ AUDITED: Final = frozenset(
         "deleteConsumer",
         "createToken",
         "revokeToken",
+        "createStream",
+        "deleteStream",
     }
 )
 """The operations that are noted in the audit log."""

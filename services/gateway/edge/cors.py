@@ -25,8 +25,16 @@ EXPOSED: Final = (
     header.PRODUCER_DUPLICATE,
     header.PRODUCER_EPOCH,
     header.PRODUCER_EXPECTED_SEQ,
+    header.PRODUCER_SEQ,
+    "Producer-Received-Seq",
     hdrs.RETRY_AFTER,
     header.REQUEST_ID,
+    "Stream-Closed",
+    "Stream-Cursor",
+    "Stream-Expires-At",
+    "Stream-Next-Offset",
+    "Stream-Sse-Data-Encoding",
+    "Stream-Up-To-Date",
     hdrs.WWW_AUTHENTICATE,
 )
 """The headers that a page may read besides those that browsers always show."""

@@ -65,13 +65,15 @@ class Guard:
         *,
         ledger: Callable[[int], Awaitable[LedgerMetadata]],
         transactions: Transactions | None,
+        stream_log: Callable[[str], str],
         body_bytes_max: int,
     ) -> None:
-        """`ledger`: a ledger's row, of which only what never changes is used. `body_bytes_max`: of a body that is
+        """`ledger`: a ledger's row, of which only what never changes is used. `stream_log`: the name of the log of a
+        stream's path. `body_bytes_max`: of a body that is
         taken whole; a longer one is refused, or taken as it comes.
         """
         self._table, self._callers, self._body_bytes_max = table, callers, body_bytes_max
-        self._ledger, self._transactions = ledger, transactions
+        self._ledger, self._transactions, self._stream_log = ledger, transactions, stream_log
 
     async def admit(self, request: web.Request, path: str) -> None:
         """Note the caller of a request to a route (its path as declared).
@@ -130,6 +132,8 @@ class Guard:
         match access.named:
             case Named.LOG:
                 check_named(request, access, Kind.LOGS, given[NAME.name])
+            case Named.STREAM:
+                check_named(request, access, Kind.LOGS, self._stream_log(given["path"]))
             case Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
                 check_named(request, access, *place_of(await self._ledger(ledger_id)))

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from quorumlog.net.operations import Route
-from quorumlog.net.parameters import Given
+from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import body
 from services.gateway.edge import log_operations as op
 from services.gateway.edge.access import Kind, Scope, caller_of
@@ -19,6 +19,7 @@ from services.gateway.edge.log_models import (
 from services.gateway.edge.operations import IF_MATCH, NAME
 from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.values import STREAM_PREFIX
 
 
 class LogRoutes:
@@ -30,6 +31,10 @@ class LogRoutes:
 
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}."""
+        if given[NAME].startswith(STREAM_PREFIX):
+            raise invalid(
+                NAME.pointer, f"{STREAM_PREFIX} begins the names of streams: PUT /v1/stream/…"
+            )
         wanted = await body.read_model(request, self._room, LogCreate)
         view, is_new = await self._logs.put(
             given[NAME], wanted.settings(), deletion_protection=wanted.deletion_protection

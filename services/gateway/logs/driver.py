@@ -263,7 +263,7 @@ class LogDriver:
     def _first_durable(self, ledger_id: int, last: int) -> None:
         """Tell of durable entries once the log's row was read."""
         is_first = self._durable == NO_ENTRY
-        self._durable = last
+        self._durable = max(self._durable, last)  # answers may overtake each other
         if is_first:
             asked = self._ports.start(self._confirm_named(ledger_id))
             asked.add_done_callback(self._asked)

@@ -29,6 +29,8 @@ async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
         ledger.last_entry,
         head.producer is not None or head.after_producer,
         head.append_time_ms,
+        head.seq,
+        head.is_end,
     )
 
 

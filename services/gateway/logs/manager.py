@@ -19,6 +19,7 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     NoSuchLedger,
+    NoSuchLog,
     QuorumLogError,
     QuorumTimeout,
     VersionConflict,
@@ -94,6 +95,10 @@ class LogManager:
         self.read = self._reader.read
         self.batches = self._reader.batches
         self.end = self._reader.end
+        self.tail = self._reader.tail
+        self.row = self._reader.row
+        self._wall_ms = wall_ms or _wall_ms
+        self.last_batch = self._reader.last_batch
         self.page = self._views.page
         self.ends_here = self._views.ends_here
         self.drain = self.ownership.drain
@@ -113,6 +118,15 @@ class LogManager:
         if row.settings != settings or not is_same:
             raise LogExists(f"the log {name} exists with other settings", log=name)
         return await self._views.view(row), is_new
+
+    async def create(self, name: str, settings: LogSettings) -> tuple[LogMetadata, bool]:
+        """The row of the log of this name, whatever its settings are, and whether this call created it."""
+        return await self._store.create(LogMetadata(name, settings, next_offset=0))
+
+    def now_ms(self) -> int:
+        """The database's clock, once a row was read; before that this machine's."""
+        at_ms = self._store.database_ms()
+        return self._wall_ms() if at_ms is None else at_ms
 
     async def get(self, name: str) -> LogView:
         """The log. Raises: NoSuchLog."""
@@ -268,9 +282,19 @@ class LogManager:
 
     async def close(self, name: str) -> LogView:
         """Close the log for ever."""
+        await self.finish(name)
+        return await self.get(name)
+
+    async def finish(self, name: str) -> None:
+        """The same, without the log as it is then."""
         with contextlib.suppress(LogClosed):
             await self.ownership.force(name, create=False, finish=LogMetadata.closed)
-        return await self.get(name)
+
+    async def remove(self, row: LogMetadata) -> None:
+        """Delete a log unless its row has changed since it was read; idempotent."""
+        with contextlib.suppress(NoSuchLog):
+            if (await self._store.get(row.name)).version == row.version:
+                await self.delete(row.name)
 
     async def roll(self, name: str) -> LogView:
         """Continue in a new ledger."""

@@ -61,6 +61,7 @@ class LogPeers:
             int(told["ledger_id"]),
             int(told["entry_id"]),
             is_duplicate=told["is_duplicate"] is True,
+            highest_seq=told.get("highest_seq"),
         )
 
     async def roll(self, owner: Writer, name: str) -> OwnerLost | None:

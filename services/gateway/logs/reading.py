@@ -66,10 +66,12 @@ class _Page(ABC):
         """Bytes of the batches that were taken, as they are stored and as they are read: so much is asked for at once
         as is expected to fill the page.
         """
+        self.is_over = False
+        """Whether the log ends with the page: its last batch says so (rule 25b)."""
 
     @property
     def is_full(self) -> bool:
-        if self.is_cut:
+        if self.is_cut or self.is_over:
             return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
 
@@ -174,7 +176,13 @@ class LogReader:
         """
         page = _Records(limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
-        return LogRead(tuple(page.records), page.at, row.first_offset, is_end)
+        return LogRead(
+            tuple(page.records),
+            page.at,
+            row.first_offset,
+            is_end,
+            is_at_end=is_end or not page.is_full,
+        )
 
     async def batches(
         self,
@@ -206,7 +214,8 @@ class LogReader:
         while True:
             row = await self._fill(name, row, page, is_fresh=is_fresh)
             left_s = deadline - loop.time()
-            is_end = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
+            is_closed = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
+            is_end = is_closed or page.is_over
             if page.count or is_end or left_s <= 0:
                 return row, is_end
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
@@ -263,6 +272,10 @@ class LogReader:
 
     async def end(self, name: str, row: LogMetadata | None = None) -> int:
         """The offset after the last acknowledged record. `row` was read after the caller's request."""
+        return (await self.tail(name, row))[0]
+
+    async def tail(self, name: str, row: LogMetadata | None = None) -> tuple[int, bool]:
+        """The same, with whether the log is closed there."""
         for _ in range(_TRIES_MAX):
             found = await self._end(name, row or await self.row(name))
             if found is not None:
@@ -270,30 +283,40 @@ class LogReader:
             row = None
         raise _unstable(name)
 
-    async def _end(self, name: str, row: LogMetadata) -> int | None:
-        """The end by this row; None if the row changed since."""
+    async def last_batch(self, row: LogMetadata) -> batch.BatchHead | None:
+        """The head of a CLOSED log's last batch; None where its last ledger has none."""
+        item = row.last_item
+        if item is None:
+            return None
+        last = (await self._engine.get(item.ledger_id)).last_entry
+        if last is None or last == NO_ENTRY:
+            return None
+        return await read_head(self._engine, item.ledger_id, last)
+
+    async def _end(self, name: str, row: LogMetadata) -> tuple[int, bool] | None:
+        """The end by this row, and whether the log is closed; None if the row changed since."""
         if row.end_offset is not None:
-            return row.end_offset
+            return row.end_offset, row.state is LogState.CLOSED
         item = row.base
         # A first ledger without a start, or a roll between its two steps: nothing of the new
         # ledger is acknowledged yet.
         if item is None:
-            return 0
+            return 0, False
         if item.last_offset is not None:
-            return item.last_offset + 1
+            return item.last_offset + 1, False
         assert item.first_offset is not None
         try:
             confirmed = await self._confirmed(name, item)
             if confirmed is None:
                 return None
             if confirmed.last_add_confirmed == NO_ENTRY:
-                return item.first_offset
+                return item.first_offset, False
             head = await read_head(self._engine, item.ledger_id, confirmed.last_add_confirmed)
         except NoSuchLedger as error:
             if error.members.get("deleted") is False:
                 raise _without_row(name, item.ledger_id, item.first_offset) from error
             return None  # the log was taken over and truncated, or deleted
-        return item.first_offset + head.records_after
+        return item.first_offset + head.records_after, head.is_end
 
     async def _fill(
         self, name: str, row: LogMetadata, page: _Page, *, is_fresh: bool
@@ -325,6 +348,7 @@ class LogReader:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
                 if page.count:
+                    page.is_cut = True
                     return row
                 if error.members.get("deleted") is False:
                     raise _without_row(name, item.ledger_id, page.at) from error
@@ -408,6 +432,7 @@ class LogReader:
             raise damaged(error, item.ledger_id, entry_id) from error
         first = (item.first_offset or 0) + head.records_before
         if page.at == first + head.count:
+            page.is_over = head.is_end
             self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
 
     async def _confirmed(self, name: str, item: LogItem) -> Confirmation | None:

@@ -1,13 +1,25 @@
 """The values in which clients of a gateway's logs ask and read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log.messages import Append, Publish, RecordsAppended
 
-__all__ = ["Append", "Publish", "RecordsAppended"]
+__all__ = [
+    "STREAM_PREFIX",
+    "Append",
+    "LogBatches",
+    "LogRead",
+    "Publish",
+    "ReadRecord",
+    "RecordsAppended",
+    "StoredBatch",
+]
 """Requests are the machines' own messages."""
+
+STREAM_PREFIX: Final = "durable-stream."
+"""Begins the names of the logs of streams (`streams/`), and no other log's that is made by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +54,14 @@ class ReadRecord:
 @dataclass(frozen=True, slots=True)
 class LogRead:
     """Records from the requested offset on, in order, possibly none. `next` is where to continue;
-    `closed` says that the log is closed and that `next` is its end.
+    `closed` says that the log is closed and that `next` is its end, `is_at_end` that `next` was the log's end.
     """
 
     records: tuple[ReadRecord, ...]
     next: int
     first_offset: int
     closed: bool
+    is_at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,9 @@ class Operation:
     replies: Mapping[int | Literal["default"], Reply] = field(default_factory=dict)
     errors: Errors = ()
     needs_body: bool = False
+    ignores_unknown: bool = False
+    """Query parameters that it does not declare are left to others, and its path's last one takes slashes: an open
+    protocol has them so."""
 
     def __post_init__(self) -> None:
         declared = [one.name for one in self.parameters if one.place == "path"]
@@ -82,7 +85,11 @@ class Route:
         """
         if self.check is not None:
             self.check(request)
-        return await self.handler(request, parameters.read(self.operation.parameters, request))
+        operation = self.operation
+        given = parameters.read(
+            operation.parameters, request, ignores_unknown=operation.ignores_unknown
+        )
+        return await self.handler(request, given)
 
 
 def add_routes(
@@ -99,9 +106,10 @@ def add_routes(
             ("GET", "HEAD") if has_heads and operation.method == "GET" else (operation.method,)
         )
         for method in methods:
-            app.router.add_route(
-                method, operation.path, route.handle, expect_handler=expect_handler
-            )
+            path = operation.path
+            if operation.ignores_unknown:
+                path = f"{path.removesuffix('}')}:.+}}"
+            app.router.add_route(method, path, route.handle, expect_handler=expect_handler)
 
 
 class FieldError(BaseModel):

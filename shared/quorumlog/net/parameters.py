@@ -122,10 +122,12 @@ class Given:
         return self._sent.get(parameter)
 
 
-def read(parameters: Iterable[Parameter[Any]], request: web.Request) -> Given:
+def read(
+    parameters: Iterable[Parameter[Any]], request: web.Request, *, ignores_unknown: bool = False
+) -> Given:
     """Read all parameters of a request, in the order of their declaration.
 
-    Raises: BadRequest, InvalidRequest, also for query parameters that are not declared.
+    Raises: BadRequest, InvalidRequest, also for query parameters that are not declared unless it `ignores_unknown`.
     """
     query = _query(request) if request.query_string else None
     sent: dict[Parameter[Any], Any] = {}
@@ -143,7 +145,7 @@ def read(parameters: Iterable[Parameter[Any]], request: web.Request) -> Given:
             value = None
         if value is not None:
             sent[parameter] = value
-    if query:
+    if query and not ignores_unknown:
         name = next(iter(query))
         raise invalid(f"/query/{name[:_SHOWN_MAX]}", "is not a parameter of this route")
     return Given(sent)

@@ -4,8 +4,9 @@ A batch has the count of the records that precede it in its ledger. So a record'
 `first_offset` plus its position in the ledger, and a takeover reads only the last entries of a ledger.
 
 Layout, big-endian, columns first:
-    version u8 (1) | flags u8 | 0 u16 | count u32 | append time ms i64 | records before i64
+    version u8 (1) | flags u8 | marks u16 | count u32 | append time ms i64 | records before i64
     producer, with flag 1: id size u8 | id | epoch i64 | seq i64
+    stream sequence, with mark 1: size u8 | UTF-8
     timestamps ms i64[count] (-2^63: none) with flag 2 | key sizes i32[count] (-1: none) with flag 4
     headers sizes u32[count] with flag 8 | value sizes u32[count]
     keys, headers, values: each column's bytes one after another
@@ -15,6 +16,9 @@ flag 1, the ledger has no producers that a takeover must replay.
 Flag 32: the columns (all from the timestamps on) are packed; in their place stand
     their size u32 | with flag 1: the first 16 bytes of the digest that `content` gives | one frame of zstd
 `packed.py` makes and unpacks these. The digest of the entry is over what is stored.
+Mark 1: the last stream sequence of the log, this batch's own or that of one before (rule 25a). Mark 2: the log ends with
+this batch (rule 25b), which alone may have no records. Mark 4: a repeat is known by its producer's numbers, whatever its
+records are. A release from before marks refuses a batch that has one.
 """
 
 import hashlib
@@ -29,6 +33,7 @@ _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
+_HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
 NO_TIME: Final = -(2**63)
 """In the column of times: the record has the batch's append time."""
 
@@ -37,6 +42,10 @@ RECORDS_MAX: Final = 10_000
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Most bytes in one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
+
+
+STREAM_SEQ_BYTES_MAX: Final = 255
+"""Most bytes of a stream sequence: its size is one byte of each batch that follows it."""
 
 
 class BadBatch(ValueError):
@@ -79,6 +88,12 @@ class BatchHead:
     records_before: int
     producer: ProducerSeq | None
     after_producer: bool = False
+    seq: str | None = None
+    """The last stream sequence up to and including this batch."""
+    is_end: bool = False
+    """The log ends with this batch."""
+    is_by_numbers: bool = False
+    """A repeat of its producer's numbers is a repeat, whatever its records are."""
 
     @property
     def records_after(self) -> int:
@@ -99,15 +114,28 @@ class Layout:
     """The start of the keys, which headers and values follow."""
 
 
-def encode(records: Sequence[Record], producer: ProducerSeq | None = None) -> bytes:
-    """Encode the batch of a request, of at least one record; `placed` gives it time and place."""
-    assert records, "a batch has at least one record"
+def encode(
+    records: Sequence[Record],
+    producer: ProducerSeq | None = None,
+    *,
+    seq: str | None = None,
+    is_end: bool = False,
+    is_by_numbers: bool = False,
+) -> bytes:
+    """Encode the batch of a request, of at least one record unless it ends the log; `placed` gives it time and
+    place.
+    """
+    assert records or is_end, "a batch has at least one record"
     count, flags = len(records), 0
     parts: list[bytes] = []
     if producer is not None:
         flags |= _HAS_PRODUCER
         name = producer.id.encode()
         parts += [bytes([len(name)]), name, _PRODUCER.pack(producer.epoch, producer.seq)]
+    marks = (_ENDS if is_end else 0) | (_BY_NUMBERS if is_by_numbers else 0)
+    if seq is not None:
+        marks |= _HAS_SEQ
+        parts.append(_encode_seq(seq))
     if any(record.timestamp_ms is not None for record in records):
         flags |= _HAS_TIMES
         times = [
@@ -127,17 +155,36 @@ def encode(records: Sequence[Record], producer: ProducerSeq | None = None) -> by
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
-    return b"".join((_HEAD.pack(VERSION, flags, 0, count, 0, 0), *parts))
+    return b"".join((_HEAD.pack(VERSION, flags, marks, count, 0, 0), *parts))
 
 
 def placed(
-    data: bytes, *, append_time_ms: int, records_before: int, after_producer: bool = False
+    data: bytes,
+    *,
+    append_time_ms: int,
+    records_before: int,
+    after_producer: bool = False,
+    seq: str | None = None,
 ) -> bytes:
-    """The entry of a ledger that a request's batch becomes. Copies the records without reading them."""
-    version, flags, zero, count, _, _ = _HEAD.unpack_from(data)
+    """The entry of a ledger that a request's batch becomes. Copies the records without reading them. `seq`: the
+    last stream sequence before it, which it carries on if it has none of its own.
+    """
+    version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
-    head = _HEAD.pack(version, flags, zero, count, append_time_ms, records_before)
-    return b"".join((head, memoryview(data)[_HEAD.size :]))
+    rest, at = memoryview(data), _HEAD.size
+    carried: tuple[bytes | memoryview, ...] = ()
+    if seq is not None and not marks & _HAS_SEQ:
+        marks |= _HAS_SEQ
+        if flags & _HAS_PRODUCER:
+            at += 1 + data[at] + _PRODUCER.size
+        carried = (rest[_HEAD.size : at], _encode_seq(seq))
+    head = _HEAD.pack(version, flags, marks, count, append_time_ms, records_before)
+    return b"".join((head, *carried, rest[at:]))
+
+
+def is_marked(data: bytes) -> bool:
+    """Whether a request's batch has a mark: most have none."""
+    return data[2:4] != b"\0\0"
 
 
 def restamped(data: bytes, append_time_ms: int) -> bytes:
@@ -166,6 +213,8 @@ def content(data: bytes) -> str:
     digest = hashlib.sha256(
         struct.pack(">BI", flags & ~(_HAS_PRODUCER | _AFTER_PRODUCER), head.count)
     )
+    if head.is_end:
+        digest.update(b"end")
     digest.update(memoryview(data)[at:])
     return digest.hexdigest()[:32]
 
@@ -277,16 +326,21 @@ def _bytes_of_keys(sizes: Sequence[int]) -> int:
 
 def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
     try:
-        version, flags, zero, count, time_ms, before = _HEAD.unpack_from(data)
-        is_known = version == VERSION and not zero and flags < 2 * _PACKED
-        if not is_known or count == 0 or before < 0:
-            raise BadBatch(f"a record batch of version {version}, flags {flags}")
-        at, producer = _HEAD.size, None
+        version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
+        is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
+        if not is_known or not (count or marks & _ENDS):
+            raise BadBatch(f"a record batch of version {version}, flags {flags}, marks {marks}")
+        at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:
             size = data[at]
             name = data[at + 1 : at + 1 + size].decode()
-            epoch, seq = _PRODUCER.unpack_from(data, at + 1 + size)
-            producer, at = ProducerSeq(name, epoch, seq), at + 1 + size + _PRODUCER.size
+            epoch, number = _PRODUCER.unpack_from(data, at + 1 + size)
+            producer, at = ProducerSeq(name, epoch, number), at + 1 + size + _PRODUCER.size
+        if marks & _HAS_SEQ:
+            size = data[at]
+            if at + 1 + size > len(data):
+                raise BadBatch("a record batch is cut short")
+            seq, at = data[at + 1 : at + 1 + size].decode(), at + 1 + size
         size = len(data) - at
         if flags & _PACKED:
             (size,) = _SIZE.unpack_from(data, at)
@@ -297,7 +351,22 @@ def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
     after = bool(flags & _AFTER_PRODUCER)
-    return BatchHead(count, time_ms, before, producer, after), flags, at
+    head = BatchHead(
+        count,
+        time_ms,
+        before,
+        producer,
+        after,
+        seq,
+        is_end=bool(marks & _ENDS),
+        is_by_numbers=bool(marks & _BY_NUMBERS),
+    )
+    return head, flags, at
+
+
+def _encode_seq(seq: str) -> bytes:
+    data = seq.encode()
+    return bytes([len(data)]) + data
 
 
 def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:

@@ -195,6 +195,8 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
     for field in ("first_offset", "forgotten_end", "writer_token"):
         if getattr(new, field) < getattr(old, field):
             problems.append((f"/row/{field}", "never goes back"))
+    if (new.stream_seq or "").encode() < (old.stream_seq or "").encode():
+        problems.append(("/row/stream_seq", "never goes back"))
     was, now = old.archived_through, new.archived_through
     if was is not None and (now is None or now < was):
         problems.append(("/row/archived_through", "never goes back"))

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import Field, StringConstraints, model_validator
 
+from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import (
@@ -38,12 +39,13 @@ from quorumlog.wire.bodies import (
 
 BatchCompression = Literal["none", "zstd"]
 Number = Annotated[int, Field(ge=0, le=ID_MAX)]
-AnswerRow = tuple[Number, Number, Number, LedgerId, Number, Text]
-"""seq, first offset, last offset, ledger, entry, content."""
+AnswerRow = tuple[Number, Number, Annotated[int, Field(ge=-1, le=ID_MAX)], LedgerId, Number, Text]
+"""seq, first offset, last offset (one below the first where a request without records ended the log), ledger, entry,
+content."""
 
 _SAME: Final = (
     "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
-    "forgotten_end", "appended_ms", "archived_through", "deletion_protection", "created_at",
+    "forgotten_end", "appended_ms", "archived_through", "deletion_protection", "stream_seq", "created_at",
 )  # fmt: skip
 """Fields of settings and of rows that the protocol's values have too, under the same names."""
 
@@ -159,6 +161,10 @@ class LogRow(Body):
     archived_through: Number | None = None
     deletion_protection: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
     """Left out while it is off: services of before this field forbid it."""
+    stream_seq: Annotated[Text, StringConstraints(max_length=STREAM_SEQ_BYTES_MAX)] | None = Field(
+        default=None, exclude_if=lambda seq: seq is None
+    )
+    """Left out while nobody has sent one: services of before this field forbid it."""
     created_at: Text = ""
     read_ms: Number = 0
     """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""

@@ -163,6 +163,9 @@ class Handover:
             return self._yield()
         if isinstance(result, QuorumLogError):
             return HandoverDone(told(result, self.log))
+        if self.creates and result.state is LogState.CLOSED:
+            # A batch has ended the log (rule 25b).
+            return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
         if self.aim is Aim.FORCE:
             return HandoverDone(result)
         return HandoverDone(answer=True) if self.aim is Aim.HEAL else HandoverDone()

@@ -54,9 +54,12 @@ class Append:
         expect: int | None = None,
         token: int | None = None,
         since: int = 0,
+        seq: str | None = None,
+        is_end: bool = False,
+        is_by_numbers: bool = False,
     ) -> "Append":
-        """A request of at least one record."""
-        data = batch.encode(records, producer)
+        """A request of at least one record, unless it ends the log."""
+        data = batch.encode(records, producer, seq=seq, is_end=is_end, is_by_numbers=is_by_numbers)
         return cls(data, len(records), producer, expect, token, since)
 
 
@@ -69,6 +72,8 @@ class RecordsAppended:
     ledger_id: int
     entry_id: int
     is_duplicate: bool = False
+    highest_seq: int | None = None
+    """Of a duplicate: the highest number of its producer that is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +301,10 @@ class LedgerEnd:
     last_entry: int
     has_producers: bool
     appended_ms: int = 0
+    seq: str | None = None
+    """The log's last stream sequence, if it has one (rule 25a)."""
+    is_end: bool = False
+    """The ledger's last batch ends the log (rule 25b)."""
 
 
 @dataclass(frozen=True, slots=True)

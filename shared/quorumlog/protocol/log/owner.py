@@ -30,6 +30,7 @@ from quorumlog.errors import (
     QuorumLogError,
     SequenceGap,
     StaleProducer,
+    StreamSeqRegression,
     UnexpectedOffset,
     WriterLost,
 )
@@ -94,6 +95,7 @@ _BY_STATE: Final = (
     SequenceGap,
     ExpiredProducer,
     StaleProducer,
+    StreamSeqRegression,
     LogFenced,
     InvalidRequest,
 )
@@ -262,7 +264,7 @@ class Owner:
             self._settled()
 
     def _append(self, pending: PendingAppend, now: Now) -> None:
-        if self.phase is not OwnerPhase.LIVE:
+        if self._must_wait():
             self._waiting.append(pending)
             return
         try:
@@ -276,7 +278,11 @@ class Owner:
                 self._out.append(Resolve(pending.request, told))
         else:
             if before is not None:
-                self._doubted.append((pending, repeated(before)))
+                self._doubted.append((pending, self._repeated(pending, before)))
+
+    def _must_wait(self) -> bool:
+        """Whether an append waits for the next ledger, or for the log's end (rule 25b)."""
+        return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge what is durable, in order."""
@@ -285,6 +291,10 @@ class Owner:
         pipe = self._pipe
         while pipe.in_flight and pipe.in_flight[0].entry_id <= event.last_entry:
             self._acknowledge()
+        if pipe.is_over and not pipe.in_flight:
+            # The log has its end: whoever asks next closes it, and no ledger follows (rule 25b).
+            self._end(None, now)
+            return
         pipe.producers.forget(now_ms=now.expiry_ms(pipe.appended_ms))
 
     def _acknowledge(self) -> None:
@@ -292,8 +302,20 @@ class Owner:
         pending, kept = self._pipe.acknowledge()
         if pending.entry_id % _POINT_EVERY == 0:
             self._out.append(PlaceKnown(self.ledger_id, place, pending.entry_id))
-        self._doubted += [(repeat, repeated(kept)) for repeat in pending.repeats]
+        self._doubted += [(each, self._repeated(each, kept)) for each in pending.repeats]
         self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
+
+    def _repeated(self, pending: PendingAppend, first: Answer) -> RecordsAppended:
+        """The answer to a repeat of an acknowledged request."""
+        assert pending.call.producer is not None
+        return RecordsAppended(
+            first.first_offset,
+            first.last_offset,
+            first.ledger_id,
+            first.entry_id,
+            is_duplicate=True,
+            highest_seq=self._pipe.producers.highest(pending.call.producer.id),
+        )
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
         """The ledger refused entries: undo them, or leave them to the next owner."""
@@ -305,6 +327,11 @@ class Owner:
         self._pipe.undo(refused)
         for pending in refused:
             self._resolve_all(pending, event.error)
+        if self.phase is OwnerPhase.LIVE and not self._pipe.is_over:
+            # What waited for the log's end, which did not come.
+            waiting, self._waiting = self._waiting, deque()
+            for each in waiting:
+                self._append(each, now)
 
     def _resolve_all(self, pending: PendingAppend, answer: QuorumLogError) -> None:
         self._out.extend(Resolve(each.request, answer) for each in pending.with_repeats)
@@ -503,17 +530,6 @@ class Owner:
         """A row of the primary was read (rule 16a)."""
         if head.version > self.log.version and not self.tenancy.may_be_own(head):
             self._end(None, now)
-
-
-def repeated(answer: Answer) -> RecordsAppended:
-    """The answer to a repeat of an acknowledged request."""
-    return RecordsAppended(
-        answer.first_offset,
-        answer.last_offset,
-        answer.ledger_id,
-        answer.entry_id,
-        is_duplicate=True,
-    )
 
 
 def not_the_owner(name: str) -> NotTheOwner:

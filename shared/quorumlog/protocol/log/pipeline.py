@@ -9,7 +9,7 @@ Invariants (checked by `check`):
 from collections import deque
 from dataclasses import dataclass, field
 
-from quorumlog.errors import InvalidRequest, TooLarge, UnexpectedOffset
+from quorumlog.errors import InvalidRequest, StreamSeqRegression, TooLarge, UnexpectedOffset
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import Append, RecordsAppended, RequestKey
@@ -27,6 +27,9 @@ class PendingAppend:
     first_offset: int = -1
     content: str = ""
     appended_ms: int = 0
+    ends: bool = False
+    """Whether the log ends with it (rule 25b)."""
+    seq_before: str | None = None
     replaced: object = None
     """What `ProducerTable.undo` needs."""
     repeats: list["PendingAppend"] = field(default_factory=list)
@@ -54,15 +57,19 @@ class Pipeline:
         now: Now,
         *,
         packs: bool = False,
+        seq: str | None = None,
     ) -> None:
         """`item` is the ledger's, empty, with its first offset; `appended_ms` is the append time of
-        the last batch before it; `packs`: batches are stored with compressed columns.
+        the last batch before it, and `seq` the last stream sequence; `packs`: batches are stored with compressed columns.
         """
         assert item.first_offset is not None, "rule 23"
         self.ledger_id = item.ledger_id
         self.first_offset = item.first_offset
         self.producers = producers
         self.appended_ms = appended_ms
+        self.seq = seq
+        self.is_over = False
+        """The batch that ends the log was begun: nothing may follow it (rule 25b)."""
         self.since_s = now.monotonic_s
         self.in_flight: deque[PendingAppend] = deque()
         self.next_entry = 0
@@ -93,6 +100,7 @@ class Pipeline:
         Raises: why it can't be appended, and nothing is changed.
         """
         call = pending.call
+        marked = batch.decode_head(call.data) if batch.is_marked(call.data) else None
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
@@ -102,10 +110,14 @@ class Pipeline:
             append_time_ms=pending.appended_ms,
             records_before=self.records,
             after_producer=self._has_producers,
+            seq=self.seq,
         )
         if call.producer is not None:
             pending.content = batch.content(data)
-            first = self.producers.find(call.producer, pending.content, since=call.since)
+            any_content = marked is not None and marked.is_by_numbers
+            first = self.producers.find(
+                call.producer, None if any_content else pending.content, since=call.since
+            )
             if isinstance(first, Answer):
                 return first
             if first is not None:
@@ -115,6 +127,11 @@ class Pipeline:
             raise UnexpectedOffset(
                 f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset
             )
+        pending.seq_before = self.seq
+        if marked is not None:
+            self._check_seq(marked.seq)
+            pending.ends = self.is_over = marked.is_end
+            self.seq = self.seq if marked.seq is None else marked.seq
         if call.producer is not None:
             pending.replaced = self.producers.begin(call.producer, pending.content, pending)
             self._has_producers = True
@@ -140,6 +157,11 @@ class Pipeline:
                 f"Producer-Since is {since}, but {detail}",
                 errors=[{"pointer": "/header/Producer-Since", "detail": detail}],
             )
+
+    def _check_seq(self, seq: str | None) -> None:
+        """Raise StreamSeqRegression unless a stream sequence is above the log's last one, byte by byte (rule 25a)."""
+        if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
+            raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r}, the last one")
 
     def to_submit(self) -> tuple[bytes, ...]:
         """The entries that were begun since this was asked last: the newest ones."""
@@ -175,5 +197,8 @@ class Pipeline:
         for pending in reversed(refused):
             self.next_entry -= 1
             self.records -= pending.call.count
+            self.seq = pending.seq_before
+            if pending.ends:
+                self.is_over = False
             if pending.call.producer is not None:
                 self.producers.undo(pending.call.producer, pending.replaced)

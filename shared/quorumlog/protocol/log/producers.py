@@ -75,9 +75,12 @@ class ProducerTable(Generic[P]):
         """Producers that are known."""
         return len(self._states)
 
-    def find(self, request: ProducerSeq, content: str, *, since: int = 0) -> Answer | P | None:
+    def find(
+        self, request: ProducerSeq, content: str | None, *, since: int = 0
+    ) -> Answer | P | None:
         """The first answer to this request, or the one in flight; None when the request is the
-        next of its producer and may begin. `since` is not above the log's end.
+        next of its producer and may begin. `since` is not above the log's end. Without `content` a repeat is known
+        by its numbers alone.
 
         Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest when the first request
         of this seq had another content.
@@ -96,11 +99,11 @@ class ProducerTable(Generic[P]):
         if state is None or request.epoch > state.epoch:
             if request.seq == 0:
                 return None
-            raise _gap(request, 0)
+            raise _gap(request, 0, None if state is None else state.epoch)
         if request.seq >= state.next_seq:
             if request.seq == state.next_seq:
                 return None
-            raise _gap(request, state.next_seq)
+            raise _gap(request, state.next_seq, None)
         return _repeated(state, request, content)
 
     def begin(self, request: ProducerSeq, content: str, pending: P) -> object:
@@ -152,6 +155,11 @@ class ProducerTable(Generic[P]):
                 return
             self._drop(name)
 
+    def highest(self, name: str) -> int | None:
+        """The highest number of a producer's epoch that is acknowledged."""
+        state = self._states.get(name)
+        return max(state.answers, default=None) if state is not None else None
+
     def lost(self, end: int) -> None:
         """Requests below an offset are lost (rule 31), and their producers with them."""
         self.forgotten_end = max(self.forgotten_end, end)
@@ -184,15 +192,17 @@ class ProducerTable(Generic[P]):
         return state
 
 
-def _gap(request: ProducerSeq, expected: int) -> SequenceGap:
+def _gap(request: ProducerSeq, expected: int, epoch: int | None) -> SequenceGap:
+    """`epoch`: the one that the request would end, where it begins another."""
     return SequenceGap(
         f"producer {request.id} sent {request.seq}, but {expected} is the next of epoch"
         f" {request.epoch}",
         producer_expected_seq=expected,
+        producer_epoch=epoch,
     )
 
 
-def _repeated(state: _State[P], request: ProducerSeq, content: str) -> Answer | P:
+def _repeated(state: _State[P], request: ProducerSeq, content: str | None) -> Answer | P:
     answer = state.answers.get(request.seq)
     pending = state.in_flight.get(request.seq)
     if answer is None and pending is None:
@@ -202,11 +212,11 @@ def _repeated(state: _State[P], request: ProducerSeq, content: str) -> Answer | 
         )
     if answer is not None:
         first, found = answer.content, answer
-        if first == content:
+        if content in (None, first):
             return found
     else:
         assert pending is not None
-        if pending[0] == content:
+        if content in (None, pending[0]):
             return pending[1]
     raise InvalidRequest(
         f"request {request.seq} of producer {request.id} had another content",

@@ -78,7 +78,7 @@ from quorumlog.protocol.log.messages import (
     Wait,
 )
 from quorumlog.protocol.log.owner import Owner, not_the_owner
-from quorumlog.protocol.log.row import LogMetadata
+from quorumlog.protocol.log.row import LogMetadata, LogState
 from quorumlog.protocol.log.takeover import Takeover, ending
 from quorumlog.protocol.metadata import Writer
 
@@ -449,9 +449,9 @@ class LogRoute:
         self._out.append(TakeoverDone(result))
         if isinstance(result, LogMetadata):
             self.remote = None
-            if handover.creates:
+            if handover.creates and result.state is LogState.OPEN:
                 self.owner = Owner(result, taken.producers, now, settle_s=self._settle_s)
-            elif handover.aim is Aim.FORCE:
+            elif result.state is LogState.CLOSED:
                 self._refuse_again(LogClosed(f"the log {self.name} is closed", log=self.name))
         self._proceed(handover.taken(result), now)
 

@@ -147,6 +147,8 @@ class LogMetadata:
     appended_ms: int = 0
     """The latest append time of a record of the log, but for those of its last ledger: append times never go
     back (rule 26b)."""
+    stream_seq: str | None = None
+    """The last stream sequence, but for those of requests to its last ledger (rule 25a); None: nobody has sent one."""
     created_at: str = ""
     attempt: str = ""
     """The token of the change that made this version: versions of two lines of history may be equal (rule 18a).
@@ -235,6 +237,7 @@ class LogMetadata:
         now_ms: int,
         forgotten_end: int = 0,
         appended_ms: int = 0,
+        stream_seq: str | None = None,
     ) -> "LogMetadata":
         """Fill in what is known now that ledgers are CLOSED: `ends` gives the records and the
         bytes of each; the last item's start and its producer table follow from them.
@@ -266,6 +269,7 @@ class LogMetadata:
             next_offset=None if kept else at,
             forgotten_end=max(self.forgotten_end, forgotten_end),
             appended_ms=max(self.appended_ms, appended_ms),
+            stream_seq=self.stream_seq if stream_seq is None else stream_seq,
         )
         base = log.base
         return replace(

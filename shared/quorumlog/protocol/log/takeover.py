@@ -218,14 +218,27 @@ class Takeover:
 
     # --- the row ---------------------------------------------------------------------------------
 
+    def _stream_seq(self) -> str | None:
+        """Of the last ledger whose end tells one: each batch carries on the last one before it (rule 25a)."""
+        ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
+        return next((end.seq for end in reversed(ends) if end.seq is not None), None)
+
+    def _has_ended(self) -> bool:
+        """Whether a batch has ended the log (rule 25b)."""
+        return any(end.is_end for end in self._ends.values())
+
     def _change(self, now: Now) -> None:
         """The row with what is known now."""
+        if self._has_ended():
+            # The log has ended: it gets no other ledger, whatever the takeover was for (rule 25b).
+            self._creates, self._finish = False, LogMetadata.closed
         self._changed = self._log.with_ends(
             {ledger_id: (end.records, end.bytes) for ledger_id, end in self._ends.items()},
             producers=self.producers.snapshot(),
             now_ms=now.sealed_ms(),
             forgotten_end=self.producers.forgotten_end,
             appended_ms=self._appended_ms,
+            stream_seq=self._stream_seq(),
         )
         if not self._creates:
             self._swap(now)

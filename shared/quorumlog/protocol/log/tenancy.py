@@ -18,19 +18,23 @@ class Tenancy:
     def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
         """`log` names a last ledger of this process, empty, with its first offset."""
         self.log = log
-        self.pipe = self._pipeline(producers, log.appended_ms, now)
+        self.pipe = self._pipeline(producers, log.appended_ms, now, log.stream_seq)
         """The ledger that is written."""
         self.ahead = self.ledger_id
         """The ledger that a job has created to go on in; the one that is written where there is none."""
 
     def _pipeline(
-        self, producers: ProducerTable[PendingAppend], appended_ms: int, now: Now
+        self,
+        producers: ProducerTable[PendingAppend],
+        appended_ms: int,
+        now: Now,
+        seq: str | None,
     ) -> Pipeline:
         """The appends to the last ledger of the row."""
         item = self.log.last_item
         assert item is not None
         packs = self.log.settings.batch_compression != "none"
-        return Pipeline(item, producers, appended_ms, now, packs=packs)
+        return Pipeline(item, producers, appended_ms, now, packs=packs, seq=seq)
 
     @property
     def ledger_id(self) -> int:
@@ -101,11 +105,12 @@ class Tenancy:
             now_ms=now.sealed_ms(),
             forgotten_end=self.pipe.producers.forgotten_end,
             appended_ms=self.pipe.appended_ms,
+            stream_seq=self.pipe.seq,
         )
 
     def next_ledger(self, now: Now) -> None:
         """Write to the ledger that the row names last now."""
         # The row's is later where ledgers were published (rule 26b).
         appended_ms = max(self.pipe.appended_ms, self.log.appended_ms)
-        self.pipe = self._pipeline(self.pipe.producers, appended_ms, now)
+        self.pipe = self._pipeline(self.pipe.producers, appended_ms, now, self.pipe.seq)
         self.ahead = self.ledger_id

@@ -1,0 +1,109 @@
+"""What a stream is created with, and how its log's metadata keeps it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from quorumlog.errors import BadRequest
+from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.quorum import Quorum
+
+JSON: Final = "application/json"
+OCTETS: Final = "application/octet-stream"
+CONTENT_TYPE_CHARS_MAX: Final = 255
+
+_CONTENT_TYPE: Final = "durable-stream.content-type"
+_EXPIRES_AT: Final = "durable-stream.expires-at"
+_BEGINS: Final = "durable-stream.begins"
+"""What the stream's creation puts into it: until that is there, the stream does not exist."""
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105
+_MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
+_TIME: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """The settings of a stream. `expires_at` is as the client wrote it."""
+
+    content_type: str = OCTETS
+    expires_at: str | None = None
+
+    @property
+    def media(self) -> str:
+        """The content type without parameters, which is what appends must have."""
+        return media_of(self.content_type)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the stream keeps the borders of JSON messages."""
+        return self.media == JSON
+
+    @property
+    def is_text(self) -> bool:
+        """Whether events carry the stream's data as it is."""
+        return self.is_json or self.media.startswith("text/")
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When it expires, in milliseconds since 1970."""
+        return None if self.expires_at is None else time_ms(self.expires_at)
+
+    def equals(self, other: "StreamConfig") -> bool:
+        """Whether a creation with the other one is a repeat."""
+        return (self.media, self.expires_ms) == (other.media, other.expires_ms)
+
+    def settings(self, begins: str) -> LogSettings:
+        """The settings of the stream's log."""
+        custom = {_CONTENT_TYPE: self.content_type}
+        if self.expires_at is not None:
+            custom[_EXPIRES_AT] = self.expires_at
+        if begins:
+            custom[_BEGINS] = begins
+        return LogSettings(quorum=Quorum.of(), custom=tuple(sorted(custom.items())))
+
+
+def config_of(row: LogMetadata) -> StreamConfig | None:
+    """The stream of a log; None for a log that is no stream's."""
+    custom: Mapping[str, str] = dict(row.settings.custom)
+    if _CONTENT_TYPE not in custom:
+        return None
+    return StreamConfig(custom[_CONTENT_TYPE], custom.get(_EXPIRES_AT))
+
+
+def begins_later(row: LogMetadata) -> bool:
+    """Whether the stream exists only once its log has records, or is closed."""
+    return _BEGINS in dict(row.settings.custom)
+
+
+def media_of(content_type: str) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def content_type(text: str, pointer: str) -> str:
+    """A content type. Raises: BadRequest."""
+    if len(text) > CONTENT_TYPE_CHARS_MAX or not _MEDIA.fullmatch(text.strip()):
+        raise BadRequest(
+            f"{pointer}: must be a media type of at most {CONTENT_TYPE_CHARS_MAX} characters"
+        )
+    return text.strip()
+
+
+def time(text: str, pointer: str) -> str:
+    """An RFC 3339 time. Raises: BadRequest."""
+    try:
+        if _TIME.fullmatch(text):
+            time_ms(text)
+            return text
+    except ValueError:
+        pass
+    raise BadRequest(f"{pointer}: must be an RFC 3339 time")
+
+
+def time_ms(text: str) -> int:
+    """An RFC 3339 time in milliseconds since 1970. Raises: ValueError."""
+    return int(datetime.fromisoformat(text.upper()).timestamp() * 1000)

@@ -1,0 +1,269 @@
+"""The operations of /v1/stream/{path}: those of the Durable Streams protocol, in its words.
+
+What the protocol calls malformed is 400, where the rest of the API has 422.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from quorumlog import errors, header
+from quorumlog.errors import BadRequest
+from quorumlog.net.operations import Content, Operation, Reply
+from quorumlog.net.parameters import Parameter
+from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
+from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.media import EVENTS
+from services.gateway.edge.operations import BYTES, TICKET
+from services.gateway.streams import config
+from services.gateway.streams.names import log_of
+
+Position = int | Literal["earliest", "latest"]
+Live = Literal["long-poll", "sse"]
+
+PATH: Final = "/v1/stream/{path}"
+_OFFSET_DIGITS: Final = 19
+"""Of the greatest offset: with leading zeros offsets sort as text."""
+_NUMBER_MAX: Final = 2**53 - 1
+"""JavaScript's greatest safe integer (section 5.2.1)."""
+_PRODUCER_BYTES_MAX: Final = 255
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_TTL: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+def offset_text(offset: int) -> str:
+    """An offset as clients see it (section 8)."""
+    return f"{offset:0{_OFFSET_DIGITS}d}"
+
+
+def _offset(text: str, pointer: str) -> Position:
+    if text == "-1":
+        return "earliest"
+    if text == "now":
+        return "latest"
+    if len(text) != _OFFSET_DIGITS or not (text.isascii() and text.isdecimal()):
+        raise BadRequest(f"{pointer}: must be -1, now, or an offset that this stream has given out")
+    return int(text)
+
+
+def _live(text: str, pointer: str) -> Live:
+    if text == "long-poll":
+        return "long-poll"
+    if text == "sse":
+        return "sse"
+    raise BadRequest(f"{pointer}: must be long-poll or sse")
+
+
+def _cursor(text: str, _pointer: str) -> int | None:
+    """Whatever else a cache made of it starts anew."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _number(text: str, pointer: str) -> int:
+    if not _NUMBER.fullmatch(text) or int(text) > _NUMBER_MAX:
+        raise BadRequest(f"{pointer}: must be an integer from 0 to 2^53-1 in its shortest form")
+    return int(text)
+
+
+def _ttl(text: str, pointer: str) -> int:
+    if not _TTL.fullmatch(text):
+        raise BadRequest(f"{pointer}: must be a number of seconds in its shortest form")
+    return int(text)
+
+
+def _bytes_up_to(bytes_max: int) -> Callable[[str, str], str]:
+    def parse(text: str, pointer: str) -> str:
+        if not 1 <= len(text.encode()) <= bytes_max or "\0" in text:
+            raise BadRequest(f"{pointer}: must have 1 to {bytes_max} bytes")
+        return text
+
+    return parse
+
+
+def _text(text: str, _pointer: str) -> str:
+    return text
+
+
+def _is_true(text: str, _pointer: str) -> bool:
+    return text.strip().lower() == "true"
+
+
+def _path(text: str, _pointer: str) -> str:
+    return log_of(text)
+
+
+def _header(name: str, parse: Any, description: str, schema: dict[str, Any]) -> Parameter[Any]:
+    return Parameter(name, "header", parse, schema, description, None)
+
+
+_WORD: Final = {"type": "string"}
+_COUNT: Final = {"type": "integer", "format": "int64", "minimum": 0, "maximum": _NUMBER_MAX}
+
+STREAM: Final[Parameter[str]] = Parameter(
+    "path", "path", _path, _WORD, "The stream; slashes are part of it.", "", example="chat/42"
+)
+OFFSET: Final[Parameter[Position | None]] = Parameter(
+    "offset",
+    "query",
+    _offset,
+    {"type": "string", "pattern": f"^(-1|now|[0-9]{{{_OFFSET_DIGITS}}})$"},
+    "Where to begin: `-1` (the start), `now` (the tail), or a `Stream-Next-Offset`.",
+    None,
+)
+LIVE: Final[Parameter[Live | None]] = Parameter(
+    "live", "query", _live, {"enum": ["long-poll", "sse"]}, "Wait at the tail for what comes.", None
+)
+CURSOR: Final[Parameter[int | None]] = Parameter(
+    "cursor", "query", _cursor, _WORD, "The `Stream-Cursor` of the answer before.", None
+)
+CONTENT_TYPE: Final[Parameter[str | None]] = _header(
+    "Content-Type",
+    config.content_type,
+    "Of the stream; application/octet-stream if left out.",
+    _WORD,
+)
+CLOSED: Final[Parameter[bool | None]] = _header(
+    "Stream-Closed", _is_true, "`true`: nothing follows, in one step with the body.", _WORD
+)
+TTL: Final[Parameter[int | None]] = _header(
+    "Stream-TTL", _ttl, "Seconds without an access. Not served yet: 501.", _COUNT
+)
+EXPIRES_AT: Final[Parameter[str | None]] = _header(
+    "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time.", _WORD
+)
+FORKED_FROM: Final[Parameter[str | None]] = _header(
+    "Stream-Forked-From", _text, "Forks are not served yet: 501.", _WORD
+)
+FORK_OFFSET: Final[Parameter[str | None]] = _header(
+    "Stream-Fork-Offset", _text, "Goes with `Stream-Forked-From`.", _WORD
+)
+FORK_SUB_OFFSET: Final[Parameter[str | None]] = _header(
+    "Stream-Fork-Sub-Offset", _text, "Goes with `Stream-Forked-From`.", _WORD
+)
+SEQ: Final[Parameter[str | None]] = _header(
+    "Stream-Seq",
+    _bytes_up_to(STREAM_SEQ_BYTES_MAX),
+    "Must be above the last one of the stream, compared byte by byte; else 409.",
+    {"type": "string", "minLength": 1, "maxLength": STREAM_SEQ_BYTES_MAX},
+)
+PRODUCER_ID: Final[Parameter[str | None]] = _header(
+    header.PRODUCER_ID,
+    _bytes_up_to(_PRODUCER_BYTES_MAX),
+    "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
+    {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
+)
+PRODUCER_EPOCH: Final[Parameter[int | None]] = _header(
+    header.PRODUCER_EPOCH, _number, "A higher epoch ends the lower ones of this producer.", _COUNT
+)
+PRODUCER_SEQ: Final[Parameter[int | None]] = _header(
+    header.PRODUCER_SEQ, _number, "Counts this producer's requests from 0 in each epoch.", _COUNT
+)
+PRODUCER_SINCE: Final[Parameter[int | None]] = _header(
+    header.PRODUCER_SINCE,
+    _number,
+    "An extension: as for logs, the stream's end before the producer's first request.",
+    _COUNT,
+)
+IF_NONE_MATCH: Final[Parameter[str | None]] = _header(
+    "If-None-Match", _text, "An `ETag`: 304 where the answer would be the same.", _WORD
+)
+
+_NEXT: Final = {"Stream-Next-Offset": "The offset after the last record; where to go on reading."}
+_CLOSED: Final = {"Stream-Closed": "`true` where the stream is closed and nothing follows."}
+_PLACE: Final = {**_NEXT, **_CLOSED}
+_ANY: Final = {"*/*": Content(BYTES)}
+_ERRORS: Final = (
+    *TAKING_OVER,
+    errors.LogClosed,
+    errors.QuorumTimeout,
+    errors.WriterLost,
+    errors.NotTheOwner,
+)
+
+CREATE: Final = Operation(
+    "PUT",
+    PATH,
+    "createStream",
+    "Durable Streams",
+    "Create a stream",
+    "With a body the stream exists once that is durable. A repeat with the same settings is 200, other settings 409.",
+    (STREAM, CONTENT_TYPE, CLOSED, TTL, EXPIRES_AT, FORKED_FROM, FORK_OFFSET, FORK_SUB_OFFSET),
+    _ANY,
+    {
+        201: Reply("Created.", headers={**_PLACE, "Location": "The stream's URL."}),
+        200: Reply("It exists with these settings.", headers=_PLACE),
+    },
+    (*_ERRORS, errors.StreamConflict, errors.NotServed),
+    ignores_unknown=True,
+)
+APPEND: Final = Operation(
+    "POST",
+    PATH,
+    "appendToStream",
+    "Durable Streams",
+    "Append to a stream, or close it",
+    "The body is appended as one, or not at all. Of application/json an array's elements are the messages. With"
+    " `Stream-Closed: true` the stream ends with the body, or without one as it is.",
+    (STREAM, CONTENT_TYPE, CLOSED, SEQ, PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ, PRODUCER_SINCE),
+    _ANY,
+    {
+        204: Reply("Durable, or a repeat of what is.", headers=_PLACE),
+        200: Reply(
+            "Durable, of a producer.",
+            headers={
+                **_PLACE,
+                header.PRODUCER_EPOCH: "The producer's epoch.",
+                header.PRODUCER_SEQ: "The highest number of the epoch that was taken.",
+            },
+        ),
+    },
+    (
+        *_ERRORS,
+        errors.StreamConflict,
+        errors.StreamSeqRegression,
+        errors.SequenceGap,
+        errors.StaleProducer,
+        errors.ExpiredProducer,
+        errors.LogFenced,
+    ),
+    needs_body=True,
+    ignores_unknown=True,
+)
+READ: Final = Operation(
+    "GET",
+    PATH,
+    "readStream",
+    "Durable Streams",
+    "Read a stream",
+    "Without `live` what there is, a part at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
+    " `live=sse` sends events for a minute. HEAD tells where the stream ends.",
+    (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, TICKET),
+    replies={
+        200: Reply(
+            "The stream's data: bytes, or an array of messages.",
+            {**_ANY, EVENTS: Content(_WORD)},
+            {
+                **_PLACE,
+                "Stream-Up-To-Date": "`true` where the answer reaches the tail.",
+                "Stream-Cursor": "For the next request with `live`.",
+                "Stream-Sse-Data-Encoding": "`base64`: so the events carry data.",
+                "ETag": "For `If-None-Match`.",
+            },
+        ),
+        204: Reply("A long poll: nothing came.", headers=_PLACE),
+        304: Reply("The answer is the one that the client has."),
+    },
+    errors=(*_ERRORS, errors.OffsetTruncated, errors.EntryLost),
+    ignores_unknown=True,
+)
+DELETE: Final = Operation(
+    "DELETE",
+    PATH,
+    "deleteStream",
+    "Durable Streams",
+    "Delete a stream",
+    parameters=(STREAM,),
+    replies={204: Reply("It exists no more.")},
+    errors=(*_ERRORS, errors.LogProtected),
+    ignores_unknown=True,
+)

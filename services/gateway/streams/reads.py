@@ -1,0 +1,226 @@
+"""Reads of a stream: what there is, long polls, and events (sections 5.6 to 5.8, 8 and 10)."""
+
+import asyncio
+import random
+import re
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+import pybase64
+from aiohttp import web
+
+from quorumlog.errors import BadRequest
+from quorumlog.net.parameters import Given
+from quorumlog.protocol.log import LogMetadata
+from services.gateway.edge.follows import SharedPage
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.log_pages import LogPages
+from services.gateway.edge.pages import PageStream
+from services.gateway.edge.room import Room
+from services.gateway.edge.sending import write
+from services.gateway.edge.streams import opened
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.values import LogRead
+from services.gateway.streams import operations as op
+from services.gateway.streams.config import StreamConfig
+from services.gateway.streams.messages import body_of
+
+CHUNK_BYTES: Final = 1 << 20
+"""About the most that one answer to a read carries (taste)."""
+LONG_POLL_S: Final = 20.0
+"""How long a long poll waits: what clients of the protocol expect by default."""
+EVENTS_S: Final = 60.0
+"""For how long events are sent: then clients come again, so that caches can collapse them (section 10.2)."""
+_CURSOR_S: Final = 20
+_CURSOR_EPOCH_S: Final = 1_728_432_000
+"""9 October 2024, the protocol's epoch of cursors (section 10.1)."""
+_JITTER_S: Final = 3600
+_CACHED: Final = "max-age=60, stale-while-revalidate=300"
+_LINES: Final = re.compile(rb"\r\n|\r|\n")
+_NO_STORE: Final = "no-store"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stream: its log's row as it was read for the request, and its settings."""
+
+    row: LogMetadata
+    config: StreamConfig
+
+
+class StreamReads:
+    """Reads of all streams at this gateway."""
+
+    def __init__(self, logs: LogManager, room: Room) -> None:
+        """Keeps no state."""
+        self._logs, self._room = logs, room
+
+    async def answer(self, request: web.Request, given: Given, found: Found) -> web.StreamResponse:
+        """The answer to a GET."""
+        live, start = given[op.LIVE], given[op.OFFSET]
+        if live is not None and start is None:
+            raise BadRequest("/query/offset: a live read says where it begins")
+        at = "earliest" if start is None else start
+        if live == "sse":
+            return await self._events(request, given, found, at)
+        if live == "long-poll":
+            return await self._long_poll(given, found, at)
+        return await self._catch_up(request, given, found, at)
+
+    async def _page(self, found: Found, at: op.Position, wait_s: float = 0.0) -> LogRead:
+        page = await self._logs.read(
+            found.row.name, at, limit=BATCH_ENTRIES_MAX, max_bytes=CHUNK_BYTES, wait_s=wait_s
+        )
+        if not page.records and isinstance(at, int):
+            await self._check(found, at)
+        return page
+
+    async def _check(self, found: Found, at: int) -> None:
+        """Raise BadRequest for an offset beyond the tail: this stream has not given it out."""
+        if at and at > (await self._logs.tail(found.row.name))[0]:
+            raise BadRequest("/query/offset: is beyond the stream's tail")
+
+    async def _catch_up(
+        self, request: web.Request, given: Given, found: Found, at: op.Position
+    ) -> web.Response:
+        page = await self._page(found, at)
+        is_now = at == "latest"
+        headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
+        if is_now or not page.records:
+            # A tail is no answer to keep: the next record may come at once.
+            headers["Cache-Control"] = _NO_STORE
+        else:
+            headers["Cache-Control"] = self._cache(request, found.config)
+        if not is_now:
+            tag = _tag(found, page)
+            headers["ETag"] = tag
+            if tag in (given[op.IF_NONE_MATCH] or ""):
+                return web.Response(status=304, headers=headers)
+        return web.Response(body=body_of(page, is_json=found.config.is_json), headers=headers)
+
+    def _cache(self, request: web.Request, config: StreamConfig) -> str:
+        """Who may keep an answer with records, which never change."""
+        who = "private" if "Authorization" in request.headers else "public"
+        if config.expires_ms is None:
+            return f"{who}, {_CACHED}"
+        left_s = max(0, (config.expires_ms - self._logs.now_ms()) // 1000)
+        return f"{who}, max-age={min(60, left_s)}"
+
+    def _cursor(self, given: int | None) -> int:
+        """The cursor of a live answer, above the one that the client had (section 10.1)."""
+        now = (self._logs.now_ms() // 1000 - _CURSOR_EPOCH_S) // _CURSOR_S
+        if given is None or given < now:
+            return now
+        return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
+
+    async def _place(self, found: Found, page: LogRead) -> dict[str, str]:
+        """Where a page ends, and whether that is the tail, and the end."""
+        headers = {"Stream-Next-Offset": op.offset_text(page.next)}
+        is_closed = page.closed
+        if not is_closed and page.is_at_end and not page.records:
+            end, is_over = await self._logs.tail(found.row.name)
+            is_closed = is_over and end == page.next
+        if is_closed or page.is_at_end:
+            headers["Stream-Up-To-Date"] = "true"
+        if is_closed:
+            headers["Stream-Closed"] = "true"
+        return headers
+
+    async def _long_poll(self, given: Given, found: Found, at: op.Position) -> web.Response:
+        page = await self._page(found, at)
+        if not page.records and not page.closed:
+            news = await self._room.wait(
+                self._logs.read(
+                    found.row.name,
+                    page.next,
+                    limit=BATCH_ENTRIES_MAX,
+                    max_bytes=CHUNK_BYTES,
+                    wait_s=LONG_POLL_S,
+                )
+            )
+            page = page if news is None else news
+        headers = await self._place(found, page)
+        if "Stream-Closed" not in headers:
+            headers["Stream-Cursor"] = str(self._cursor(given[op.CURSOR]))
+        headers["Cache-Control"] = _NO_STORE
+        if not page.records:
+            return web.Response(status=204, headers=headers)
+        headers["Content-Type"] = found.config.content_type
+        headers["ETag"] = _tag(found, page)
+        return web.Response(body=body_of(page, is_json=found.config.is_json), headers=headers)
+
+    async def _events(
+        self, request: web.Request, given: Given, found: Found, at: op.Position
+    ) -> web.StreamResponse:
+        """Events for a minute, or until the stream's end. The tail is read once for all who follow it."""
+        if isinstance(at, int):
+            await self._check(found, at)
+        stream = PageStream(LogPages(self._logs, found.row.name), self._room, at)
+        headers = {"Cache-Control": "no-cache"}
+        if not found.config.is_text:
+            headers["Stream-Sse-Data-Encoding"] = "base64"
+        cursor = given[op.CURSOR]
+        # The first page is read before the head is sent: its errors are a status.
+        page = await stream.page(bytes_max=CHUNK_BYTES)
+        response = await opened(request, "text/event-stream", headers)
+        if await self._event(response, found, SharedPage(page), cursor):
+            return response
+        try:
+            async with asyncio.timeout(EVENTS_S), aclosing(stream.tail()) as pages:
+                async for shared in pages:
+                    if await self._event(response, found, shared, cursor):
+                        break
+        except TimeoutError:
+            pass
+        await response.write_eof()
+        return response
+
+    async def _event(
+        self,
+        response: web.StreamResponse,
+        found: Found,
+        shared: SharedPage[LogRead],
+        cursor: int | None,
+    ) -> bool:
+        """Send a page's data, and where the stream goes on; returns whether it goes on nowhere."""
+        page = shared.page
+        data = b""
+        if page.records:
+            data = shared.form("durable-streams", lambda page: _data_of(page, found.config))
+        place = await self._place(found, page)
+        control: dict[str, str | bool] = {"streamNextOffset": place["Stream-Next-Offset"]}
+        is_closed = "Stream-Closed" in place
+        if is_closed:
+            control["streamClosed"] = True
+        else:
+            control["streamCursor"] = str(self._cursor(cursor))
+        if "Stream-Up-To-Date" in place:
+            control["upToDate"] = True
+        tail = b"event: control\ndata:" + orjson.dumps(control) + b"\n\n"
+        await write(response, self._room, data + tail)
+        return is_closed
+
+
+def _data_of(page: LogRead, config: StreamConfig) -> bytes:
+    """A page as one event. Whatever ends a line becomes the next line of the same event."""
+    data = body_of(page, is_json=config.is_json)
+    if not config.is_text:
+        return b"event: data\ndata:" + pybase64.b64encode(data) + b"\n\n"
+    lines = b"".join(b"data:" + _spaced(line) + b"\n" for line in _LINES.split(data))
+    return b"event: data\n" + lines + b"\n"
+
+
+def _spaced(line: bytes) -> bytes:
+    """A line of an event: a reader takes one space before it away."""
+    return b" " + line if line.startswith(b" ") else line
+
+
+def _tag(found: Found, page: LogRead) -> str:
+    """A page's ETag: the log of this name and this creation, where the page begins and ends, and whether the log ends
+    there.
+    """
+    first = page.records[0].offset if page.records else page.next
+    end = ":c" if page.closed else ""
+    return f'"{found.row.created_at}:{first}:{page.next}{end}"'

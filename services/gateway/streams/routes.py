@@ -1,0 +1,316 @@
+"""Handlers of /v1/stream/{path}: requests of the Durable Streams protocol as requests to logs."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from quorumlog import header
+from quorumlog.errors import (
+    BadRequest,
+    InvalidRequest,
+    LogClosed,
+    NoSuchLog,
+    NotServed,
+    SequenceGap,
+    StaleProducer,
+    StreamConflict,
+    UnexpectedOffset,
+    UnsupportedMediaType,
+)
+from quorumlog.net.operations import Route
+from quorumlog.net.parameters import Given
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
+from quorumlog.protocol.log import LogMetadata, LogState
+from services.gateway.edge import body
+from services.gateway.edge.room import Room
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.values import Append
+from services.gateway.streams import operations as op
+from services.gateway.streams.config import (
+    OCTETS,
+    StreamConfig,
+    begins_later,
+    config_of,
+    media_of,
+)
+from services.gateway.streams.messages import records_of
+from services.gateway.streams.reads import Found, StreamReads
+
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+_TRIES_MAX: Final = 3
+"""Creations that find a row which goes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a request to append gives."""
+
+    records: tuple[Record, ...]
+    closes: bool
+    producer: ProducerSeq | None = None
+    since: int = 0
+    seq: str | None = None
+    expect: int | None = None
+
+    def call(self) -> Append:
+        """The request to the log. A repeat of a producer's numbers is a repeat, whatever its body (section 5.2.1)."""
+        return Append.of(
+            self.records,
+            self.producer,
+            expect=self.expect,
+            since=self.since,
+            seq=self.seq,
+            is_end=self.closes,
+            is_by_numbers=self.producer is not None,
+        )
+
+
+class StreamRoutes:
+    """Handlers of streams."""
+
+    def __init__(self, logs: LogManager, room: Room) -> None:
+        """Keeps no state."""
+        self._logs, self._room = logs, room
+        self._reads = StreamReads(logs, room)
+
+    # --- create ----------------------------------------------------------------------------------
+
+    async def create(self, request: web.Request, given: Given) -> web.Response:
+        """PUT (section 5.1)."""
+        _refuse_unserved(given)
+        wanted = StreamConfig(given[op.CONTENT_TYPE] or OCTETS, given[op.EXPIRES_AT])
+        data = await self._body(request)
+        sent = _Sent(records_of(data, is_json=wanted.is_json), given[op.CLOSED] is True, expect=0)
+        name = given[op.STREAM]
+        for _ in range(_TRIES_MAX):
+            row, is_new = await self._begin(name, wanted, sent)
+            if not is_new or await self._fill(name, sent):
+                break
+        else:
+            raise StreamConflict("others create and delete this stream all the time", log=name)
+        end, is_closed = await self._logs.tail(name)
+        found = config_of(row)
+        if not is_new and (found is None or not found.equals(wanted) or is_closed != sent.closes):
+            raise StreamConflict("the stream exists with other settings", log=name)
+        assert found is not None
+        headers = {**_NO_STORE, hdrs.CONTENT_TYPE: found.content_type, **_place(end, is_closed)}
+        if is_new:
+            headers[hdrs.LOCATION] = str(request.url.origin().join(request.rel_url))
+        return web.Response(status=201 if is_new else 200, headers=headers)
+
+    async def _begin(
+        self, name: str, wanted: StreamConfig, sent: _Sent
+    ) -> tuple[LogMetadata, bool]:
+        """The row of the stream's log, and whether this request creates the stream.
+
+        A creation that puts something into the stream is done by its first batch: before it nobody finds the stream,
+        and who creates it again takes what is left of a creation that broke off out of the way.
+        """
+        begins = "records" if sent.records else "closed" if sent.closes else ""
+        settings = wanted.settings(begins)
+        row, is_new = await self._logs.create(name, settings)
+        if is_new:
+            return row, True
+        found = config_of(row)
+        is_left = found is not None and (self._is_expired(found) or await self._is_unfinished(row))
+        if is_left:
+            await self._logs.remove(row)
+            return await self._logs.create(name, settings)
+        return row, False
+
+    async def _fill(self, name: str, sent: _Sent) -> bool:
+        """Put into a new stream what it begins with; False where another request has deleted it meanwhile."""
+        try:
+            if sent.records:
+                await self._logs.append(name, sent.call())
+            if sent.closes:
+                await self._logs.finish(name)
+        except UnexpectedOffset:
+            return True  # a repeat of this very creation did it, through another gateway
+        except NoSuchLog:
+            return False
+        return True
+
+    async def _is_unfinished(self, row: LogMetadata) -> bool:
+        """Whether the creation of a stream has not come to its end."""
+        if not begins_later(row) or row.state is LogState.CLOSED or row.known_end:
+            return False
+        return (await self._logs.tail(row.name, row))[0] == 0
+
+    def _is_expired(self, config: StreamConfig) -> bool:
+        """By the database's clock, which is the same for all gateways."""
+        return config.expires_ms is not None and config.expires_ms <= self._logs.now_ms()
+
+    async def _find(self, name: str) -> Found:
+        """The stream of a log. Raises: NoSuchLog."""
+        row = await self._logs.row(name)
+        found = config_of(row)
+        if found is None or await self._is_unfinished(row):
+            raise NoSuchLog("there is no such stream", log=name)
+        if self._is_expired(found):
+            await self._logs.remove(row)
+            raise NoSuchLog("the stream has expired", log=name)
+        return Found(row, found)
+
+    # --- append and close ------------------------------------------------------------------------
+
+    async def append(self, request: web.Request, given: Given) -> web.Response:
+        """POST (sections 5.2 and 5.3)."""
+        name, closes = given[op.STREAM], given[op.CLOSED] is True
+        producer = _producer_of(given)
+        data = await self._body(request)
+        found = await self._find(name)
+        if not data and not closes:
+            raise BadRequest("an append has a body")
+        if data:
+            _check_type(given[op.CONTENT_TYPE], found)
+        records = records_of(data, is_json=found.config.is_json)
+        if data and not records:
+            raise BadRequest("an empty array appends nothing")
+        if found.row.state is LogState.CLOSED:
+            return await self._closed(found, producer, is_close_only=closes and not data)
+        since = given[op.PRODUCER_SINCE] or 0
+        sent = _Sent(records, closes, producer, since, given[op.SEQ])
+        try:
+            if not records and producer is None:
+                await self._logs.finish(name)
+                end, is_duplicate, highest = (await self._logs.tail(name))[0], False, None
+            else:
+                done = await self._logs.append(name, sent.call())
+                if closes:
+                    # The batch has ended the log; the row is to say so before the client hears of it.
+                    await self._logs.finish(name)
+                end, is_duplicate = done.last_offset + 1, done.is_duplicate
+                highest = done.highest_seq
+        except LogClosed:
+            found = await self._find(name)
+            return await self._closed(found, producer, is_close_only=closes and not data)
+        except SequenceGap as error:
+            raise _gap_of(error, producer) from error
+        except InvalidRequest as error:
+            raise BadRequest(error.detail) from error
+        headers = {**_NO_STORE, **_place(end, closes)}
+        if producer is None:
+            return web.Response(status=204, headers=headers)
+        headers |= _numbers(producer, highest)
+        return web.Response(status=200 if records and not is_duplicate else 204, headers=headers)
+
+    async def _closed(
+        self, found: Found, producer: ProducerSeq | None, *, is_close_only: bool
+    ) -> web.Response:
+        """The answer to an append or a close where the stream is closed."""
+        row = found.row
+        end, _ = await self._logs.tail(row.name, row)
+        headers = {**_NO_STORE, **_place(end, is_closed=True)}
+        last = None
+        if producer is not None:
+            head = await self._logs.last_batch(row)
+            last = None if head is None else head.producer
+        if producer is not None and producer == last:
+            return web.Response(status=204, headers=headers | _numbers(producer, None))
+        if producer is not None and last is not None:
+            is_stale = producer.id == last.id and producer.epoch < last.epoch
+            if is_stale:
+                detail = f"producer {producer.id} is in epoch {last.epoch}"
+                raise StaleProducer(detail, producer_epoch=last.epoch, log=row.name)
+        if is_close_only and producer is None:
+            return web.Response(status=204, headers=headers)
+        raise LogClosed("the stream is closed", log=row.name, headers=_place(end, is_closed=True))
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+            raise UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
+        return await body.read(request, self._room, BATCH_BYTES_MAX)
+
+    # --- the rest --------------------------------------------------------------------------------
+
+    async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """GET and HEAD (sections 5.5 to 5.8)."""
+        found = await self._find(given[op.STREAM])
+        if request.method == hdrs.METH_HEAD:
+            return await self._head(found)
+        return await self._reads.answer(request, given, found)
+
+    async def _head(self, found: Found) -> web.Response:
+        end, is_closed = await self._logs.tail(found.row.name, found.row)
+        headers = {
+            **_NO_STORE,
+            hdrs.CONTENT_TYPE: found.config.content_type,
+            **_place(end, is_closed),
+        }
+        if found.config.expires_at is not None:
+            headers["Stream-Expires-At"] = found.config.expires_at
+        return web.Response(headers=headers)
+
+    async def delete(self, _request: web.Request, given: Given) -> web.Response:
+        """DELETE (section 5.4)."""
+        found = await self._find(given[op.STREAM])
+        await self._logs.delete(found.row.name)
+        return web.Response(status=204, headers=_NO_STORE)
+
+    def routes(self) -> list[Route]:
+        """The operations with their handlers."""
+        return [
+            Route(op.CREATE, self.create),
+            Route(op.APPEND, self.append),
+            Route(op.READ, self.read),
+            Route(op.DELETE, self.delete),
+        ]
+
+
+async def stream_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """What each answer of a stream tells browsers (section 12)."""
+    if request.path.startswith("/v1/stream/"):
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+
+
+def _refuse_unserved(given: Given) -> None:
+    if given[op.TTL] is not None and given[op.EXPIRES_AT] is not None:
+        raise BadRequest("Stream-TTL and Stream-Expires-At exclude each other")
+    if given[op.FORKED_FROM] is not None:
+        raise NotServed("this server has no forks: leave Stream-Forked-From out")
+    if given[op.FORK_OFFSET] is not None or given[op.FORK_SUB_OFFSET] is not None:
+        raise BadRequest("Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From")
+    if given[op.TTL] is not None:
+        raise NotServed("this server has no Stream-TTL: use Stream-Expires-At")
+
+
+def _check_type(given: str | None, found: Found) -> None:
+    if given is None:
+        raise BadRequest("an append says its Content-Type")
+    if media_of(given) != found.config.media:
+        raise StreamConflict(
+            f"the stream's content type is {found.config.media}", log=found.row.name
+        )
+
+
+def _producer_of(given: Given) -> ProducerSeq | None:
+    """The three headers of a producer: all, or none."""
+    name, epoch, seq = given[op.PRODUCER_ID], given[op.PRODUCER_EPOCH], given[op.PRODUCER_SEQ]
+    if name is None and epoch is None and seq is None:
+        return None
+    if name is None or epoch is None or seq is None:
+        raise BadRequest("Producer-Id, Producer-Epoch and Producer-Seq go together")
+    return ProducerSeq(name, epoch, seq)
+
+
+def _gap_of(error: SequenceGap, producer: ProducerSeq | None) -> SequenceGap | BadRequest:
+    """A gap in the protocol's words."""
+    assert producer is not None
+    if error.members.get("producer_epoch") is not None:
+        return BadRequest(f"a new epoch begins with Producer-Seq 0, not {producer.seq}")
+    return error.replace(
+        extra_headers={**error.extra_headers, "Producer-Received-Seq": str(producer.seq)}
+    )
+
+
+def _place(end: int, is_closed: bool) -> dict[str, str]:
+    place = {"Stream-Next-Offset": op.offset_text(end)}
+    return place | {"Stream-Closed": "true"} if is_closed else place
+
+
+def _numbers(producer: ProducerSeq, highest: int | None) -> dict[str, str]:
+    seq = producer.seq if highest is None else highest
+    return {header.PRODUCER_EPOCH: str(producer.epoch), header.PRODUCER_SEQ: str(seq)}

@@ -1,0 +1,1 @@
+"""The Durable Streams protocol over logs."""

@@ -1,0 +1,152 @@
+"""Streams over HTTP: what the protocol's own suite (tests/conformance) does not ask. The ledgers are the model's."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import pytest
+
+from loadtest.ports import free_ports
+from quorumlog.errors import BadRequest
+from quorumlog.net.listen import listening
+from services.gateway.app import build_app
+from services.gateway.edge.limits import Limits
+from services.gateway.streams.config import StreamConfig
+from services.gateway.streams.names import log_of
+from tests.gateway.fake_engine import FakeEngine
+from tests.logs.model import Cluster, Gateway
+from tests.logs.support import Answer, Http
+
+STREAM = "/v1/stream/chat/42"
+LOG = "durable-stream.chat_2F42"
+TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
+CLOSED = {"Stream-Closed": "true"}
+
+
+class Served(Http):
+    """A gateway whose logs the tests reach too."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        super().__init__(session, [url])
+        self.gateway = gateway
+
+    async def put(self, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+        return await self.ask("PUT", STREAM, body=body, headers=headers)
+
+    async def post(self, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+        return await self.ask("POST", STREAM, body=body, headers=headers)
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    gateway = Cluster(1).gateway()
+    app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
+    async with (
+        listening(app, host="127.0.0.1", port=free_ports(1)[0]) as listener,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Served(session, f"http://127.0.0.1:{listener.port}", gateway)
+    await gateway.end()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Served]:
+    async with served() as found:
+        yield found
+
+
+def producer(seq: int, epoch: int = 0) -> dict[str, str]:
+    return TEXT | {"Producer-Id": "p", "Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
+
+
+def test_two_paths_never_have_one_log() -> None:
+    paths = ["a/b", "a_b", "a_2Fb", "a%2Fb", "a.b", "a-b", "a", "A", "é", "a b"]
+    assert log_of("chat/42") == LOG
+    assert len({log_of(path) for path in paths}) == len(paths)
+    with pytest.raises(BadRequest):
+        log_of("x" * 186)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Stream-Seq": "s" * 256},
+        {**producer(0), "Producer-Id": "p" * 256},
+        {**producer(0), "Producer-Seq": str(2**53)},
+        {"Content-Type": f"text/{'x' * 255}"},
+    ],
+    ids=["seq", "id", "number", "type"],
+)
+async def test_what_is_beyond_a_bound_is_400_and_changes_nothing(
+    http: Served, headers: dict[str, str]
+) -> None:
+    assert (await http.put(TEXT)).status == 201
+
+    assert (await http.post(TEXT | headers, b"x")).status == 400
+    assert (await http.ask("GET", STREAM)).body == b""
+
+
+async def test_json_comes_back_byte_by_byte(http: Served) -> None:
+    await http.put(JSON)
+    await http.post(JSON, b' [ {"a" : 1e400}, 123456789012345678901234567890,"\\u00e9" ] ')
+    await http.post(JSON, b'{"a":1,"a":2}')
+
+    found = await http.ask("GET", STREAM)
+    assert found.body == b'[{"a" : 1e400},123456789012345678901234567890,"\\u00e9",{"a":1,"a":2}]'
+    for broken in (b"NaN", b"[1,]", b"[1] 2", b"{", b"\xff", b"[" * 100_000):
+        assert (await http.post(JSON, broken)).status == 400
+
+
+async def test_a_creation_that_broke_off_is_found_by_nobody_and_made_anew(http: Served) -> None:
+    await http.gateway.logs.create(LOG, StreamConfig("text/plain").settings("records"))
+
+    assert (await http.ask("GET", STREAM)).status == 404
+    assert (await http.post(TEXT, b"too early")).status == 404
+    assert (await http.ask("DELETE", STREAM)).status == 404
+    assert (await http.put(TEXT, b"first")).status == 201
+    assert (await http.ask("GET", STREAM)).body == b"first"
+    assert (await http.put(TEXT, b"again")).status == 200
+    assert (await http.ask("GET", STREAM)).body == b"first"
+
+
+async def test_native_appends_are_refused_after_the_end(http: Served) -> None:
+    await http.put(TEXT, b"a")
+    done = await http.post(TEXT | CLOSED, b"z")
+    assert (done.status, done.headers["Stream-Closed"]) == (204, "true")
+
+    native = await http.ask("POST", f"/v1/logs/{LOG}/entries", {"text": "after"})
+    assert (native.status, native.json["code"]) == (409, "log-closed")
+    read = await http.ask("GET", f"/v1/logs/{LOG}/entries?encoding=text")
+    assert [entry["text"] for entry in read.json["entries"]] == ["a", "z"]
+    assert read.json["closed"] is True
+
+
+async def test_no_other_log_has_the_prefix_of_streams(http: Served) -> None:
+    refused = await http.ask("PUT", f"/v1/logs/{LOG}", {})
+    assert refused.status == 422
+    assert (await http.put(TEXT)).status == 201
+
+
+async def test_a_producer_is_told_what_the_protocol_says(http: Served) -> None:
+    await http.put(TEXT)
+    first = await http.post(producer(0), b"a")
+    assert (first.status, first.headers["Producer-Seq"]) == (200, "0")
+    assert (await http.post(producer(1), b"b")).status == 200
+    again = await http.post(producer(0), b"another body")
+    assert (again.status, again.headers["Producer-Seq"]) == (204, "1")
+    gap = await http.post(producer(5), b"x")
+    expected = gap.headers["Producer-Expected-Seq"], gap.headers["Producer-Received-Seq"]
+    assert (gap.status, *expected) == (409, "2", "5")
+    assert (await http.post(producer(1, epoch=1), b"x")).status == 400
+    assert (await http.post(producer(0, epoch=1), b"c")).status == 200
+    stale = await http.post(producer(2), b"x")
+    assert (stale.status, stale.headers["Producer-Epoch"]) == (403, "1")
+    assert (await http.ask("GET", STREAM)).body == b"abc"
+
+
+async def test_what_is_not_served_says_so(http: Served) -> None:
+    for headers in ({"Stream-TTL": "60"}, {"Stream-Forked-From": "/v1/stream/a"}):
+        refused = await http.put(TEXT | headers)
+        assert (refused.status, refused.json["code"]) == (501, "not-served")
+    assert (await http.ask("GET", STREAM)).status == 404
