@@ -132,11 +132,14 @@ class LogManager:
         """The log. Raises: NoSuchLog."""
         return await self._views.view(await self._reader.row(name))
 
-    async def delete(self, name: str) -> None:
-        """Delete the log and its ledgers. Raises: NoSuchLog, LogProtected, RecoveryBlocked."""
+    async def delete(self, name: str, *, created_at: str | None = None) -> None:
+        """Delete the log and its ledgers; with `created_at` that one, and no namesake made since.
+
+        Raises: NoSuchLog, LogProtected, RecoveryBlocked.
+        """
         # Before the log's writer is fenced; the metadata service refuses too.
         check_unprotected(await self._store.get(name))
-        row = await self.ownership.handle(name).delete()
+        row = await self.ownership.handle(name).delete(created_at)
         await self._drop([item.ledger_id for item in row.items])
 
     async def truncate(self, name: str, before: int) -> LogView:
@@ -291,10 +294,9 @@ class LogManager:
             await self.ownership.force(name, create=False, finish=LogMetadata.closed)
 
     async def remove(self, row: LogMetadata) -> None:
-        """Delete a log unless its row has changed since it was read; idempotent."""
+        """Delete the log of this row, whatever was appended since; a namesake stays. Idempotent."""
         with contextlib.suppress(NoSuchLog):
-            if (await self._store.get(row.name)).version == row.version:
-                await self.delete(row.name)
+            await self.delete(row.name, created_at=row.created_at)
 
     async def roll(self, name: str) -> LogView:
         """Continue in a new ledger."""

@@ -1,6 +1,7 @@
 """Reads of a stream: what there is, long polls, and events (sections 5.6 to 5.8, 8 and 10)."""
 
 import asyncio
+import contextlib
 import random
 import re
 from contextlib import aclosing
@@ -11,7 +12,7 @@ import orjson
 import pybase64
 from aiohttp import web
 
-from quorumlog.errors import BadRequest
+from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.follows import SharedPage
@@ -165,15 +166,13 @@ class StreamReads:
         # The first page is read before the head is sent: its errors are a status.
         page = await stream.page(bytes_max=CHUNK_BYTES)
         response = await opened(request, "text/event-stream", headers)
-        if await self._event(response, found, SharedPage(page), cursor):
-            return response
-        try:
+        is_over = False
+        # After the head an error can only end the events: the client comes again where it was, and gets a status.
+        with contextlib.suppress(TimeoutError, QuorumLogError):
+            is_over = await self._event(response, found, SharedPage(page), cursor)
             async with asyncio.timeout(EVENTS_S), aclosing(stream.tail()) as pages:
-                async for shared in pages:
-                    if await self._event(response, found, shared, cursor):
-                        break
-        except TimeoutError:
-            pass
+                while not is_over and (shared := await anext(pages, None)) is not None:
+                    is_over = await self._event(response, found, shared, cursor)
         await response.write_eof()
         return response
 

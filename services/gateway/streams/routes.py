@@ -38,8 +38,6 @@ from services.gateway.streams.messages import records_of
 from services.gateway.streams.reads import Found, StreamReads
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
-_TRIES_MAX: Final = 3
-"""Creations that find a row which goes away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,11 @@ class _Sent:
     since: int = 0
     seq: str | None = None
     expect: int | None = None
+
+    @property
+    def begins(self) -> str:
+        """What a creation puts into the stream; nothing where it is created empty and open."""
+        return "records" if self.records else "closed" if self.closes else ""
 
     def call(self) -> Append:
         """The request to the log. A repeat of a producer's numbers is a repeat, whatever its body (section 5.2.1)."""
@@ -83,16 +86,17 @@ class StreamRoutes:
         data = await self._body(request)
         sent = _Sent(records_of(data, is_json=wanted.is_json), given[op.CLOSED] is True, expect=0)
         name = given[op.STREAM]
-        for _ in range(_TRIES_MAX):
-            row, is_new = await self._begin(name, wanted, sent)
-            if not is_new or await self._fill(name, sent):
-                break
-        else:
-            raise StreamConflict("others create and delete this stream all the time", log=name)
+        row, is_new = await self._begin(name, wanted, sent)
+        if not is_new:
+            row = await self._logs.row(name)  # others may have gone on since
         end, is_closed = await self._logs.tail(name)
         found = config_of(row)
         if not is_new and (found is None or not found.equals(wanted) or is_closed != sent.closes):
             raise StreamConflict("the stream exists with other settings", log=name)
+        if not is_new and await self._is_unfinished(row):
+            raise StreamConflict(
+                "another creation of the stream is under way, or broke off", log=name
+            )
         assert found is not None
         headers = {**_NO_STORE, hdrs.CONTENT_TYPE: found.content_type, **_place(end, is_closed)}
         if is_new:
@@ -104,31 +108,30 @@ class StreamRoutes:
     ) -> tuple[LogMetadata, bool]:
         """The row of the stream's log, and whether this request creates the stream.
 
-        A creation that puts something into the stream is done by its first batch: before it nobody finds the stream,
-        and who creates it again takes what is left of a creation that broke off out of the way.
+        A creation that puts something into the stream is done by its first batch: before it nobody finds the stream.
+        Who creates it again meanwhile, or after the creation broke off, takes part in it, and the log's owner takes
+        one of them: nothing is removed that somebody may just be told.
         """
-        begins = "records" if sent.records else "closed" if sent.closes else ""
-        settings = wanted.settings(begins)
+        settings = wanted.settings(sent.begins)
         row, is_new = await self._logs.create(name, settings)
-        if is_new:
-            return row, True
         found = config_of(row)
-        is_left = found is not None and (self._is_expired(found) or await self._is_unfinished(row))
-        if is_left:
+        if not is_new and found is not None and self._is_expired(found):
             await self._logs.remove(row)
-            return await self._logs.create(name, settings)
-        return row, False
+            row, is_new = await self._logs.create(name, settings)
+        if not is_new:
+            is_part = row.settings == settings and await self._is_unfinished(row)
+            if not is_part:
+                return row, False
+        return row, await self._fill(name, sent)
 
     async def _fill(self, name: str, sent: _Sent) -> bool:
-        """Put into a new stream what it begins with; False where another request has deleted it meanwhile."""
+        """Put into a new stream what it begins with; False where another request has done so."""
         try:
             if sent.records:
                 await self._logs.append(name, sent.call())
             if sent.closes:
                 await self._logs.finish(name)
-        except UnexpectedOffset:
-            return True  # a repeat of this very creation did it, through another gateway
-        except NoSuchLog:
+        except (UnexpectedOffset, LogClosed):
             return False
         return True
 
@@ -142,11 +145,11 @@ class StreamRoutes:
         """By the database's clock, which is the same for all gateways."""
         return config.expires_ms is not None and config.expires_ms <= self._logs.now_ms()
 
-    async def _find(self, name: str) -> Found:
-        """The stream of a log. Raises: NoSuchLog."""
+    async def _find(self, name: str, *, is_unfinished_too: bool = False) -> Found:
+        """The stream of a log. Raises: NoSuchLog, for one whose creation is not at its end too."""
         row = await self._logs.row(name)
         found = config_of(row)
-        if found is None or await self._is_unfinished(row):
+        if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
             raise NoSuchLog("there is no such stream", log=name)
         if self._is_expired(found):
             await self._logs.remove(row)
@@ -245,8 +248,8 @@ class StreamRoutes:
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE (section 5.4)."""
-        found = await self._find(given[op.STREAM])
-        await self._logs.delete(found.row.name)
+        found = await self._find(given[op.STREAM], is_unfinished_too=True)
+        await self._logs.delete(found.row.name, created_at=found.row.created_at)
         return web.Response(status=204, headers=_NO_STORE)
 
     def routes(self) -> list[Route]:

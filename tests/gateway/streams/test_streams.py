@@ -1,5 +1,6 @@
 """Streams over HTTP: what the protocol's own suite (tests/conformance) does not ask. The ledgers are the model's."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 
@@ -98,16 +99,41 @@ async def test_json_comes_back_byte_by_byte(http: Served) -> None:
         assert (await http.post(JSON, broken)).status == 400
 
 
-async def test_a_creation_that_broke_off_is_found_by_nobody_and_made_anew(http: Served) -> None:
+async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished_or_deleted(
+    http: Served,
+) -> None:
     await http.gateway.logs.create(LOG, StreamConfig("text/plain").settings("records"))
 
     assert (await http.ask("GET", STREAM)).status == 404
     assert (await http.post(TEXT, b"too early")).status == 404
-    assert (await http.ask("DELETE", STREAM)).status == 404
+    assert (await http.put(TEXT)).status == 409
     assert (await http.put(TEXT, b"first")).status == 201
     assert (await http.ask("GET", STREAM)).body == b"first"
     assert (await http.put(TEXT, b"again")).status == 200
     assert (await http.ask("GET", STREAM)).body == b"first"
+
+    assert (await http.ask("DELETE", STREAM)).status == 204
+    await http.gateway.logs.create(LOG, StreamConfig("text/plain").settings("records"))
+    assert (await http.ask("DELETE", STREAM)).status == 204
+    assert (await http.put(TEXT)).status == 201
+
+
+async def test_of_creations_at_once_one_is_new_and_its_body_stays(http: Served) -> None:
+    bodies = [b"%d" % n for n in range(8)]
+    done = await asyncio.gather(*(http.put(TEXT, body) for body in bodies))
+
+    assert sorted(answer.status for answer in done) == [200] * 7 + [201]
+    new = next(n for n, answer in enumerate(done) if answer.status == 201)
+    assert (await http.ask("GET", STREAM)).body == bodies[new]
+
+
+async def test_a_stream_that_has_expired_is_gone_and_its_path_is_free(http: Served) -> None:
+    past = {"Stream-Expires-At": "2020-01-02T03:04:05Z"}
+    assert (await http.put(TEXT | past, b"old")).status == 201
+    assert (await http.ask("GET", STREAM)).status == 404
+    assert (await http.put(TEXT | past, b"old")).status == 201
+    assert (await http.put(TEXT, b"new")).status == 201
+    assert (await http.ask("GET", STREAM)).body == b"new"
 
 
 async def test_native_appends_are_refused_after_the_end(http: Served) -> None:

@@ -123,6 +123,8 @@ class Handover:
     """The ledger whose writer is asked for."""
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
+    created_at: str | None = None
+    """Of the log to delete; None: whichever has the name."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -231,6 +233,8 @@ class Handover:
     def _looked(self, row: LogMetadata) -> HandoverNext:
         self.row = row
         if self.aim is Aim.DELETE:
+            if self.created_at not in (None, row.created_at):
+                return HandoverDone(deleted(self.log))
             return self._fence()
         if self.aim is Aim.HEAL:
             item = row.item_of(self.ledger_id)

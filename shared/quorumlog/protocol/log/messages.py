@@ -478,6 +478,8 @@ class DeletionAsked:
     """Fence the log's writer, and delete the row. Answer: LogMetadata as it was."""
 
     request: RequestKey
+    created_at: str | None = None
+    """Of the log that is meant, where another one of its name must stay."""
 
 
 @dataclass(frozen=True, slots=True)
