@@ -166,13 +166,13 @@ class StreamReads:
         # The first page is read before the head is sent: its errors are a status.
         page = await stream.page(bytes_max=CHUNK_BYTES)
         response = await opened(request, "text/event-stream", headers)
-        is_over = False
+        is_over, told = False, dict[str, str]()
         # After the head an error can only end the events: the client comes again where it was, and gets a status.
         with contextlib.suppress(TimeoutError, QuorumLogError):
-            is_over = await self._event(response, found, SharedPage(page), cursor)
+            is_over = await self._event(response, found, SharedPage(page), cursor, told)
             async with asyncio.timeout(EVENTS_S), aclosing(stream.tail()) as pages:
                 while not is_over and (shared := await anext(pages, None)) is not None:
-                    is_over = await self._event(response, found, shared, cursor)
+                    is_over = await self._event(response, found, shared, cursor, told)
         await response.write_eof()
         return response
 
@@ -182,13 +182,21 @@ class StreamReads:
         found: Found,
         shared: SharedPage[LogRead],
         cursor: int | None,
+        told: dict[str, str],
     ) -> bool:
-        """Send a page's data, and where the stream goes on; returns whether it goes on nowhere."""
+        """Send a page's data, and where the stream goes on; returns whether it goes on nowhere. `told`: what the last
+        call has told of that, which is not told twice.
+        """
         page = shared.page
         data = b""
         if page.records:
             data = shared.form("durable-streams", lambda page: _data_of(page, found.config))
         place = await self._place(found, page)
+        if not data and place == told:
+            await write(response, self._room, b":\n\n")  # keeps the connection open
+            return False
+        told.clear()
+        told.update(place)
         control: dict[str, str | bool] = {"streamNextOffset": place["Stream-Next-Offset"]}
         is_closed = "Stream-Closed" in place
         if is_closed:

@@ -40,9 +40,9 @@ class Served(Http):
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[Served]:
+async def served(**limits: float) -> AsyncIterator[Served]:
     gateway = Cluster(1).gateway()
-    app = build_app(FakeEngine(), Limits(), logs=gateway.logs)
+    app = build_app(FakeEngine(), Limits.model_validate(limits), logs=gateway.logs)
     async with (
         listening(app, host="127.0.0.1", port=free_ports(1)[0]) as listener,
         aiohttp.ClientSession() as session,
@@ -176,3 +176,17 @@ async def test_what_is_not_served_says_so(http: Served) -> None:
         refused = await http.put(TEXT | headers)
         assert (refused.status, refused.json["code"]) == (501, "not-served")
     assert (await http.ask("GET", STREAM)).status == 404
+
+
+async def test_events_tell_each_place_once_and_keep_an_idle_connection_open() -> None:
+    async with served(comment_every_s=0.02) as http:
+        await http.put(TEXT, b"a")
+        async with http.session.get(http.urls[0] + STREAM + "?offset=-1&live=sse") as response:
+            seen = b""
+            while seen.count(b"\n:\n") < 3:
+                seen += await response.content.readany()
+            await http.post(TEXT | CLOSED, b"z")
+            seen += await response.content.read()
+    places = [line for line in seen.splitlines() if b"streamNextOffset" in line]
+    assert len(places) == len(set(places)) == 2
+    assert b'"streamClosed":true' in places[-1]
