@@ -12,6 +12,7 @@ from loadtest.stores import StoreServers
 from quorumlog.net.operations import Operation
 from services.gateway.edge.access import ACCESS, Named, Scope
 from services.gateway.edge.guard import Unguarded, table_of
+from services.gateway.logs.values import STREAM_PREFIX
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded
 from tests.support.issuer import Issuer, said_by_default
 from tests.support.scopes import PAGE, operations, with_table
@@ -49,6 +50,7 @@ async def places(
                 "transaction": begun["transaction"],
                 "code": "invalid",
                 "consumer": "me",
+                "path": "chat/42",
                 "id": "0" * 16,
             },
         )
@@ -59,8 +61,9 @@ async def test_the_page_has_the_table_of_the_code() -> None:
     assert PAGE.read_text() == with_table(PAGE.read_text()), "run `make scopes`"
 
 
-def on(scope: Scope, logs: str, ledgers: str) -> tuple[str, ...]:
-    return f"{scope}:logs/{logs}", f"{scope}:ledgers/{ledgers}", f"{scope}:cluster"
+def on(scope: Scope, logs: str, stream: str, ledgers: str) -> tuple[str, ...]:
+    both = (f"{scope}:logs/{name}" for name in (logs, stream))
+    return *both, f"{scope}:ledgers/{ledgers}", f"{scope}:cluster"
 
 
 def expected(name: str, scopes: frozenset[Scope], *, is_here: bool, is_all: bool) -> str:
@@ -97,9 +100,9 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
     for scope in Scope:
         scopes = _ALL if scope is Scope.ADMIN else frozenset((scope,))
         for label, is_here, grants in (
-            ("here", True, on(scope, "orders-*", f"{NAMESPACE}*")),
-            ("exactly here", True, on(scope, LOG, NAMESPACE)),
-            ("elsewhere", False, on(scope, "order", "team-b*")),
+            ("here", True, on(scope, "orders-*", f"{STREAM_PREFIX}chat_2F*", f"{NAMESPACE}*")),
+            ("exactly here", True, on(scope, LOG, f"{STREAM_PREFIX}chat_2F42", NAMESPACE)),
+            ("elsewhere", False, on(scope, "order", f"{STREAM_PREFIX}chat", "team-b*")),
             ("everywhere", True, (f"{scope}:*",)),
         ):
             secret, _ = await guarded.token(*grants)
