@@ -14,7 +14,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
 _ONLY_IN: dict[str, str | tuple[str, ...]] = {
-    "asyncpg": ("services/metadata", "loadtest/many"),
+    "asyncpg": ("services/metadata", "loadtest/many", "loadtest/bench_metadata"),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
     "pyspark": ("shared/quorumlog/spark", "loadtest/spark"),

@@ -86,6 +86,8 @@ class Maker:
             "kind": "gateways",
             "id": "1",
             "code": "invalid",
+            "consumer": "attack",
+            "path": "attack-stream",
         }
         if operation.method == "DELETE":
             # What is deleted is no longer there to be asked about.

@@ -371,7 +371,8 @@ async def test_a_log_without_an_event_loop(cluster: Cluster) -> None:
 
 def text_of_the_tests() -> str:
     here = Path(__file__)
-    return "".join(file.read_text() for file in (here, here.with_name("test_transactions.py")))
+    others = (here.with_name("test_transactions.py"), here.parents[1] / "positions" / "test_sdk.py")
+    return "".join(file.read_text() for file in (here, *others))
 
 
 async def test_every_public_name_is_used_in_these_tests() -> None:

@@ -28,7 +28,7 @@ ANSWERS: Mapping[str, tuple[str, str, dict[str, str], int]] = {
     "acknowledgements": ("POST", "/entries", SEND_LINES, 200),
     "head of events": ("HEAD", "/entries", EVENTS, 200),
     "what is not there": ("GET", "/nothing", {}, 404),
-    "a wrong parameter": ("GET", "/entries?from=-1", EVENTS, 422),
+    "a wrong parameter": ("GET", "/entries?max_bytes=0", EVENTS, 422),
     "a form that is not there": ("GET", "/entries", {"Accept": "image/png"}, 406),
     "a body of another type": ("POST", "/entries", {"Content-Type": "text/plain"}, 415),
     "a method that is not there": ("PATCH", "/entries", {}, 405),

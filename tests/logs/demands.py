@@ -27,7 +27,7 @@ PATIENCE_S: Final = 200.0
 Work = Callable[[], Awaitable[Any]]
 
 APPEND, READ = edge_records.APPEND, edge_records.READ
-GET, LIST, PUT = edge.GET, edge.LIST, edge.PUT
+GET, LIST, PUT, PATCH = edge.GET, edge.LIST, edge.PUT, edge.PATCH
 DELETE, OPEN, ROLL, TRUNCATE = edge.DELETE, edge.OPEN, edge.ROLL, edge.TRUNCATE
 CLOSE, COMMIT, ABORT = edge.CLOSE, edge_transactions.COMMIT, edge_transactions.ABORT
 

@@ -47,6 +47,7 @@ from tests.logs.demands import (
     GET,
     LIST,
     OPEN,
+    PATCH,
     READ,
     ROLL,
     TRUNCATE,
@@ -104,6 +105,9 @@ class Run:
         self.talks.set()
         self.tokens: dict[str, int | None] = {}
         """The writer token that each client knows."""
+        self.changes = random.Random(f"changes-{seed}")
+        self.sizes: set[int] = set()
+        """What `roll_bytes` may be: the latest value that was answered, and later ones of which nothing is known."""
         self.judge = Judge(self.cluster, NAME)
         self.cluster.watch = self.judge
         self.cluster.on_freed = self.lose_deleter
@@ -395,6 +399,28 @@ class Run:
 
     # --- readers and mishaps ---
 
+    async def set_limits(self) -> None:
+        """Change a limit that matters to nobody here, one change after another."""
+        self.sizes = {self.settings.roll_bytes}
+        while not self.is_over:
+            await asyncio.sleep(self.changes.random() * 0.5)
+            gateway = self.changes.choice(self.alive())
+            size = self.changes.randrange(1 << 40, 1 << 41)
+            self.sizes.add(size)
+            try:
+                work = gateway.logs.change(NAME, {"roll_bytes": size})
+                await self.through(gateway, work, PATCH)
+            except QuorumLogError:
+                continue
+            self.sizes = {size}
+
+    async def check_limits(self, gateway: Gateway) -> None:
+        """A limit that was set stays, whoever changes the row."""
+        size = (await gateway.logs.get(NAME)).log.settings.roll_bytes
+        if size not in self.sizes:
+            raise Violation(f"roll_bytes is {size}, and not one of {sorted(self.sizes)}")
+        await gateway.logs.change(NAME, self.settings.limits)
+
     async def follow(self) -> None:
         """Follow the log from its first record on."""
         at = 0
@@ -546,6 +572,7 @@ class Run:
             for _ in range(2):
                 background.create_task(self.follow())
             background.create_task(self.hurt())
+            background.create_task(self.set_limits())
             async with asyncio.TaskGroup() as writers:
                 writers.create_task(self.produce("p1", 12, exactly_once=True))
                 writers.create_task(self.produce("p2", 12, exactly_once=True))
@@ -585,6 +612,7 @@ class Run:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
+        await self.check_limits(gateway)
         self.cluster.watch = None  # from here on each record's place is known to who appends it
         token = None
         if self.judge.token or self.tokens:  # or others may have opened it, and heard of no token

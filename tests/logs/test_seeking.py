@@ -13,6 +13,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.edge.starts import start_of, start_of_json
 from services.gateway.logs.seeking import find_time
 from services.gateway.logs.values import Last, Since
+from tests.logs.test_manager import a_cluster, call, give_up
 
 SETTINGS = LogSettings(Quorum(3, 3, 2))
 
@@ -188,3 +189,22 @@ def test_what_is_no_time_is_refused_with_what_to_write(text: str, says: str) -> 
 def test_a_socket_takes_numbers_as_numbers(value: object) -> None:
     with pytest.raises(InvalidRequest):
         start_of_json(value, "/tail/from")
+
+
+async def test_append_times_do_not_go_back_behind_an_end_that_is_lost() -> None:
+    """What is left of the ledger tells the least time of what was lost (rule 26b)."""
+    async with a_cluster() as (cluster, (one, two)):
+        one.skew_ms = 50_000
+        for value in ("a", "b"):
+            await one.logs.append("log", call(value))
+        one.kill()
+        await two.recover(1)
+        give_up(cluster, 1, 1, 1)
+
+        after = await two.logs.append("log", call("c"))
+
+        first = (await two.logs.read("log", 0)).records[0]
+        last = (await two.logs.read("log", after.first_offset)).records[0]
+        assert last.timestamp_ms >= first.timestamp_ms
+        found = await two.logs.read("log", Since(first.timestamp_ms), limit=1)
+        assert found.records[0].offset == 0

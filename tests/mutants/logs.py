@@ -1,6 +1,7 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -14,7 +15,7 @@ from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
-from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve
+from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve, RowChanged
 from quorumlog.protocol.log.owner import Owner, OwnerPhase
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
@@ -216,6 +217,19 @@ def one_late(original: Any) -> Any:
     return find
 
 
+def with_its_settings(original: Any) -> Any:
+    """A roll or a publication that meets another change of the row writes the settings that it knew before."""
+
+    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
+        met = value
+        if isinstance(value, RowChanged):
+            met = RowChanged(replace(value.current, settings=held.log.settings))
+        following: JobNext = original(self, met, held, now)
+        return following
+
+    return swapped
+
+
 def in_its_own_order(_original: Any) -> Any:
     """A roll forgets when the log was appended to last."""
 
@@ -410,6 +424,11 @@ LOG_MUTANTS: Final = (
         "rules 23 and 28",
         (Patch(Job, "close", not_closing),),
         scope=LOG_ROLL,
+    ),
+    Mutant(
+        "a roll that meets a change of the limits undoes it",
+        "rule 23",
+        (Patch(Job, "_swapped", with_its_settings),),
     ),
     Mutant(
         "what was in flight when an owner ended counts as done",

@@ -45,7 +45,7 @@ GATEWAY: Final = (
     record_operations,
     transaction_operations,
 )
-WEAKER: Final = {"Producer-Id", "X-Ledger-Key", "since"}
+WEAKER: Final = {"Producer-Id", "X-Ledger-Key", "since", "from"}
 """JSON schemas can't count bytes, and a format is a note."""
 LENIENT: Final = {"/path/code", "/path/bookie", "/query/metadata"}
 """Another code or bookie is 404, and pairs have no text of their own."""

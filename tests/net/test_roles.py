@@ -126,7 +126,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
 def _reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allowed ends behind the check: nothing of it is done."""
 
-    def reached(*_given: object) -> None:
+    def reached(*_given: object, **_options: object) -> None:
         raise NotAcceptable(REACHED)
 
     monkeypatch.setattr(parameters, "read", reached)

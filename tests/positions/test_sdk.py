@@ -101,6 +101,11 @@ def by_threads(cluster: Cluster) -> None:
             assert next(records).value == b"2"
             assert consumer.commit() == 3
         assert [shown["offset"] for shown in log.consumers()] == [3]
+        assert log.consumer_info("a")["lag"]["records"] == 2
+        assert log.reset_consumer("a", "earliest")["offset"] == 0
+        assert log.reset_consumer("a", -2)["offset"] == 3
+        log.delete_consumer("a")
+        assert list(log.consumers()) == []
 
 
 def command(cluster: Cluster, *words: str) -> str:

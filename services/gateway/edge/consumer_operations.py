@@ -8,7 +8,6 @@ from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import (
     Parameter,
     header_integer,
-    integer,
     invalid,
     path_text,
     query_integer,
@@ -29,14 +28,13 @@ FENCING_TOKEN: Final = header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
 )
 
-_ETAG: Final = re.compile(r'"(.*)"')
+_VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
 
 
 def _version(text: str, pointer: str) -> int:
-    found = _ETAG.fullmatch(text)
-    if found is None:
+    if not (found := re.fullmatch(_VERSION, text, re.ASCII)):
         raise invalid(pointer, 'must be a version in quotes, as "17"')
-    return integer(found[1], pointer)
+    return int(found[1])
 
 
 def _star(text: str, pointer: str) -> bool:
@@ -49,7 +47,7 @@ IF_MATCH: Final[Parameter[int | None]] = Parameter(
     "If-Match",
     "header",
     _version,
-    {"type": "string", "pattern": '^"[0-9]+"$'},
+    {"type": "string", "pattern": f"^{_VERSION}$"},
     "The consumer's version, as in `ETag`; another one is 412, and nothing is changed.",
     None,
 )
