@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from quorumlog import errors, header
 from quorumlog.errors import BadRequest
-from quorumlog.net.operations import Content, Operation, Reply
+from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
 from services.gateway.edge.log_operations import TAKING_OVER
@@ -241,7 +241,7 @@ READ: Final = Operation(
     replies={
         200: Reply(
             "The stream's data: bytes, or an array of messages.",
-            {**_ANY, EVENTS: Content(_WORD)},
+            {JSON: Content({"type": "array", "items": {}}), **_ANY, EVENTS: Content(_WORD)},
             {
                 **_PLACE,
                 "Stream-Up-To-Date": "`true` where the answer reaches the tail.",
