@@ -41,6 +41,7 @@ from quorumlog.wire.rebuild_bodies import (
     RebuildLine,
     RebuildReport,
 )
+from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.metadata.cookies import CookieStore
 from services.metadata.liveness import Liveness
 from services.metadata.rebuild_sources import Source, SourceAway, find_sources, merged
@@ -393,6 +394,7 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
 
 
 def _place_of(row: LedgerMetadata, *, has_row: bool) -> LedgerPlace:
+    tags = dict(row.extra)
     return LedgerPlace(
         row.ledger_id,
         row.first_offset,
@@ -402,6 +404,8 @@ def _place_of(row: LedgerMetadata, *, has_row: bool) -> LedgerPlace:
         row.digest,
         row.lineage,
         has_row,
+        custom=None if TRANSACTION_TAG in tags else row.custom,
+        is_packed=tags.get(PACKED_TAG) == "true",
     )
 
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,8 @@ from loadtest.stores import scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import NoSuchLedger, QuorumLogError, WrongPassword
-from tests.support.waiting import UNHURRIED, until
+from tests.logs.support import Answer, Http
+from tests.support.waiting import SETTLED_S, UNHURRIED, until
 
 SETTINGS = {**UNHURRIED, "COLLECT_S": "1", "COLLECT_GRACE_S": "1"}
 
@@ -162,3 +164,108 @@ async def test_the_command_tells_what_is_there_and_changes_nothing_of_it() -> No
         assert (told["dry_run"], done["dry_run"]) == (True, False)
         assert len(done["bookies"]) == 4
         assert await ledger.info() == before
+
+
+JSON = {"Content-Type": "application/json"}
+TEXT = {"Content-Type": "text/plain"}
+EXPIRES = {"Stream-Expires-At": "2999-01-01T00:00:00Z"}
+
+
+class Streams:
+    """Requests to streams, sent until somebody answers for the stream's log."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    async def ask(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        async def once() -> Answer | None:
+            answer = await self._http.ask(
+                method, f"/v1/stream/{path}", headers=headers, body=body or None
+            )
+            return None if answer.status in (429, 503, 504) else answer
+
+        found = await until(
+            once, f"{method} {path}", SETTLED_S, passing=(aiohttp.ClientError, OSError)
+        )
+        assert found is not None
+        return found
+
+
+async def record_times(client: Client, name: str) -> list[tuple[bytes, str]]:
+    """The records of a log, each with its append time."""
+    return [(record.value, record.timestamp) async for record in client.log(name).records()]
+
+
+async def test_streams_positions_and_settings_of_logs_come_back_with_their_records() -> None:
+    with scratch("ql-rebuild-") as folder:
+        settings: dict[str, Any] = {"gateways": 1, "data": folder, "environment": SETTINGS}
+        async with (
+            running(None, **settings) as cluster,
+            Client(*cluster.gateways) as client,
+            aiohttp.ClientSession() as session,
+        ):
+            streams = Streams(Http(session, cluster.gateways))
+            assert (await streams.ask("PUT", "chat/1", JSON)).status in (200, 201)
+            said = await streams.ask("POST", "chat/1", {**JSON, "Stream-Seq": "b"}, b'[{"n":1},2]')
+            assert said.status in (204, 409)  # a repeat is not above its first try
+            assert (await streams.ask("PUT", "done", TEXT | EXPIRES, b"all")).status in (200, 201)
+            ended = await streams.ask("POST", "done", {"Stream-Closed": "true"})
+            assert (ended.status, ended.headers["Stream-Closed"]) == (204, "true")
+
+            orders = await client.create_log("orders", batch_compression="zstd")
+            for number in range(4):
+                await orders.append(b"%d" % number * 100)
+            async with orders.consumer("billing") as consumer:
+                await consumer.commit(3)
+
+            jobs = await client.create_log("jobs", metadata={"team": "reports"})
+            task = await client.begin("jobs", app="nightly", version=1)
+            written = await task.ledger()
+            await written.append(b"written first")
+            await written.close()
+            await jobs.append(b"appended first")
+            await task.commit(written.ledger_id)
+            times = await record_times(client, "jobs")
+            assert [value for value, _ in times] == [b"appended first", b"written first"]
+            # Its last ledger has no batch that tells the sequence: who takes over refuses the only request.
+            await cluster.kill("gateway-1")
+            cluster.start("gateway-1")
+            again = await streams.ask("POST", "chat/1", {**JSON, "Stream-Seq": "b"}, b"3")
+            assert (again.status, again.json["code"]) == (409, "stream-seq-regression")
+            await cluster.kill_all()
+        shutil.rmtree(Path(folder) / "postgres")
+
+        async with (
+            running(None, **settings, rebuild_metadata=True) as cluster,
+            Client(*cluster.gateways) as client,
+            aiohttp.ClientSession() as session,
+        ):
+            streams = Streams(Http(session, cluster.gateways))
+            head, chat = await streams.ask("HEAD", "done"), await streams.ask("GET", "chat/1")
+            assert (chat.headers["Content-Type"], chat.body) == ("application/json", b'[{"n":1},2]')
+            assert head.headers["Stream-Closed"] == "true"
+            assert head.headers["Content-Type"] == "text/plain"
+            assert head.headers["Stream-Expires-At"] == EXPIRES["Stream-Expires-At"]
+            done = await streams.ask("GET", "done")
+            assert done.body == b"all"
+            end = await streams.ask("GET", f"done?offset={done.headers['Stream-Next-Offset']}")
+            assert end.headers["Stream-Closed"] == "true"
+            late = await streams.ask("POST", "done", TEXT, b"more")
+            assert (late.status, late.headers["Stream-Closed"]) == (409, "true")
+            stale = await streams.ask("POST", "chat/1", {**JSON, "Stream-Seq": "b"}, b"3")
+            assert (stale.status, stale.json["code"]) == (409, "stream-seq-regression")
+            fresh = await streams.ask("POST", "chat/1", {**JSON, "Stream-Seq": "c"}, b"3")
+            assert fresh.status in (204, 409)
+            chat = await streams.ask("GET", "chat/1")
+            assert chat.body == b'[{"n":1},2,3]'
+
+            orders = client.log("orders")
+            found = [record.value async for record in orders.records()]
+            assert found == [b"%d" % number * 100 for number in range(4)]
+            assert (await orders.info())["settings"]["batch_compression"] == "zstd"
+            assert (await orders.consumer_info("billing"))["offset"] == 3
+            assert await record_times(client, "jobs") == times
+            assert (await client.log("jobs").info())["settings"]["metadata"] == {"team": "reports"}
+            assert (await client.log("jobs").append(b"next")).first_offset == len(times)

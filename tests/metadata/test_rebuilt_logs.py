@@ -1,7 +1,7 @@
 """What a rebuild from the bookies makes of logs, and what it tells of them (rule 18d)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from quorumlog.errors import NoSuchLedger, NoSuchLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.transaction_client import TransactionClient
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
+from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -278,7 +278,8 @@ async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
             for _ in range(2)
         ]
         behind = await create(service, log="events")
-        published = row.with_published([(ledgers[0].ledger_id, 10, 50)], now_ms=1, published_ms=1)
+        row = replace(row, stream_seq="a")
+        published = row.with_published([(ledgers[0].ledger_id, 10, 50)], now_ms=1, published_ms=7)
         published = published.with_ledger(behind.ledger_id).with_ends({}, producers=(), now_ms=1)
         file = await dump(stores, bookies.folder / "dump")
         done, _ = await transactions.commit(begun.id, (Sealed(ledgers[0].ledger_id),), published)
@@ -300,6 +301,7 @@ async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
     assert (found.state, again.state) == ("COMMITTED", "COMMITTED")
     assert [item.ledger_id for item in found.ledgers] == [ledgers[0].ledger_id]
     assert places(log) == [(ledgers[0].ledger_id, 0, None)]
+    assert (log.items[0].published_ms, log.stream_seq) == (7, "a")
     assert ledgers[0].ledger_id not in orphans
 
 
@@ -328,6 +330,48 @@ REBUILT = {
     "sealing_keys": "",
 }
 """Each table, and what of it no bookie holds; leases, kept and unproven ledgers are told anew by those who hold them."""
+
+LOST_SETTINGS = "settings and states of logs"
+REBUILT_OF_LOG = {
+    "name": "",
+    "settings": "",
+    "items": "",
+    "version": "",
+    "state": LOST_SETTINGS,
+    "first_offset": "",
+    "next_offset": "logs without records",
+    "writer_token": "writer tokens of logs",
+    "opened_by": "writer tokens of logs",
+    "forgotten_end": "producers of logs",
+    "appended_ms": "",
+    "stream_seq": "",
+    "created_at": "",
+    "attempt": "tokens of other changes",
+    "archived_through": LOST_SETTINGS,
+    "deletion_protection": LOST_SETTINGS,
+}
+"""Each field of a log's row, and what of it no bookie holds."""
+REBUILT_OF_ITEM = {
+    "ledger_id": "",
+    "first_offset": "",
+    "last_offset": "",
+    "producers": "producers of logs",
+    "bytes": "",
+    "sealed_ms": LOST_SETTINGS,
+    "published_ms": "",
+}
+
+
+def test_each_field_of_a_log_comes_from_bookies_or_is_told_as_lost() -> None:
+    told = {**REBUILT_OF_LOG, **REBUILT_OF_ITEM}
+
+    assert REBUILT_OF_LOG.keys() == {field.name for field in fields(LogMetadata)}
+    assert REBUILT_OF_ITEM.keys() == {field.name for field in fields(LogItem)}
+    assert set(told.values()) - {""} <= set(NOT_REBUILT)
+    # Limits are lost; what is made with a log is not.
+    made = {field.name for field in fields(LogSettings)} - set(LIMITS)
+    assert made == {"quorum", "digest", "batch_compression", "custom"}
+
 
 GONE = ("transactions", "transaction_ledgers", "app_versions", "repairs", "create_keys")
 
@@ -375,7 +419,7 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
     assert report.not_rebuilt == NOT_REBUILT
     assert min(before) > 0
     assert after == [0] * len(GONE)
-    assert found.settings == LogSettings(quorum=LOG.settings.quorum)
+    assert found.settings == LogSettings(quorum=LOG.settings.quorum, custom=DRAFT.custom)
     assert (found.state, found.archived_through) == (LogState.OPEN, None)
     assert (found.writer_token, found.opened_by) == (0, None)
     assert not any(item.producers for item in found.items)

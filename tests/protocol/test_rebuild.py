@@ -377,6 +377,55 @@ def test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer() -
     assert (row.version, row.settings) == (NEW_LOG_VERSION, LogSettings(Quorum(3, 3, 2)))
 
 
+def test_a_lost_log_has_the_settings_that_its_owner_gave_to_its_ledgers() -> None:
+    """A stream without its content type is none (ADR 38)."""
+    mine = (("durable-stream.content-type", "application/json"),)
+    own = replace(ledger(1, 0, 3), custom=mine, is_packed=True)
+    of_transaction = replace(ledger(2, 10), is_packed=True)
+
+    row = told(None, own, of_transaction).row
+    plain = told(None, replace(own, is_packed=False)).row
+    bare = told(None, of_transaction).row
+
+    assert row is not None
+    assert row.settings == LogSettings(Quorum(3, 3, 2), batch_compression="zstd", custom=mine)
+    assert plain is not None
+    assert plain.settings == LogSettings(Quorum(3, 3, 2), custom=mine)
+    assert bare is not None
+    assert bare.settings == LogSettings(Quorum(3, 3, 2), batch_compression="zstd")
+
+
+def test_what_a_transaction_published_keeps_the_time_of_its_publication() -> None:
+    """Its batches have the times of their writing, which may be before those of the records before it (rule 26b)."""
+    first = replace(ledger(1, 0, 3), lineage=Lineage(CREATED_AT))
+    published = replace(
+        ledger(2, 10, 3), lineage=Lineage(CREATED_AT, OFFSETS[1:2], published_ms=17)
+    )
+
+    lost = told(None, first, published).row
+    older = told(replace(LOG, created_at=CREATED_AT, items=LOG.items[:1]), first, published).row
+
+    for row in (lost, older):
+        assert row is not None
+        assert [item.published_ms for item in row.items] == [0, 17]
+
+
+def test_a_stream_sequence_comes_back_as_it_was_before_the_last_ledger() -> None:
+    """The last ledger may be empty, so that no batch tells the sequence (rule 25a)."""
+
+    def after(ledger_id: int, seq: str | None) -> LedgerPlace:
+        placed = ledger(ledger_id, 10 * (ledger_id - 1), 3)
+        return replace(placed, lineage=Lineage(CREATED_AT, stream_seq=seq))
+
+    ledgers = (after(1, None), after(2, "b"), after(3, "c"))
+    known = replace(LOG, created_at=CREATED_AT, items=LOG.items[:1])
+
+    for log, seq in ((None, "c"), (known, "c"), (replace(known, stream_seq="d"), "d")):
+        row = told(log, *ledgers).row
+        assert row is not None
+        assert row.stream_seq == seq
+
+
 def test_a_log_begins_where_its_first_ledger_does() -> None:
     row = told(None, ledger(3, 50, 4), ledger(4, 60)).row
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from quorumlog.protocol import rebuild, rebuild_log
+from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.protocol.rebuild_log import LedgerPlace
@@ -156,6 +157,27 @@ GUARDS: Final = (
         "log_created_at",
         "",
         claims.test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one,
+    ),
+    Guard(
+        "a lost log has no metadata",
+        rebuild_log,
+        "LogSettings",
+        lambda quorum, digest, **_more: LogSettings(quorum=quorum, digest=digest),
+        claims.test_a_lost_log_has_the_settings_that_its_owner_gave_to_its_ledgers,
+    ),
+    Guard(
+        "what was published has the times of its writing",
+        LedgerPlace,
+        "published_ms",
+        0,
+        claims.test_what_a_transaction_published_keeps_the_time_of_its_publication,
+    ),
+    Guard(
+        "a lost log has no stream sequence",
+        rebuild_log,
+        "_stream_seq",
+        lambda row, _ledgers: row.stream_seq,
+        claims.test_a_stream_sequence_comes_back_as_it_was_before_the_last_ledger,
     ),
     Guard(
         "a log begins anew at a version that somebody may name",

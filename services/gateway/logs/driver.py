@@ -72,6 +72,7 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.metadata import Deletion, DigestKind, LedgerMetadata, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
+from quorumlog.wire.transaction_bodies import PACKED_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.gateway.logs.ends import end_of
@@ -445,8 +446,8 @@ def _cut(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """The options with which a log's ledgers are created."""
-    quorum = log.settings.quorum
+    """The options with which a log's ledgers are created. They tell the log's settings to a rebuild (rule 18d)."""
+    quorum, packs = log.settings.quorum, log.settings.batch_compression != "none"
     return LedgerOptions(
         ensemble_size=quorum.ensemble_size,
         write_quorum=quorum.write_quorum,
@@ -454,5 +455,6 @@ def options_of(log: LogMetadata) -> LedgerOptions:
         digest=DigestKind(log.settings.digest),
         custom=log.settings.custom,
         allow_degraded=True,
+        tags=((PACKED_TAG, "true"),) if packs else (),
         log=log.name,
     )

@@ -24,12 +24,7 @@ from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.transaction_bodies import (
-    ATTEMPT_TAG,
-    PACKED_TAG,
-    PARTITION_TAG,
-    TRANSACTION_TAG,
-)
+from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import options_of
@@ -93,14 +88,13 @@ class Transactions:
         found = await self._client.get(whose.transaction)
         if not found.is_open:
             raise _ended(found.state)
-        log = await self._store.get(found.log)
-        options, packs = options_of(log), log.settings.batch_compression != "none"
+        options = options_of(await self._store.get(found.log))
         return await self._engine.create(
             replace(
                 options,
                 custom=tuple(sorted({**dict(options.custom), **dict(custom)}.items())),
                 idempotency_key=idempotency_key,
-                tags=(*tags_of(whose), *(((PACKED_TAG, "true"),) if packs else ())),
+                tags=(*options.tags, *tags_of(whose)),
             )
         )
 

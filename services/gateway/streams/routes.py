@@ -174,18 +174,17 @@ class StreamRoutes:
         if found.row.state is LogState.CLOSED:
             return await self._closed(found, producer, is_close_only=closes and not data)
         since = given[op.PRODUCER_SINCE] or 0
-        sent = _Sent(records, closes, producer, since, given[op.SEQ])
+        # A close alone is not of the writers' sequence.
+        seq = given[op.SEQ] if records or producer is not None else None
+        sent = _Sent(records, closes, producer, since, seq)
         try:
-            if not records and producer is None:
+            done = await self._logs.append(name, sent.call())
+            if closes:
+                # The batch has ended the log, also where it has no records: bookies keep the end, whatever becomes of the
+                # row. The row is to say so before the client hears of it.
                 await self._logs.finish(name)
-                end, is_duplicate, highest = (await self._logs.tail(name))[0], False, None
-            else:
-                done = await self._logs.append(name, sent.call())
-                if closes:
-                    # The batch has ended the log; the row is to say so before the client hears of it.
-                    await self._logs.finish(name)
-                end, is_duplicate = done.last_offset + 1, done.is_duplicate
-                highest = done.highest_seq
+            end, is_duplicate = done.last_offset + 1, done.is_duplicate
+            highest = done.highest_seq
         except LogClosed:
             found = await self._find(name)
             return await self._closed(found, producer, is_close_only=closes and not data)

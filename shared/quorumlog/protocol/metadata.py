@@ -92,6 +92,10 @@ class Lineage:
     """When the log was created: a name may have had several logs, one after another."""
     before: tuple[tuple[int, int], ...] = ()
     """The nearest ledgers with records before this one, ascending: each id and first offset."""
+    published_ms: int = 0
+    """Milliseconds since 1970 at which a transaction put it onto the log (rule 26b); 0: its owner wrote it."""
+    stream_seq: str | None = None
+    """The log's stream sequence before this ledger (rule 25a); None: nobody had sent one."""
 
 
 @dataclass(frozen=True, slots=True)

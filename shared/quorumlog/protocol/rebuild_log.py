@@ -39,6 +39,12 @@ class LedgerPlace:
     lineage: Lineage | None = None
     has_row: bool = True
     """Whether the database has its row, or gets it: without one it has a place in the log, and no reader."""
+    custom: tuple[tuple[str, str], ...] | None = None
+    """The log's own metadata, which its owner gives to each ledger; None for a transaction's ledger, which has its
+    task's as well.
+    """
+    is_packed: bool = False
+    """Whether the log packs its batches."""
 
     @property
     def log_created_at(self) -> str:
@@ -49,6 +55,11 @@ class LedgerPlace:
     def before(self) -> tuple[tuple[int, int], ...]:
         """The nearest ledgers before it, each with its first offset."""
         return () if self.lineage is None else self.lineage.before
+
+    @property
+    def published_ms(self) -> int:
+        """When a transaction put it onto the log; 0 if its owner wrote it, or where no row tells."""
+        return 0 if self.lineage is None else self.lineage.published_ms
 
     @property
     def begins_log(self) -> tuple[int, ...]:
@@ -125,7 +136,9 @@ def decide_log(
     holes = tuple(item.ledger_id for item in items if item.ledger_id not in rows)
     if known is not None and items == known.items:
         return LogDecision(Action.SAME, unplaced=unplaced, holes=holes)
-    row = known or _new_log(name, created_at, found.ledgers[fresh[-1].ledger_id])
+    named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
+    row = known or _new_log(name, created_at, named_now)
+    row = replace(row, stream_seq=_stream_seq(row, named_now))
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
     )
@@ -183,7 +196,10 @@ class _Found:
     @property
     def items(self) -> list[LogItem]:
         """The ledgers that somebody holds, with a place."""
-        found = (self.with_place(LogItem(ledger_id, None)) for ledger_id in sorted(self.ledgers))
+        found = (
+            self.with_place(LogItem(ledger_id, None, published_ms=ledger.published_ms))
+            for ledger_id, ledger in sorted(self.ledgers.items())
+        )
         return [
             item
             for item in found
@@ -300,10 +316,25 @@ class _Found:
         return tuple(changed)
 
 
-def _new_log(name: str, created_at: str, last: LedgerPlace) -> LogMetadata:
-    """A log of which nothing is known but its ledgers: its settings are those of the last one, without limits."""
-    settings = LogSettings(quorum=last.quorum, digest=last.digest.value)
+def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogMetadata:
+    """A log of which nothing is known but its ledgers: its settings are those that they were created with, without
+    limits.
+    """
+    last = ledgers[-1]
+    customs = [one.custom for one in ledgers if one.custom is not None]
+    settings = LogSettings(
+        quorum=last.quorum,
+        digest=last.digest.value,
+        batch_compression="zstd" if last.is_packed else "none",
+        custom=customs[-1] if customs else (),
+    )
     return LogMetadata(name, settings, version=NEW_LOG_VERSION, created_at=created_at)
+
+
+def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:
+    """The last stream sequence that is known, but for those of the last ledger, whose batches tell them (rule 25a)."""
+    told = [row.stream_seq, *(one.lineage and one.lineage.stream_seq for one in ledgers)]
+    return max((seq for seq in told if seq is not None), key=str.encode, default=None)
 
 
 def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) -> LogMetadata:

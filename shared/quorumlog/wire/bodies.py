@@ -159,6 +159,13 @@ class LineageBody(Body):
 
     log_created_at: Text
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
+    published_ms: Annotated[int, Field(ge=0, le=ID_MAX, exclude_if=lambda ms: not ms)] = 0
+    stream_seq: Annotated[Text | None, Field(exclude_if=lambda seq: seq is None)] = None
+    """Absent where there is nothing to tell: services of before these fields forbid them."""
+
+    def to_core(self) -> Lineage:
+        """The protocol's value."""
+        return Lineage(self.log_created_at, self.before, self.published_ms, self.stream_seq)
 
 
 class LedgerDraft(Body):
@@ -232,8 +239,7 @@ class LedgerRow(LedgerDraft):
     def to_core(self) -> LedgerMetadata:
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
-        told = self.lineage
-        lineage = None if told is None else Lineage(told.log_created_at, told.before)
+        lineage = None if self.lineage is None else self.lineage.to_core()
         return replace(core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage)
 
     @classmethod
