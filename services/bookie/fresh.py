@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from quorumlog.protocol.row_copy import ATTEMPT_BYTES, RowName, token_text
+from quorumlog.protocol.row_copy import ATTEMPT_BYTES, RowCopy, attempt_of, token_text
+from quorumlog.wire.row_copies import placed_by
 from quorumlog.wire.witnesses import witness_of
 
 FRESH_MAX: Final = 10_000
@@ -23,19 +24,22 @@ def witnesses_of(cluster_id: str, attempts: Iterable[bytes]) -> tuple[str, ...]:
 
 
 class FreshCopies:
-    """The names of the fresh copies, in the order in which they came. At most FRESH_MAX: the oldest go."""
+    """The changes of the fresh copies, in the order in which they came. At most FRESH_MAX: the oldest go."""
 
     def __init__(self, encoded: bytes = b"") -> None:
         """Starts from what a checkpoint wrote."""
         starts = range(0, len(encoded), ATTEMPT_BYTES)
         self._attempts = dict.fromkeys(encoded[at : at + ATTEMPT_BYTES] for at in starts)
 
-    def note(self, name: RowName) -> None:
-        """A copy came."""
-        if name.token:
-            self._attempts[name.attempt] = None
-            if len(self._attempts) > FRESH_MAX:
-                del self._attempts[next(iter(self._attempts))]
+    def note(self, copy: RowCopy) -> None:
+        """A copy came. It is of the change that made its row, and of that of the log that placed the ledger: an open
+        ledger's row gets no version by that (rule 18b).
+        """
+        for token in (copy.name.token, placed_by(copy.body)):
+            if token:
+                self._attempts[attempt_of(token)] = None
+                if len(self._attempts) > FRESH_MAX:
+                    del self._attempts[next(iter(self._attempts))]
 
     def newest(self, count: int) -> Sequence[bytes]:
         """The attempts of the newest ones, of which others are least likely to know."""

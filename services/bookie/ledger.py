@@ -249,7 +249,7 @@ class StoredLedger:
         """Hold a copy of the metadata's row."""
         if row.name not in self.row_names:
             self.row_names = tuple(sorted((*self.row_names, row.name)))
-            self._fresh.note(row.name)
+            self._fresh.note(row)
         self._copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:

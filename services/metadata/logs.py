@@ -251,7 +251,7 @@ async def change_row(
     await _claim_ledgers(connection, new.name, after - before - set(published))
     if published:
         await _claim_published(connection, new.name, published, transaction)
-    placing = new.model_copy(update={"created_at": old.created_at})
+    placing = new.model_copy(update={"created_at": old.created_at, "attempt": attempt})
     await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after)
     record = await connection.fetchrow(

@@ -275,17 +275,23 @@ class RebuildTables:
         await index_members(self._connection, rows)
 
     async def _contain(self, rows: Mapping[str, LedgerMetadata]) -> None:
-        """Record the copies' changes: the database contains them now, and a late repeat is settled (rule 6)."""
+        """Record the copies' changes: the database contains them now, and a late repeat is settled (rule 6). A change of
+        a log comes back as the place of its ledger.
+        """
+        targets = {attempt: _target_of(row) for attempt, row in rows.items()}
+        for row in rows.values():
+            if row.lineage is not None and row.lineage.placed_by:
+                targets.setdefault(row.lineage.placed_by, f"ledger {row.ledger_id}")
         await self._connection.execute(
             "INSERT INTO attempts (attempt, target) SELECT * FROM unnest($1::uuid[], $2::text[])"
             " ON CONFLICT (attempt) DO UPDATE SET target = excluded.target"
             " WHERE attempts.target = 'accepted as lost'",
-            list(rows),
-            [_target_of(row) for row in rows.values()],
+            list(targets),
+            list(targets.values()),
         )
 
         await self._connection.execute(
-            "DELETE FROM kept_ledgers WHERE attempt = ANY($1::uuid[])", list(rows)
+            "DELETE FROM kept_ledgers WHERE attempt = ANY($1::uuid[])", list(targets)
         )
 
     async def log_names(self) -> set[str]:

@@ -137,10 +137,12 @@ async def add(
     return await answered
 
 
-async def keep_row(store: Store, ledger_id: int, name: RowName) -> Verdict:
+async def keep_row(
+    store: Store, ledger_id: int, name: RowName, body: bytes | None = None
+) -> Verdict:
     """A copy of a row that no add brings, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    copy = RowCopy(name, b"row %d" % name.version)
+    copy = RowCopy(name, b"row %d" % name.version if body is None else body)
     store.ask(ledger_id, RowTold(store.me, copy, KEY), answered.set_result)
     return await answered
 

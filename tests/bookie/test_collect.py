@@ -10,7 +10,7 @@ import pytest
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
+from quorumlog.protocol.row_copy import COPIES_KEPT, RowCopy, RowName
 from quorumlog.wire.bodies import PROOFS_MAX
 from services.bookie.collect import Collector, Found
 from services.bookie.fresh import FRESH_MAX, FreshCopies
@@ -652,7 +652,7 @@ async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
 def test_the_oldest_fresh_copies_go_where_there_are_too_many() -> None:
     fresh = FreshCopies()
     for version in range(1, FRESH_MAX + 3):
-        fresh.note(copy_of(version))
+        fresh.note(RowCopy(copy_of(version), b""))
 
     left = fresh.newest(FRESH_MAX + 1)
     assert len(left) == FRESH_MAX

@@ -19,12 +19,15 @@ from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import name_of
+from quorumlog.wire.row_copies import encode
 from quorumlog.wire.witnesses import witness_of
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.fresh import FreshCopies
@@ -206,6 +209,44 @@ async def a_held_copy_tells(stores: Stores, root: Path) -> None:
             await life.store.stop()
 
 
+async def a_copy_tells_of_its_place(stores: Stores, root: Path) -> None:
+    """The older database has the ledger, and lacks the change of the log that placed it: the row got no version by that
+    (rule 18b). A takeover by such a log would give the offsets of acknowledged records to others.
+    """
+    async with serving(stores) as service:
+        logs = LogClient(service.client)
+        log, _ = await logs.create(LogMetadata("events", LogSettings(DRAFT.quorum)))
+        row = await service.client.create(replace(DRAFT, ledger_key=KEY, log=log.name))
+        old = await dump(stores, root / "old")
+        is_done, log = await logs.cas(replace(log, items=(LogItem(row.ledger_id, 0),)))
+        assert is_done
+        placed = replace(row, first_offset=0, lineage=log.lineages({row.ledger_id})[row.ledger_id])
+        assert await service.client.get(row.ledger_id) == placed, (
+            "the copy's name is that of before"
+        )
+        life = await Life(root / "d", service).begin()
+        await keep_row(life.store, row.ledger_id, name_of(placed), encode(placed))
+        new = await dump(stores, root / "new")
+    await life.store.stop()
+    await restore(stores, old)
+    assert not (root / "d" / "witnesses").exists()
+
+    async with serving(stores) as service:
+        life = await Life(root / "d", service).begin()
+        logs = LogClient(service.client)
+        try:
+            with pytest.raises(DatabaseWentBack):
+                await life.rows.confirm()
+            with pytest.raises(DatabaseWentBack):
+                await logs.cas((await logs.get("events")).closed())
+            await restore(stores, new)
+            await accept_all(service)  # the mark that the older database took
+            await life.rows.confirm()
+            assert not life.store.holdings.fresh.newest(1)
+        finally:
+            await life.store.stop()
+
+
 async def a_held_copy_keeps_its_ledger(stores: Stores, root: Path) -> None:
     """Even where nobody presents it: the looks name it."""
     moved = await moved_and_forgotten(stores, root)
@@ -294,6 +335,12 @@ async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
     stores: Stores, root: Path
 ) -> None:
     await a_held_copy_tells(stores, root)
+
+
+async def test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log(
+    stores: Stores, root: Path
+) -> None:
+    await a_copy_tells_of_its_place(stores, root)
 
 
 async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(

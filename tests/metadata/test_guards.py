@@ -17,6 +17,7 @@ from quorumlog.errors import MetadataUnavailable, VersionConflict
 from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
+from services.bookie import fresh
 from services.bookie.collect import MetadataRows
 from services.bookie.fresh import FreshCopies
 from services.bookie.witnesses import WitnessFile
@@ -31,6 +32,7 @@ from services.metadata.sql import IS_AFTER_LOSS
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 from tests.bookie.test_went_back import (
+    a_copy_tells_of_its_place,
     a_held_copy_keeps_its_ledger,
     a_held_copy_tells,
     an_accepted_loss_deletes_nothing,
@@ -617,6 +619,12 @@ GUARDS: Final = (
         "nobody is told of a copy that no witness stands for",
         ((FreshCopies, "note", unnoted),),
         a_held_copy_tells,
+    ),
+    Guard(
+        "rule 18c",
+        "nobody is told of the change that placed an open ledger",
+        ((fresh, "placed_by", lambda _original: lambda _body: ""),),
+        a_copy_tells_of_its_place,
     ),
     Guard(
         "rule 18c",

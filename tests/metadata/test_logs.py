@@ -41,8 +41,9 @@ def first(log: LogMetadata, row: LedgerMetadata) -> LogMetadata:
 def placed(
     row: LedgerMetadata, log: LogMetadata, at: int, *before: tuple[int, int]
 ) -> LedgerMetadata:
-    """The row of a ledger that begins at an offset of the log, after these."""
-    return replace(row, first_offset=at, lineage=Lineage(log.created_at, before))
+    """The row of a ledger that begins at an offset of the log, after these. `log`: as the change made it that placed it."""
+    lineage = Lineage(log.created_at, before, placed_by=log.attempt)
+    return replace(row, first_offset=at, lineage=lineage)
 
 
 async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
@@ -191,10 +192,11 @@ async def test_a_ledger_is_placed_once_its_logs_row_has_its_first_offset(
 
     _, named = await logs.cas(replace(row, items=(LogItem(one.ledger_id, None),)))
     unplaced = await service.client.get(one.ledger_id)
-    await logs.cas(replace(named, items=(LogItem(one.ledger_id, 7),)))
+    _, there_now = await logs.cas(replace(named, items=(LogItem(one.ledger_id, 7),)))
 
     assert unplaced == one
-    there = placed(one, row, 7)
+    assert there_now.attempt
+    there = placed(one, there_now, 7)
     assert await service.client.get(one.ledger_id) == there, "of the same name: nobody has a copy"
     assert (await service.client.list(log="a-log"))[0] == [there]
 
@@ -229,9 +231,9 @@ async def test_a_placed_ledger_tells_its_log_and_the_ledgers_before_it(
     told = [await service.client.get(one.ledger_id) for one in (full[0], full[1], last)]
     places = [(item.ledger_id, item.first_offset or 0) for item in items]
     assert told == [
-        placed(full[0], row, 0),
-        placed(full[1], row, 10, places[0]),
-        placed(last, row, end, *places[-PREDECESSORS_KEPT:]),
+        placed(full[0], named, 0),
+        placed(full[1], named, 10, places[0]),
+        placed(last, named, end, *places[-PREDECESSORS_KEPT:]),
     ]
     assert (await logs.cas(named.truncated(20)))[0]
     assert await service.client.get(last.ledger_id) == told[-1], "as it was when it was placed"
@@ -264,7 +266,7 @@ async def test_a_ledger_that_its_log_lets_go_of_keeps_its_place(
 
     await logs.cas(replace(named, items=(), first_offset=0))
 
-    assert await service.client.get(one.ledger_id) == placed(one, row, 0)
+    assert await service.client.get(one.ledger_id) == placed(one, named, 0)
 
 
 async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
@@ -272,7 +274,7 @@ async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
 ) -> None:
     row, _ = await logs.create(LOG)
     one, other = await ledger(service), await ledger(service)
-    await logs.cas(first(row, one))
+    _, row = await logs.cas(first(row, one))
     connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
     await connection.execute("ALTER TABLE ledgers DROP COLUMN first_offset")
     await connection.execute("DELETE FROM migrations WHERE number = 13")

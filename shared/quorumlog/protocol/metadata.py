@@ -96,6 +96,9 @@ class Lineage:
     """Milliseconds since 1970 at which a transaction put it onto the log (rule 26b); 0: its owner wrote it."""
     stream_seq: str | None = None
     """The log's stream sequence before this ledger (rule 25a); None: nobody had sent one."""
+    placed_by: str = ""
+    """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18b).
+    Empty where the store keeps none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class RowName(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A row as bookies keep it. The body is opaque to them."""
+    """A row as bookies keep it. The body is opaque to them, but for the change of a log that it tells of (rule 18c)."""
 
     name: RowName
     body: bytes
@@ -40,6 +40,11 @@ def token_text(attempt: bytes) -> str:
     """A token as the store writes it."""
     text = attempt.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def attempt_of(token: str) -> bytes:
+    """The 16 bytes of a token; zeros of an empty one."""
+    return bytes.fromhex(token.replace("-", "")) or _NO_ATTEMPT
 
 
 def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
@@ -53,5 +58,4 @@ def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
 
 def name_of(row: LedgerMetadata) -> RowName:
     """The name of a row's copies."""
-    attempt = row.attempt
-    return RowName(row.version, bytes.fromhex(attempt.replace("-", "")) or _NO_ATTEMPT)
+    return RowName(row.version, attempt_of(row.attempt))

@@ -4,11 +4,14 @@ A copy is the row as JSON without its secrets. The MAC key is derived from the p
 the salt and a digest stay, by which a password can be checked; bookies have the ledger key anyway.
 """
 
+import re
 from dataclasses import replace
+
+import orjson
 
 from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
-from quorumlog.wire.bodies import Body, Key, LedgerRow, received
+from quorumlog.wire.bodies import ATTEMPT, Body, Key, LedgerRow, received
 
 
 class RowCopyBody(Body):
@@ -36,6 +39,15 @@ def encode(row: LedgerMetadata) -> bytes:
 def decode(copy: bytes | str) -> RowCopyBody:
     """What a copy says. Raises: ValueError."""
     return received(RowCopyBody, copy)
+
+
+def placed_by(copy: bytes) -> str:
+    """The token of the log's change that gave the row its place, or ""; also of bytes that are no copy."""
+    try:
+        found = orjson.loads(copy)["row"]["lineage"]["placed_by"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return found if isinstance(found, str) and re.fullmatch(ATTEMPT, found) else ""
 
 
 def row_of(copy: RowCopyBody) -> LedgerMetadata:

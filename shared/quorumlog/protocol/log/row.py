@@ -219,7 +219,11 @@ class LogMetadata:
         for item in self.items:
             if item.ledger_id in ledger_ids:
                 found[item.ledger_id] = Lineage(
-                    self.created_at, tuple(before), item.published_ms, self.stream_seq
+                    self.created_at,
+                    tuple(before),
+                    item.published_ms,
+                    self.stream_seq,
+                    self.attempt,
                 )
             if item.first_offset is not None and not item.is_empty:
                 before.append((item.ledger_id, item.first_offset))
