@@ -333,8 +333,10 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:
     """The last stream sequence that is known, but for those of the last ledger, whose batches tell them (rule 25a)."""
-    told = [row.stream_seq, *(one.lineage and one.lineage.stream_seq for one in ledgers)]
-    return max((seq for seq in told if seq is not None), key=str.encode, default=None)
+    told = [one.lineage.stream_seq for one in ledgers if one.lineage is not None]
+    return max(
+        (seq for seq in (row.stream_seq, *told) if seq is not None), key=str.encode, default=None
+    )
 
 
 def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) -> LogMetadata:

@@ -259,7 +259,7 @@ class Node(Process):
         for ledger in self.ledgers.values():
             for name in set(ledger.row_names) - self._noted:
                 self._noted.add(name)
-                self._fresh.note(name)
+                self._fresh.note(RowCopy(name, b""))
 
     async def _run(self, collector: Collector, every_s: float) -> None:
         while True:
