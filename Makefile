@@ -214,12 +214,15 @@ chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are kill
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
 		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
 
-.PHONY: bench-metadata bench-idle bench-forward scaling
+.PHONY: bench-metadata bench-idle bench-streams bench-forward scaling
 bench-metadata: setup ## what the metadata service does in a second with LEDGERS="10000 10000000" rows
 	@exec $(PY) -m loadtest.bench_metadata $(LEDGERS) $(if $(TIME),--time $(TIME)) $(ARGS)
 
 bench-idle: setup ## memory and CPU of 10,000 open ledgers, 10,000 logs and 1,000 connections of one gateway
 	@exec $(PY) -m loadtest.bench_idle $(if $(TIME),--time $(TIME)) $(ARGS)
+
+bench-streams: setup ## 10,000 Durable Streams opened, appended to once and closed: rates, memory of each: ARGS="--streams 1000"
+	@exec $(PY) -m loadtest.bench_streams $(if $(TIME),--time $(TIME)) $(ARGS)
 
 bench-forward: setup ## what an append costs that another gateway forwards to the log's owner
 	@exec $(PY) -m loadtest.bench_forward $(if $(TIME),--time $(TIME)) $(ARGS)

@@ -24,17 +24,19 @@ _SETTLE_S: Final = 3.0
 _GET: Final = b"GET /v1/ledgers/%d HTTP/1.1\r\nHost: %s\r\n\r\n"
 
 
-class _Watch:
-    """The processes of a cluster: memory of the gateway, CPU of all."""
+class Watch:
+    """The processes of a cluster: memory and CPU of each kind."""
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
-        names = [name for name in cluster.names if name.partition("-")[0] in _WATCHED]
+        """`seconds`: how long an idle time is measured."""
+        names = [name for name in cluster.names if name.partition("-")[0] in WATCHED]
         self._processes = {name: psutil.Process(cluster.pid(name)) for name in names}
         self._seconds = seconds
 
-    def memory(self) -> int:
-        """Bytes of the gateway."""
-        return int(self._processes["gateway-1"].memory_info().rss)
+    def memory(self, kind: str = "gateway") -> int:
+        """Bytes of the processes of a kind."""
+        found = (each for name, each in self._processes.items() if name.startswith(kind))
+        return sum(int(process.memory_info().rss) for process in found)
 
     async def idle(self) -> str:
         """The share of a core that each kind of process takes while nothing is asked."""
@@ -52,10 +54,11 @@ class _Watch:
         return {name: each.user + each.system for name, each in times.items()}
 
 
-_WATCHED: Final = ("gateway", "bookie", "metadata")
+WATCHED: Final = ("gateway", "bookie", "metadata")
 
 
-async def _opened(count: int, begin: Callable[[int], Awaitable[object]]) -> None:
+async def opened(count: int, begin: Callable[[int], Awaitable[object]]) -> None:
+    """Call `begin` with each number below `count`, a few at a time."""
     numbers = iter(range(count))
 
     async def work() -> None:
@@ -77,7 +80,7 @@ async def _connected(url: str, count: int, ledger_id: int, stack: AsyncExitStack
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
 
-    await _opened(count, connect)
+    await opened(count, connect)
 
 
 async def run(ledgers: int, logs: int, connections: int, seconds: float) -> None:
@@ -85,7 +88,7 @@ async def run(ledgers: int, logs: int, connections: int, seconds: float) -> None
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(running(None, bookies=3, gateways=1))
         client = await stack.enter_async_context(Client(*cluster.gateways))
-        watch = _Watch(cluster, seconds)
+        watch = Watch(cluster, seconds)
         run_id = os.urandom(4).hex()
 
         async def ledger(_number: int) -> None:
@@ -97,10 +100,10 @@ async def run(ledgers: int, logs: int, connections: int, seconds: float) -> None
         first = await client.create_ledger()
         await first.append(b"open")
         await log(-1)
-        _say(f"nothing is open: gateway {watch.memory() / 1e6:.0f} MB; idle: {await watch.idle()}")
+        say(f"nothing is open: gateway {watch.memory() / 1e6:.0f} MB; idle: {await watch.idle()}")
         for count, what, opening in (
-            (ledgers, "ledgers", _opened(ledgers, ledger)),
-            (logs, "logs", _opened(logs, log)),
+            (ledgers, "ledgers", opened(ledgers, ledger)),
+            (logs, "logs", opened(logs, log)),
             (
                 connections,
                 "connections",
@@ -111,14 +114,15 @@ async def run(ledgers: int, logs: int, connections: int, seconds: float) -> None
             await opening
             idle = await watch.idle()
             each = (watch.memory() - before) / max(1, count)
-            _say(
+            say(
                 f"{count:,} {what} are open: gateway {watch.memory() / 1e6:.0f} MB,"
                 f" {each / 1e3:.1f} KB each; idle: {idle}"
             )
         await first.append(b"still there")
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

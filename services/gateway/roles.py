@@ -23,4 +23,5 @@ ROLES: Final[Table] = {
     "POST /internal/logs/{name}/roll": _GATEWAY,
     "POST /internal/logs/{name}/publish": _GATEWAY,
     "POST /internal/logs/{name}/consult": _GATEWAY,
+    "POST /internal/logs/{name}/access": _GATEWAY,
 }

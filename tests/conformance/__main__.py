@@ -25,10 +25,6 @@ FILES: Final = ("package.json", "package-lock.json", "streams.test.js", "vitest.
 UNSERVED: Final = MappingProxyType(
     {
         r"Fork - ": "forks answer 501",
-        r"TTL and Expiry Validation should accept valid TTL$": "Stream-TTL answers 501",
-        r"TTL and Expiry Edge Cases should (?:handle|reject) idempotent PUT with": "Stream-TTL answers 501",
-        r"HEAD Metadata Edge Cases should return TTL metadata": "Stream-TTL answers 501",
-        r"TTL Expiration Behavior should .*TTL (?:expires|on (?!HEAD or|read or))": "Stream-TTL answers 501",
     }
 )
 """Tests of parts of the protocol that are not served: how their names begin, and the reason."""

@@ -29,11 +29,12 @@ from quorumlog.errors import (
     OwnedByLog,
     TransactionAborted,
     TransactionCommitted,
+    WriterLost,
 )
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log import Expiry, LogItem, LogMetadata
 from quorumlog.protocol.log.messages import Committed, Consult, OwnerLost, RowChanged
 from quorumlog.protocol.metadata import (
     Deletion,
@@ -53,6 +54,7 @@ from quorumlog.protocol.transaction import (
 )
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import Confirmation, EntriesAppended, LedgerOptions, ReadResult
+from services.gateway.logs.accesses import Verdict
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
@@ -213,6 +215,32 @@ class Cluster:
         return name
 
 
+class Goes(asyncio.Event):
+    """Set while a process goes on."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = now
+        self._awake_s = 0.0
+        self._since_s: float | None = None
+        """From when on it goes; None: it stands still."""
+        self.set()
+
+    def set(self) -> None:
+        super().set()
+        if self._since_s is None:
+            self._since_s = self._now()
+
+    def clear(self) -> None:
+        super().clear()
+        self._awake_s, self._since_s = self.awake_s(), None
+
+    def awake_s(self) -> float:
+        """The process's clock of its time awake (ADR 16)."""
+        going_s = 0.0 if self._since_s is None else self._now() - self._since_s
+        return self._awake_s + going_s
+
+
 class Gateway:
     """A log manager whose engine, store and peers are the model; `kill` ends it as kill -9 does."""
 
@@ -221,8 +249,7 @@ class Gateway:
         self.writer = Writer(name, f"http://{name}")
         self.is_dead = False
         self.died = asyncio.Event()
-        self.goes = asyncio.Event()
-        self.goes.set()
+        self.goes = Goes(cluster.now)
         self.pumps: set[asyncio.Task[Any]] = set()
         self.skew_ms = 0
         """How far its clock is ahead of the database's."""
@@ -237,6 +264,7 @@ class Gateway:
             peers=Net(self),
             times=TIMES,
             wall_ms=lambda: cluster.database_ms() + self.skew_ms,
+            awake_s=self.goes.awake_s,
         )
         self.transactions = Transactions(
             engine=cast(Any, self),
@@ -804,6 +832,14 @@ class Net(LogPeers):
             return orjson.dumps(await peer.logs.positions.answer_here(call.data))
 
         return await self._ask(owner, consult)
+
+    async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
+        told = await self._ask(
+            keeper, lambda peer: peer.logs.accesses.here(name, expiry, is_access=is_access)
+        )
+        if isinstance(told, OwnerLost):
+            raise WriterLost(told.detail)
+        return told
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         async def ends(peer: Gateway) -> Mapping[str, int]:

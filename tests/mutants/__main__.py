@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tests.bookie.mutants import STORAGE_MUTANTS, StorageMutant
 from tests.logs.simulation import run_seed as run_log_seed
 from tests.mutants.hunt import Find, Mutant, by_search, by_swarm
+from tests.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS, by_logs
 from tests.mutants.positions import POSITION_MUTANTS, by_positions
@@ -22,7 +23,7 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS)
+ALL = (*MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *IDLE_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ def hunt(index: int) -> Hunt:
 def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
     if mutant in POSITION_MUTANTS:
         return by_positions
+    if mutant in IDLE_MUTANTS:
+        return by_idle
     return by_logs if mutant in LOG_MUTANTS else by_swarm
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.mutants.hunt import Mutant, applied, by_search, by_swarm
+from tests.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import CLAIMS, LOG_MUTANTS, by_logs
 from tests.mutants.positions import POSITION_MUTANTS, by_positions
@@ -59,6 +60,11 @@ def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
 @pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
     assert by_positions(mutant) is not None
+
+
+@pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_of_logs_that_expire_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_idle(mutant) is not None
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -173,9 +173,13 @@ class LogHandle:
         """Seal the log if the writer of this ledger of it does not live; False if it lives."""
         return self._ask(lambda future: HealAsked(future, ledger_id))
 
-    def delete(self, created_at: str | None = None) -> asyncio.Future[LogMetadata]:
-        """Fence the log's writer and delete the log's row, if it was created then; the result is the row as it was."""
-        return self._ask(partial(DeletionAsked, created_at=created_at))
+    def delete(
+        self, created_at: str | None = None, term: str | None = None
+    ) -> asyncio.Future[LogMetadata]:
+        """Fence the log's writer and delete the log's row, if it was created then and has this keeper; the result is the
+        row as it was.
+        """
+        return self._ask(partial(DeletionAsked, created_at=created_at, term=term))
 
     def drain(self) -> asyncio.Future[None]:
         """Stop owning the log, and seal it, so that another gateway can own it at once."""

@@ -8,11 +8,11 @@ from aiohttp import web
 from quorumlog.errors import BadRequest, InvalidRequest
 from quorumlog.net.json_bodies import parsed
 from quorumlog.net.operations import Route, route
-from quorumlog.net.parameters import Given, path_text, query_integer
+from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.protocol.log import LogState
+from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Publish
 from quorumlog.wire.bodies import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
@@ -29,6 +29,9 @@ from services.gateway.logs.peers import EndsBody, PublishBody
 
 NAME: Final = path_text("name", LOG_NAME, "The log.")
 TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
+TERM: Final = query_text("term", "[0-9a-f-]{1,36}", "Of the appointment of the log's keeper.")
+IDLE_S: Final = query_integer("idle_s", 0, ID_MAX, "Seconds without use after which it expires.", 0)
+COUNTS: Final = query_integer("counts", 0, 1, "1: this is an access; 0: a question.", 0)
 SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the producer began.", 0)
 
 
@@ -43,6 +46,7 @@ def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[
         route("POST", log + "/roll", inner.roll, *asked),
         route("POST", log + "/publish", inner.publish, *asked),
         route("POST", log + "/consult", inner.consult, *asked),
+        route("POST", log + "/access", inner.access, *asked, TERM, IDLE_S, COUNTS),
     )
 
 
@@ -92,6 +96,16 @@ class _InternalLogRoutes(InternalRoutes):
         except BadPositions as error:
             raise BadRequest(str(error)) from error
         return self.answer(answers)
+
+    async def access(self, _request: web.Request, given: Given) -> web.Response:
+        """Count an access to a log whose keeper this process is, and say whether the log lives."""
+        self.check_instance(given)
+        term = given[TERM]
+        if term is None:
+            raise InvalidRequest("a keeper is asked by its term")
+        expiry = Expiry(given[IDLE_S], self._logs.me, term)
+        verdict = await self._logs.accesses.here(given[NAME], expiry, is_access=given[COUNTS] == 1)
+        return self.answer({"verdict": verdict})
 
 
 def _checked(producer: ProducerSeq | None) -> ProducerSeq | None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
+from uuid import uuid4
 
 from quorumlog.errors import (
     UNKNOWN,
@@ -24,14 +25,16 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
+from quorumlog.net.awake import awake
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
 from services.gateway.engine.batches import LARGE_BYTES, packed_batch
+from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
@@ -63,8 +66,9 @@ class LogManager:
         peers: LogPeers,
         times: LogTimes | None = None,
         wall_ms: Callable[[], int] | None = None,
+        awake_s: Callable[[], float] | None = None,
     ) -> None:
-        """`wall_ms` is this machine's clock."""
+        """`wall_ms` is this machine's clock, `awake_s` the time in which this process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
         self._orphans_after: int | None = None
@@ -91,6 +95,17 @@ class LogManager:
             wall_ms=wall,
         )
         self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)
+        self.me = engine.writer
+        self.accesses = Accesses(
+            me=self.me,
+            ask=peers.access,
+            is_alive=self.ownership.is_other_alive,
+            read=self._reader.row,
+            appoint=self._appoint,
+            remove=self._remove_expired,
+            start=self.ownership.task,
+            awake_s=awake_s or awake().time,
+        )
         self._views = LogViews(engine, store, peers, self.ownership, self._reader)
         self.read = self._reader.read
         self.batches = self._reader.batches
@@ -119,9 +134,18 @@ class LogManager:
             raise LogExists(f"the log {name} exists with other settings", log=name)
         return await self._views.view(row), is_new
 
-    async def create(self, name: str, settings: LogSettings) -> tuple[LogMetadata, bool]:
-        """The row of the log of this name, whatever its settings are, and whether this call created it."""
-        return await self._store.create(LogMetadata(name, settings, next_offset=0))
+    async def create(
+        self, name: str, settings: LogSettings, *, idle_s: int | None = None
+    ) -> tuple[LogMetadata, bool]:
+        """The row of the log of this name, whatever its settings are, and whether this call created it. `idle_s`: it
+        expires once nobody has used it for so long.
+        """
+        expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
+        wanted = LogMetadata(name, settings, next_offset=0, expiry=expiry)
+        row, is_new = await self._store.create(wanted)
+        if is_new:
+            self.accesses.begun(row)
+        return row, is_new
 
     def now_ms(self) -> int:
         """The database's clock, once a row was read; before that this machine's."""
@@ -132,14 +156,39 @@ class LogManager:
         """The log. Raises: NoSuchLog."""
         return await self._views.view(await self._reader.row(name))
 
-    async def delete(self, name: str, *, created_at: str | None = None) -> None:
-        """Delete the log and its ledgers; with `created_at` that one, and no namesake made since.
+    async def _appoint(self, name: str, term: str) -> None:
+        """Make this process the keeper of a log in place of that of a term, unless another one is by then."""
+
+        async def appointed(row: LogMetadata) -> LogMetadata:
+            is_same = row.expiry is not None and row.expiry.term == term
+            return row.kept_by(self.me, str(uuid4())) if is_same else row
+
+        await self._change(name, appointed)
+
+    async def _remove_expired(self, name: str, term: str) -> bool:
+        """Delete a log by the word of the keeper of this term: whether it is gone. False: it has another keeper."""
+        while True:
+            try:
+                row = await self._store.get(name)
+            except NoSuchLog:
+                return True
+            if row.expiry is None or row.expiry.term != term:
+                return False
+            with contextlib.suppress(NoSuchLog):  # then the row says what happened meanwhile
+                await self.delete(name, created_at=row.created_at, term=term)
+                return True
+
+    async def delete(
+        self, name: str, *, created_at: str | None = None, term: str | None = None
+    ) -> None:
+        """Delete the log and its ledgers; with `created_at` that one, and no namesake made since; with `term` only while
+        it has that keeper.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
         # Before the log's writer is fenced; the metadata service refuses too.
         check_unprotected(await self._store.get(name))
-        row = await self.ownership.handle(name).delete(created_at)
+        row = await self.ownership.handle(name).delete(created_at, term)
         await self._drop([item.ledger_id for item in row.items])
 
     async def truncate(self, name: str, before: int) -> LogView:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from quorumlog.errors import UNKNOWN, QuorumLogError, WriterLost
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LOG_LEDGERS_MAX
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, Expiry
 from quorumlog.protocol.log.messages import Append, Consult, OwnerLost, Publish, RecordsAppended
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
@@ -17,10 +17,13 @@ from quorumlog.wire.bodies import Body, LedgerId, LogName, received
 from quorumlog.wire.log_bodies import Number
 from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
 from services.gateway.engine.peers import Peers
+from services.gateway.logs.accesses import Verdict
 
 _APPEND_S: Final = 60.0
 """The sender asks meanwhile whether the owner lives; this timeout only ends abandoned requests."""
 _ALIVE_S: Final = 2.0
+_ACCESS_S: Final = 5.0
+"""The keeper answers from memory, unless it deletes the log first."""
 _ENDS_S: Final = 2.0
 """How long a list of logs waits for a gateway; then the bookies are asked about that gateway's logs."""
 
@@ -89,6 +92,13 @@ class LogPeers:
         """Ask the owner of the log of positions."""
         told = await self._ask_owner(owner, name, "consult", call.data)
         return told if isinstance(told, OwnerLost) else orjson.dumps(told)
+
+    async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
+        """Tell the keeper of a log of an access, or only ask whether the log lives. Raises: WriterLost, TimeoutError."""
+        query = f"term={quote(expiry.term, safe='')}&idle_s={expiry.idle_s}&counts={int(is_access)}"
+        path = f"/internal/logs/{quote(name, safe='')}/access?{query}"
+        told = await self._peers.ask(keeper, "POST", path, _ACCESS_S, data=b"")
+        return Verdict(told["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         """The ends of those of these logs that a gateway owns; none if it does not answer."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from quorumlog.protocol.metadata import Writer
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
 
@@ -67,25 +68,35 @@ class Sweep:
         """Sweep every log once."""
         after: str | None = None
         alive: dict[str, bool] = {}
+        accesses = self._logs.accesses
+        unnamed, named = accesses.terms(), set[str | None]()
         while True:
             rows, after = await self._store.list(after=after, limit=_PAGE)
             for row in rows:
+                if row.expiry is not None:
+                    named.add(row.expiry.term)
                 try:
                     await self._sweep_log(row, alive)
                 except QuorumLogError as error:
                     log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
             if after is None:
+                accesses.forget(unnamed - named)
                 return
 
+    async def _is_alive(self, writer: Writer, alive: dict[str, bool]) -> bool:
+        """Whether another process lives; asked once in a round."""
+        if writer.id not in alive:
+            alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
+        return alive[writer.id]
+
     async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
+        await self._logs.accesses.sweep(row, partial(self._is_alive, alive=alive))
         ownership = self._logs.ownership
         is_owned = ownership.tick(row)
         last = row.last_item
         if not is_owned and row.state is LogState.OPEN and last and last.last_offset is None:
             writer = await ownership.writer_of(last.ledger_id)
-            if writer is not None and writer.id not in alive:
-                alive[writer.id] = await ownership.is_other_alive(writer)
-            if writer is None or not alive[writer.id]:
+            if writer is None or not await self._is_alive(writer, alive):
                 await ownership.handle(row.name).heal(last.ledger_id)
         # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
         begin = partial(retained_from, now_ms=self._store.database_ms() or 0)

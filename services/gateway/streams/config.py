@@ -27,10 +27,11 @@ _TIME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """The settings of a stream. `expires_at` is as the client wrote it."""
+    """The settings of a stream. `expires_at` is as the client wrote it; `ttl_s` is kept in the row's `expiry`."""
 
     content_type: str = OCTETS
     expires_at: str | None = None
+    ttl_s: int | None = None
 
     @property
     def media(self) -> str:
@@ -54,7 +55,8 @@ class StreamConfig:
 
     def equals(self, other: "StreamConfig") -> bool:
         """Whether a creation with the other one is a repeat."""
-        return (self.media, self.expires_ms) == (other.media, other.expires_ms)
+        mine, others = ((each.media, each.expires_ms, each.ttl_s) for each in (self, other))
+        return mine == others
 
     def settings(self, begins: str) -> LogSettings:
         """The settings of the stream's log."""
@@ -71,7 +73,8 @@ def config_of(row: LogMetadata) -> StreamConfig | None:
     custom: Mapping[str, str] = dict(row.settings.custom)
     if _CONTENT_TYPE not in custom:
         return None
-    return StreamConfig(custom[_CONTENT_TYPE], custom.get(_EXPIRES_AT))
+    ttl_s = None if row.expiry is None else row.expiry.idle_s
+    return StreamConfig(custom[_CONTENT_TYPE], custom.get(_EXPIRES_AT), ttl_s)
 
 
 def begins_later(row: LogMetadata) -> bool:

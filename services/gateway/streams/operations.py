@@ -28,7 +28,6 @@ _NUMBER_MAX: Final = 2**53 - 1
 """JavaScript's greatest safe integer (section 5.2.1)."""
 _PRODUCER_BYTES_MAX: Final = 255
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
-_TTL: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 def offset_text(offset: int) -> str:
@@ -62,12 +61,6 @@ def _cursor(text: str, _pointer: str) -> int | None:
 def _number(text: str, pointer: str) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > _NUMBER_MAX:
         raise BadRequest(f"{pointer}: must be an integer from 0 to 2^53-1 in its shortest form")
-    return int(text)
-
-
-def _ttl(text: str, pointer: str) -> int:
-    if not _TTL.fullmatch(text):
-        raise BadRequest(f"{pointer}: must be a number of seconds in its shortest form")
     return int(text)
 
 
@@ -126,7 +119,10 @@ CLOSED: Final[Parameter[bool | None]] = _header(
     "Stream-Closed", _is_true, "`true`: nothing follows, in one step with the body.", _WORD
 )
 TTL: Final[Parameter[int | None]] = _header(
-    "Stream-TTL", _ttl, "Seconds without an access. Not served yet: 501.", _COUNT
+    "Stream-TTL",
+    _number,
+    "The stream ends to exist after so many seconds without an access.",
+    _COUNT,
 )
 EXPIRES_AT: Final[Parameter[str | None]] = _header(
     "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time.", _WORD

@@ -104,9 +104,13 @@ class StreamReads:
     def _cache(self, request: web.Request, config: StreamConfig) -> str:
         """Who may keep an answer with records, which never change."""
         who = "private" if "Authorization" in request.headers else "public"
-        if config.expires_ms is None:
+        if config.ttl_s is not None:
+            # What a cache answers keeps no stream alive.
+            left_s = config.ttl_s // 2
+        elif config.expires_ms is not None:
+            left_s = max(0, (config.expires_ms - self._logs.now_ms()) // 1000)
+        else:
             return f"{who}, {_CACHED}"
-        left_s = max(0, (config.expires_ms - self._logs.now_ms()) // 1000)
         return f"{who}, max-age={min(60, left_s)}"
 
     def _cursor(self, given: int | None) -> int:

@@ -82,7 +82,7 @@ class StreamRoutes:
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """PUT (section 5.1)."""
         _refuse_unserved(given)
-        wanted = StreamConfig(given[op.CONTENT_TYPE] or OCTETS, given[op.EXPIRES_AT])
+        wanted = StreamConfig(given[op.CONTENT_TYPE] or OCTETS, given[op.EXPIRES_AT], given[op.TTL])
         data = await self._body(request)
         sent = _Sent(records_of(data, is_json=wanted.is_json), given[op.CLOSED] is True, expect=0)
         name = given[op.STREAM]
@@ -113,16 +113,16 @@ class StreamRoutes:
         one of them: nothing is removed that somebody may just be told.
         """
         settings = wanted.settings(sent.begins)
-        row, is_new = await self._logs.create(name, settings)
-        found = config_of(row)
-        if not is_new and found is not None and self._is_expired(found):
-            await self._logs.remove(row)
-            row, is_new = await self._logs.create(name, settings)
+        row, is_new = await self._logs.create(name, settings, idle_s=wanted.ttl_s)
+        if not is_new and not await self._exists(row):
+            row, is_new = await self._logs.create(name, settings, idle_s=wanted.ttl_s)
         if not is_new:
-            is_part = row.settings == settings and await self._is_unfinished(row)
-            if not is_part:
+            found = config_of(row)
+            is_same = row.settings == settings and found is not None and found.ttl_s == wanted.ttl_s
+            if not is_same or not await self._is_unfinished(row):
                 return row, False
-        return row, await self._fill(name, sent)
+        with self._logs.accesses.during(row):
+            return row, await self._fill(name, sent)
 
     async def _fill(self, name: str, sent: _Sent) -> bool:
         """Put into a new stream what it begins with; False where another request has done so."""
@@ -141,18 +141,27 @@ class StreamRoutes:
             return False
         return (await self._logs.tail(row.name, row))[0] == 0
 
-    def _is_expired(self, config: StreamConfig) -> bool:
-        """By the database's clock, which is the same for all gateways."""
-        return config.expires_ms is not None and config.expires_ms <= self._logs.now_ms()
+    async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
+        """Whether the stream of a row that was just read has not expired; an access is counted. One that has is deleted.
 
-    async def _find(self, name: str, *, is_unfinished_too: bool = False) -> Found:
+        At a time: by the database's clock, which is the same for all gateways.
+        """
+        found = config_of(row)
+        at_ms = None if found is None else found.expires_ms
+        if at_ms is not None and at_ms <= self._logs.now_ms():
+            await self._logs.remove(row)
+            return False
+        return await self._logs.accesses.lives(row, is_access=is_access)
+
+    async def _find(
+        self, name: str, *, is_unfinished_too: bool = False, is_access: bool = False
+    ) -> Found:
         """The stream of a log. Raises: NoSuchLog, for one whose creation is not at its end too."""
         row = await self._logs.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
             raise NoSuchLog("there is no such stream", log=name)
-        if self._is_expired(found):
-            await self._logs.remove(row)
+        if not await self._exists(row, is_access=is_access):
             raise NoSuchLog("the stream has expired", log=name)
         return Found(row, found)
 
@@ -160,10 +169,16 @@ class StreamRoutes:
 
     async def append(self, request: web.Request, given: Given) -> web.Response:
         """POST (sections 5.2 and 5.3)."""
-        name, closes = given[op.STREAM], given[op.CLOSED] is True
         producer = _producer_of(given)
         data = await self._body(request)
-        found = await self._find(name)
+        found = await self._find(given[op.STREAM], is_access=True)
+        with self._logs.accesses.during(found.row):
+            return await self._append(given, found, data, producer)
+
+    async def _append(
+        self, given: Given, found: Found, data: bytes, producer: ProducerSeq | None
+    ) -> web.Response:
+        name, closes = given[op.STREAM], given[op.CLOSED] is True
         if not data and not closes:
             raise BadRequest("an append has a body")
         if data:
@@ -229,10 +244,12 @@ class StreamRoutes:
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET and HEAD (sections 5.5 to 5.8)."""
-        found = await self._find(given[op.STREAM])
-        if request.method == hdrs.METH_HEAD:
+        is_head = request.method == hdrs.METH_HEAD
+        found = await self._find(given[op.STREAM], is_access=not is_head)
+        if is_head:
             return await self._head(found)
-        return await self._reads.answer(request, given, found)
+        with self._logs.accesses.during(found.row):
+            return await self._reads.answer(request, given, found)
 
     async def _head(self, found: Found) -> web.Response:
         end, is_closed = await self._logs.tail(found.row.name, found.row)
@@ -243,6 +260,8 @@ class StreamRoutes:
         }
         if found.config.expires_at is not None:
             headers["Stream-Expires-At"] = found.config.expires_at
+        if found.config.ttl_s is not None:
+            headers["Stream-TTL"] = str(found.config.ttl_s)
         return web.Response(headers=headers)
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
@@ -275,8 +294,6 @@ def _refuse_unserved(given: Given) -> None:
         raise NotServed("this server has no forks: leave Stream-Forked-From out")
     if given[op.FORK_OFFSET] is not None or given[op.FORK_SUB_OFFSET] is not None:
         raise BadRequest("Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From")
-    if given[op.TTL] is not None:
-        raise NotServed("this server has no Stream-TTL: use Stream-Expires-At")
 
 
 def _check_type(given: str | None, found: Found) -> None:

@@ -197,6 +197,8 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
             problems.append((f"/row/{field}", "never goes back"))
     if (new.stream_seq or "").encode() < (old.stream_seq or "").encode():
         problems.append(("/row/stream_seq", "never goes back"))
+    if (old.expiry and old.expiry.idle_s) != (new.expiry and new.expiry.idle_s):
+        problems.append(("/row/expiry", "never changes, but for its keeper"))
     was, now = old.archived_through, new.archived_through
     if was is not None and (now is None or now < was):
         problems.append(("/row/archived_through", "never goes back"))

@@ -17,6 +17,7 @@ from quorumlog.protocol.log import (
     LOG_LEDGERS_MAX,
     PRODUCERS_MAX,
     Answer,
+    Expiry,
     LogItem,
     LogMetadata,
     LogSettings,
@@ -34,6 +35,7 @@ from quorumlog.wire.bodies import (
     LogName,
     Text,
     Version,
+    WriterBody,
     fields_of,
 )
 
@@ -138,6 +140,24 @@ class LogSettingsBody(Body):
         )
 
 
+class ExpiryBody(Body):
+    """A log that expires without use, and the process that remembers the last use (ADR 40)."""
+
+    idle_s: Number
+    keeper: WriterBody
+    term: Text
+
+    def to_core(self) -> Expiry:
+        """The protocol's value."""
+        return Expiry(self.idle_s, self.keeper.to_core(), self.term)
+
+    @classmethod
+    def from_core(cls, core: Expiry) -> "ExpiryBody":
+        """The body that carries a protocol value."""
+        keeper = WriterBody(**fields_of(core.keeper, WriterBody.model_fields))
+        return cls(idle_s=core.idle_s, keeper=keeper, term=core.term)
+
+
 class LogRow(Body):
     """One log's row as the metadata service keeps it. A row to be created has the version 1; the versions
     of a name that was used before continue where they ended.
@@ -165,6 +185,8 @@ class LogRow(Body):
         default=None, exclude_if=lambda seq: seq is None
     )
     """Left out while nobody has sent one: services of before this field forbid it."""
+    expiry: ExpiryBody | None = Field(default=None, exclude_if=lambda expiry: expiry is None)
+    """Left out where there is none: services of before this field forbid it."""
     created_at: Text = ""
     read_ms: Number = 0
     """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""
@@ -181,6 +203,7 @@ class LogRow(Body):
         log = LogMetadata(
             settings=self.settings.to_core(),
             items=tuple(item.to_core() for item in self.items),
+            expiry=None if self.expiry is None else self.expiry.to_core(),
             **fields_of(self, _SAME),
         )
         return replace(log, forgotten_end=log.known_end) if self.producers_forgotten else log
@@ -191,6 +214,7 @@ class LogRow(Body):
         return cls(
             settings=LogSettingsBody.from_core(core.settings),
             items=tuple(map(LogItemBody.from_core, core.items)),
+            expiry=None if core.expiry is None else ExpiryBody.from_core(core.expiry),
             **fields_of(core, _SAME),
         )
 

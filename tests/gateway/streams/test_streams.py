@@ -136,6 +136,36 @@ async def test_a_stream_that_has_expired_is_gone_and_its_path_is_free(http: Serv
     assert (await http.ask("GET", STREAM)).body == b"new"
 
 
+async def test_a_sliding_ttl_is_told_and_a_repeat_has_the_same(http: Served) -> None:
+    ttl = {"Stream-TTL": "3600"}
+    assert (await http.put(TEXT | ttl, b"a")).status == 201
+    assert (await http.put(TEXT | ttl, b"a")).status == 200
+    for others in ({"Stream-TTL": "60"}, {"Stream-Expires-At": "2120-01-02T03:04:05Z"}, {}):
+        assert (await http.put(TEXT | others, b"a")).status == 409
+    assert (await http.ask("HEAD", STREAM)).headers["Stream-TTL"] == "3600"
+    # Of what a cache answers nobody here knows.
+    cached = (await http.ask("GET", STREAM)).headers["Cache-Control"]
+    assert cached == "public, max-age=60"
+    for wrong in ("-1", "01", "1.5", "x", str(2**53)):
+        refused = await http.ask("PUT", "/v1/stream/other", headers={"Stream-TTL": wrong})
+        assert refused.status == 400, wrong
+
+
+async def test_a_stream_of_no_ttl_is_gone_once_it_is_made(http: Served) -> None:
+    for _ in range(2):
+        assert (await http.put(TEXT | {"Stream-TTL": "0"}, b"a")).status == 201
+        assert (await http.ask("GET", STREAM)).status == 404
+    assert (await http.put(TEXT)).status == 201
+
+
+async def test_a_protected_stream_does_not_expire(http: Served) -> None:
+    assert (await http.put(TEXT | {"Stream-TTL": "0"})).status == 201
+    await http.gateway.logs.change(LOG, {}, deletion_protection=True)
+    assert (await http.ask("GET", STREAM)).status == 200
+    await http.gateway.logs.change(LOG, {}, deletion_protection=False)
+    assert (await http.ask("GET", STREAM)).status == 404
+
+
 async def test_native_appends_are_refused_after_the_end(http: Served) -> None:
     await http.put(TEXT, b"a")
     done = await http.post(TEXT | CLOSED, b"z")
@@ -172,9 +202,8 @@ async def test_a_producer_is_told_what_the_protocol_says(http: Served) -> None:
 
 
 async def test_what_is_not_served_says_so(http: Served) -> None:
-    for headers in ({"Stream-TTL": "60"}, {"Stream-Forked-From": "/v1/stream/a"}):
-        refused = await http.put(TEXT | headers)
-        assert (refused.status, refused.json["code"]) == (501, "not-served")
+    refused = await http.put(TEXT | {"Stream-Forked-From": "/v1/stream/a"})
+    assert (refused.status, refused.json["code"]) == (501, "not-served")
     assert (await http.ask("GET", STREAM)).status == 404
 
 

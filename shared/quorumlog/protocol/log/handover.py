@@ -125,6 +125,8 @@ class Handover:
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
     """Of the log to delete; None: whichever has the name."""
+    term: str | None = None
+    """Of the keeper by whose word the log to delete has expired; None: it is deleted whether it has or not."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
@@ -233,9 +235,7 @@ class Handover:
     def _looked(self, row: LogMetadata) -> HandoverNext:
         self.row = row
         if self.aim is Aim.DELETE:
-            if self.created_at not in (None, row.created_at):
-                return HandoverDone(deleted(self.log))
-            return self._fence()
+            return self._fence() if self._is_meant(row) else HandoverDone(deleted(self.log))
         if self.aim is Aim.HEAL:
             item = row.item_of(self.ledger_id)
             if item is None or item.last_offset is not None:
@@ -298,12 +298,17 @@ class Handover:
         assert self.row is not None
         if value is None:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
-        if value.current.created_at != self.row.created_at:
-            return HandoverDone(
-                deleted(self.log)
-            )  # a namesake that was made since: not what was meant
+        is_same = value.current.created_at == self.row.created_at
+        if not is_same or not self._is_meant(value.current):
+            # A namesake that was made since, or a log that is in use again: not what was meant.
+            return HandoverDone(deleted(self.log))
         self.row = value.current
         return self._fence()
+
+    def _is_meant(self, row: LogMetadata) -> bool:
+        """Whether the deletion is of the log of this row."""
+        term = None if row.expiry is None else row.expiry.term
+        return self.created_at in (None, row.created_at) and self.term in (None, term)
 
 
 def deleted(log: str) -> NoSuchLog:

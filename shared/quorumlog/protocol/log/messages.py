@@ -480,6 +480,8 @@ class DeletionAsked:
     request: RequestKey
     created_at: str | None = None
     """Of the log that is meant, where another one of its name must stay."""
+    term: str | None = None
+    """Of the keeper by whose word the log has expired: under another one it stays (ADR 40)."""
 
 
 @dataclass(frozen=True, slots=True)

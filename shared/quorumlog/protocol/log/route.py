@@ -178,8 +178,8 @@ class LogRoute:
                 self._queue(Aim.FORCE, request, creates=creates, finish=finish)
             case HealAsked(request, ledger_id):
                 self._queue(Aim.HEAL, request, ledger_id=ledger_id)
-            case DeletionAsked(request, created_at):
-                self._queue(Aim.DELETE, request, created_at=created_at)
+            case DeletionAsked(request, created_at, term):
+                self._queue(Aim.DELETE, request, created_at=created_at, term=term)
             case DrainAsked(request):
                 self._is_draining = True
                 self._queue(Aim.DRAIN, request)

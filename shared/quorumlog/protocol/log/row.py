@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, Lineage
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
 
 PRODUCERS_MAX = 1000
@@ -127,6 +127,17 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Expiry:
+    """A log that is deleted once nobody has used it for so many seconds (ADR 40)."""
+
+    idle_s: int
+    keeper: Writer
+    """The process that remembers the last use: no other one may say that the log has expired."""
+    term: str
+    """Of this appointment of the keeper, and of no other."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogMetadata:
     """One log's row."""
 
@@ -157,6 +168,8 @@ class LogMetadata:
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
     deletion_protection: bool = False
     """Nobody may delete the log, nor truncate or overwrite it; its retention goes on."""
+    expiry: Expiry | None = None
+    """None: it exists until it is deleted."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -345,6 +358,11 @@ class LogMetadata:
     def protected(self, *, is_on: bool) -> "LogMetadata":
         """The log with its protection from deletion on or off."""
         return replace(self, deletion_protection=is_on)
+
+    def kept_by(self, keeper: Writer, term: str) -> "LogMetadata":
+        """The log, whose last use another process remembers from now on."""
+        assert self.expiry is not None
+        return replace(self, expiry=Expiry(self.expiry.idle_s, keeper, term))
 
     def opened(self, owner: str) -> "LogMetadata":
         """The log with a new writer token: appends with an older one are fenced off."""
