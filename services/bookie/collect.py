@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import Final, Protocol
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
@@ -32,6 +32,14 @@ from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
+
+
+LEDGERS_AT_ONCE: Final = 500
+"""Rows looked at in one turn of the event loop, some 5 ms."""
+SCAN_REST: Final = 10
+SCAN_SHORT_S: Final = 0.1
+"""After looks at the whole index that took longer, segments are freed again after so many times as long, unless the disk is
+full: a bookie of many small runs would look at its index all the time (taste)."""
 
 
 class Disposal(Enum):
@@ -176,6 +184,7 @@ class Collector:
         """Serializes looks, so that a second look comes after the first."""
         self._has_dropped = True
         """True at startup too: ledgers dropped before a crash may have left segments behind."""
+        self._free_at = 0.0
 
     async def round(self) -> None:
         """Look at every ledger once, and free segments if a ledger was dropped."""
@@ -185,7 +194,9 @@ class Collector:
             await self._rows.confirm()
             naming = await self._rows.ledgers_naming(member_name(self._store.me))
             rows: dict[int, IndexRow] = {}
-            for ledger_id, row in self._store.ledgers():
+            for number, (ledger_id, row) in enumerate(self._store.ledgers(), start=1):
+                if number % LEDGERS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if ledger_id not in naming or row.copy_count > COPIES_KEPT:
                     rows[ledger_id] = row
                 else:
@@ -262,9 +273,13 @@ class Collector:
         return now - since >= self._grace_s
 
     async def _free_if_due(self) -> None:
-        if self._has_dropped:
-            self._has_dropped = False
-            await self.free_segments()
+        loop, store = asyncio.get_running_loop(), self._store
+        if not self._has_dropped or (loop.time() < self._free_at and not store.takes_no_adds):
+            return
+        self._has_dropped = False
+        await self.free_segments()
+        scan_s = self._space.scan_s
+        self._free_at = loop.time() + SCAN_REST * scan_s if scan_s > SCAN_SHORT_S else 0.0
 
     async def _drop(self, due: Mapping[int, Disposal]) -> None:
         """Drop the entries of a page of ledgers after a last look at their rows.

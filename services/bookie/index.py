@@ -14,7 +14,8 @@ import errno
 import shutil
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,7 +24,7 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 
 from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie.parts import Part, decode_part
+from services.bookie.parts import Part, decode_part, stored_at
 from services.bookie.writer import Position
 
 _PART_KEY: Final = struct.Struct(">cQq")
@@ -40,7 +41,7 @@ _FRESH_KEY: Final = b"Afresh"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
-"""A checkpoint yields to the event loop, which would otherwise wait 5 ms for each turn (measured)."""
+"""A thread that works long yields to the event loop, which would otherwise wait 5 ms for each turn (measured)."""
 
 REOPEN_BYTES: Final = 2 * 1024 * 1024
 """Needed to open RocksDB, which writes its options, a manifest and a log of its own."""
@@ -284,11 +285,40 @@ class Index:
 
     def all_parts(self) -> Iterator[tuple[int, Part]]:
         """All parts of all ledgers."""
+        for key, value in self._all_parts():
+            _, ledger_id, first = _PART_KEY.unpack(key)
+            yield ledger_id, decode_part(first, value)
+
+    def used_bytes(self) -> Counter[int]:
+        """Bytes of all parts per segment. In a thread, which pauses."""
+        used: Counter[int] = Counter()
+        for number, (_, value) in enumerate(self._all_parts(), start=1):
+            segment, size = stored_at(value)
+            used[segment] += size
+            if number % PARTS_AT_ONCE == 0:
+                time.sleep(PAUSE_S)
+        return used
+
+    def parts_in(self, segments: Collection[int]) -> list[tuple[int, Part]]:
+        """The parts in some segments, by ledger and entry. In a thread, which pauses."""
+        found = []
+        for number, (key, value) in enumerate(self._all_parts(), start=1):
+            if stored_at(value)[0] in segments:
+                _, ledger_id, first = _PART_KEY.unpack(key)
+                found.append((ledger_id, decode_part(first, value)))
+            if number % PARTS_AT_ONCE == 0:
+                time.sleep(PAUSE_S)
+        return found
+
+    def _all_parts(self) -> Iterator[tuple[bytes, bytes]]:
+        """The keys and values of all parts."""
         cursor = self._db.iter()
         cursor.seek(b"P")
-        while cursor.valid() and cursor.key()[:1] == b"P":
-            _, ledger_id, first = _PART_KEY.unpack(cursor.key())
-            yield ledger_id, decode_part(first, cursor.value())
+        while cursor.valid():
+            key = cursor.key()
+            if key[:1] != b"P":
+                break
+            yield key, cursor.value()
             cursor.next()
         cursor.status()
 

@@ -233,6 +233,36 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
     return LogBatch(flags, base + at, base + at + size, sequence, synced_below, tuple(records))
 
 
+class RecordHead(NamedTuple):
+    """A record without its body. `offset` is the body's."""
+
+    kind: Kind
+    ledger_id: int
+    offset: int
+    size: int
+    crc: int
+
+
+def parse_record_heads(
+    head: SegmentHead, data: bytes, at: int, base: int
+) -> tuple[int, list[RecordHead]] | None:
+    """The end of the batch at `at` of `data`, which begins at offset `base`, and its records, whose bodies are not looked
+    at; None where `data` has no valid head of a batch, or not all of it.
+    """
+    parsed = _parse_heads(head, data, at, base) if at < len(data) else None
+    if parsed is None:
+        return None
+    size, rows = parsed[3], parsed[4]
+    end, offset = base + at + size, base + at + BATCH_HEAD.size + len(rows) * _RECORD_HEAD.size
+    records = []
+    for kind, _, _, ledger_id, body_bytes, crc in rows:
+        if kind not in _KINDS:
+            return None
+        records.append(RecordHead(Kind(kind), ledger_id, offset, body_bytes, crc))
+        offset += body_bytes
+    return (end, records) if offset == end else None
+
+
 def read_batches(
     head: SegmentHead, data: bytes, base: int, end: int | None = None
 ) -> Iterator[LogBatch | Stop]:

@@ -90,6 +90,12 @@ def decode_part(first: int, value: bytes) -> Part:
     return Part(first, last, mask, segment, offset, size, crc)
 
 
+def stored_at(value: bytes) -> tuple[int, int]:
+    """The segment and the size of the part that the index's value is of."""
+    _, segment, _, size, _ = _VALUE.unpack_from(value)
+    return segment, size
+
+
 def part_of(run: Run) -> Part:
     """The part that is a whole run, not on disk yet."""
     ids = run.ids

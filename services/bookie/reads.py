@@ -21,10 +21,12 @@ from services.bookie.extents import (
     advise,
     bodies,
     extents,
+    is_large,
     join,
     read_all,
     read_cached,
     read_from_disk,
+    read_large_cached,
     scratch,
 )
 from services.bookie.ledger import StoredLedger
@@ -91,14 +93,19 @@ class Reads:
         stored = [part for part in parts if part.body is None]
         wanted = extents(self._segments, stored) if stored else []
         for place, extent in enumerate(wanted):
-            data = read_cached(extent, self._scratch)
-            if data is None:
+            good = self._read_cached(extent, ledger.ledger_id)
+            if good is None:
                 ledger.is_cold = True
                 return found, wanted[place:]
-            good = list(bodies(extent, data, ledger.ledger_id))
             self._note_damage(ledger, extent.parts, good)
             found += good
         return found, []
+
+    def _read_cached(self, extent: Extent, ledger_id: int) -> FoundParts | None:
+        if is_large(extent):
+            return read_large_cached(extent, ledger_id)
+        data = read_cached(extent, self._scratch)
+        return None if data is None else list(bodies(extent, data, ledger_id))
 
     async def deliver(
         self,

@@ -67,9 +67,12 @@ def deleted_in(record: StoredRecord) -> Sequence[int]:
     """The ledgers that a record marks as deleted."""
     if record.kind is Kind.DELETE:
         return (record.ledger_id,)
-    if record.kind is Kind.DELETED:
-        return struct.unpack(f">{len(record.body) // _ID_BYTES}q", record.body)
-    return ()
+    return packed_in(record.body) if record.kind is Kind.DELETED else ()
+
+
+def packed_in(body: bytes) -> Sequence[int]:
+    """The ledgers in the body of a record of `packed`."""
+    return struct.unpack(f">{len(body) // _ID_BYTES}q", body)
 
 
 def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:

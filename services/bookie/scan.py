@@ -4,25 +4,34 @@ Unlike a replay, a scan continues behind damage at the next valid batch.
 """
 
 import os
+import time
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import google_crc32c
+
+from services.bookie.index import PAUSE_S
 from services.bookie.log import (
     SEGMENT_HEAD,
     Kind,
     LogBatch,
     LogDamaged,
+    RecordHead,
     SegmentHead,
     next_batch,
     parse_batch,
+    parse_record_heads,
     whole_bytes,
 )
-from services.bookie.records import deleted_in
+from services.bookie.records import packed_in
 from services.bookie.segments import Segments
 
 STEP_BYTES: Final = 1024 * 1024
 """Read with one call, or the size of a batch if larger. Exceeds the table of any batch."""
+HEADS_BYTES: Final = 64 * 1024
+"""Read with one call where only heads are wanted: the bodies of large batches are skipped."""
+HEADS_AT_ONCE: Final = 100
 
 
 class Scanned(NamedTuple):
@@ -117,20 +126,62 @@ class SegmentState(NamedTuple):
 
 
 def state_of(segments: Segments, segment: int) -> SegmentState:
-    """What a segment records beside entries. Raises OSError, LogDamaged (its head)."""
+    """What a segment records beside entries. Raises OSError, LogDamaged (its head).
+
+    Entries are not read: their records' heads, which have a CRC, tell whose they are.
+    """
     ledgers: set[int] = set()
     deleted = array("q")
     packed_bytes = 0
     is_whole = True
-    for scanned in scan(segments, segment):
-        if scanned.batch is None:
-            is_whole = False
-            continue
-        for record in scanned.batch.records:
-            ids = deleted_in(record)
-            deleted.extend(ids)
-            if not ids:
-                ledgers.add(record.ledger_id)
-            elif record.kind is Kind.DELETED:
-                packed_bytes += record.size
+    head, end = segments.head(segment), end_of(segments, segment)
+    fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for records in _record_heads(fd, head, end):
+            is_whole = is_whole and records is not None
+            for record in records or ():
+                if record.kind is Kind.DELETED:
+                    ids = _packed_ids(fd, record)
+                    is_whole = is_whole and ids is not None
+                    deleted.extend(ids or ())
+                    packed_bytes += record.size
+                elif record.kind is Kind.DELETE:
+                    deleted.append(record.ledger_id)
+                else:
+                    ledgers.add(record.ledger_id)
+    finally:
+        os.close(fd)
     return SegmentState(ledgers, deleted, packed_bytes, is_whole)
+
+
+def _record_heads(fd: int, head: SegmentHead, end: int) -> Iterator[list[RecordHead] | None]:
+    """The record heads of each batch; None stands for a stretch without a valid one."""
+    base = at = SEGMENT_HEAD.size
+    data = b""
+    count = 0
+    while at < end:
+        found = parse_record_heads(head, data, at - base, base)
+        for size in (HEADS_BYTES, STEP_BYTES):
+            if found is None:
+                data, base = _read(fd, at, size, end), at
+                found = parse_record_heads(head, data, 0, base)
+        if found is None or found[0] > end:
+            yield None
+            at = _next_batch_start(fd, head, at + 1, end)
+            continue
+        at, records = found
+        yield records
+        count += len(records)
+        if count >= HEADS_AT_ONCE:
+            count = 0
+            time.sleep(PAUSE_S)
+
+
+def _packed_ids(fd: int, record: RecordHead) -> Sequence[int] | None:
+    """The ids in a record of packed deletions; None where it is damaged."""
+    try:
+        body = os.pread(fd, record.size, record.offset)
+    except OSError:
+        return None
+    is_right = len(body) == record.size and google_crc32c.value(body) == record.crc
+    return packed_in(body) if is_right else None

@@ -13,16 +13,17 @@ reference it is on disk. A broken segment stays, and never blocks the others.
 
 import asyncio
 import logging
+import time
 from array import array
-from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, TypeVar
 
 from services.bookie.log import LogDamaged
 from services.bookie.pace import Pace
 from services.bookie.parts import Part
 from services.bookie.records import IDS_MAX
-from services.bookie.scan import state_of
+from services.bookie.scan import SegmentState, state_of
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,11 @@ one each would wait for a sync (measured: most of a compaction's time)."""
 SEGMENTS_AT_ONCE: Final = 8
 """Compacted together: more sort better, but all their parts are in memory meanwhile."""
 
+EMPTY_AT_ONCE: Final = 256
+"""Removed together: a look at the whole index and a rewrite of each ledger's state are for all of them."""
+
+T = TypeVar("T")
+
 
 class Space:
     """Frees segments."""
@@ -62,6 +68,8 @@ class Space:
         self._pace = pace or Pace()
         self._kept_packed_bytes: dict[int, int] = {}
         """Segments kept for their packed deletions, and the size of those."""
+        self.scan_s = 0.0
+        """CPU that the looks at the whole index took in the last `free`."""
 
     async def free(self) -> None:
         """Remove segments that no part references, and compact those with little live data."""
@@ -70,8 +78,9 @@ class Space:
         position = store.index.checkpoint()
         if position is None:
             return
-        used = await asyncio.to_thread(self._used_bytes)
-        chosen = []
+        self.scan_s = 0.0
+        used = await self._scanned(store.index.used_bytes)
+        empty, worn = [], []
         for number in store.segments.numbers():
             if number >= position.segment:
                 break
@@ -81,37 +90,40 @@ class Space:
             if used[number] <= size * share and self._kept_packed_bytes.get(
                 number, 0
             ) <= self._packed_max(number):
-                chosen.append(number)
-        for start in range(0, len(chosen), SEGMENTS_AT_ONCE):
-            await self._free_segments(chosen[start : start + SEGMENTS_AT_ONCE])
+                (worn if used[number] else empty).append(number)
+        # A full disk has room for few rewritten states before a segment goes.
+        at_once = SEGMENTS_AT_ONCE if store.disk.is_full else EMPTY_AT_ONCE
+        for start in range(0, len(empty), at_once):
+            await self._free_segments(empty[start : start + at_once], [])
+        for start in range(0, len(worn), SEGMENTS_AT_ONCE):
+            some = worn[start : start + SEGMENTS_AT_ONCE]
+            await self._free_segments(some, await self._parts_of(some))
 
-    async def _free_segments(self, numbers: list[int]) -> None:
+    async def _free_segments(self, numbers: list[int], parts: list[tuple[int, Part]]) -> None:
+        """Move these parts, all that the segments have, and remove the segments."""
         store = self._store
-        parts = await asyncio.to_thread(self._parts_of, set(numbers))
         broken = await self._move(parts)
-        rewritten = []
-        for number in numbers:
-            if number in broken:
-                log.error("segment-kept", extra={"segment": number, "reason": "damaged"})
-                continue
-            try:
-                is_rewritten = await self._rewrite_state(number)
-            except (OSError, LogDamaged) as error:
-                log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
-                continue
-            if is_rewritten:
-                rewritten.append(number)
+        for number in broken:
+            _keep(number, "damaged")
+        movable = [number for number in numbers if number not in broken]
+        states = await self._states(movable)
+        try:
+            await self._rewrite_state(_joined(states.values()))
+        except (OSError, LogDamaged) as error:
+            for number in states:
+                _keep(number, str(error))
+            return
         # The index must not reference a segment when it is removed.
         await store.checkpoint()
-        named = await self._referenced(rewritten)
-        for number in rewritten:
+        named = await self._referenced(list(states))
+        for number in states:
             if number in named:
-                log.error("segment-kept", extra={"segment": number, "reason": "named"})
+                _keep(number, "named")
                 continue
             try:
                 await asyncio.to_thread(store.segments.remove, number)
             except (OSError, LogDamaged) as error:
-                log.error("segment-kept", extra={"segment": number, "reason": str(error)})  # noqa: TRY400
+                _keep(number, str(error))
                 continue
             self._kept_packed_bytes.pop(number, None)
             store.damages.segment_removed(number)
@@ -124,8 +136,7 @@ class Space:
         either the checkpoint before this wrote the part that they were taken from, or they go to
         the log's end.
         """
-        left = await asyncio.to_thread(self._parts_of, set(numbers))
-        return {part.segment for _, part in left}
+        return {part.segment for _, part in await self._parts_of(numbers)}
 
     async def _move(self, parts: list[tuple[int, Part]]) -> set[int]:
         """Move parts to the end of the log, in this order; the segments of unreadable parts."""
@@ -140,17 +151,29 @@ class Space:
             await self._pace.spend(size, self._bytes_per_s)
         return broken
 
-    async def _rewrite_state(self, number: int) -> bool:
-        """Rewrite a segment's records beside entries. False: its packed deletions are so many that
-        the segment stays. Raises OSError, LogDamaged.
+    async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
+        """What these segments record beside entries. Those are left out that stay: unreadable ones, and those whose packed
+        deletions are too many to be rewritten.
         """
-        store = self._store
-        words = await asyncio.to_thread(state_of, store.segments, number)
-        if words.packed_bytes > self._packed_max(number):
-            self._kept_packed_bytes[number] = words.packed_bytes
-            return False
-        ledgers, deleted = words.ledgers, words.deleted
-        if not words.is_whole:
+        states = {}
+        for number in numbers:
+            try:
+                state = await asyncio.to_thread(state_of, self._store.segments, number)
+            except (OSError, LogDamaged) as error:
+                _keep(number, str(error))
+                continue
+            if state.packed_bytes > self._packed_max(number):
+                self._kept_packed_bytes[number] = state.packed_bytes
+            else:
+                states[number] = state
+        return states
+
+    async def _rewrite_state(self, state: SegmentState) -> None:
+        """Rewrite what segments record beside entries: once for all that are removed together, since each may name the
+        same ledgers.
+        """
+        store, ledgers, deleted = self._store, state.ledgers, state.deleted
+        if not state.is_whole:
             # The unreadable part may have had records of any ledger.
             ledgers = {ledger_id for ledger_id, _ in store.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
@@ -164,7 +187,6 @@ class Space:
             some = ledger_ids[start : start + REWRITES_AT_ONCE]
             await asyncio.gather(*map(rewrite, some))
         await self._rewrite_deleted(deleted)
-        return True
 
     async def _rewrite_deleted(self, ledger_ids: "array[int]") -> None:
         """Rewrite deletions, in records that pack many."""
@@ -187,16 +209,37 @@ class Space:
             size = store.segments.path(number).stat().st_size
         return int(size * self._live_share_min)
 
-    def _used_bytes(self) -> Counter[int]:
-        """Bytes of live parts per segment, by the index; in a thread."""
-        used: Counter[int] = Counter()
-        for _, part in self._store.index.all_parts():
-            used[part.segment] += part.size
-        return used
+    async def _parts_of(self, numbers: list[int]) -> list[tuple[int, Part]]:
+        """The index's parts in these segments, by ledger and entry."""
+        return await self._scanned(partial(self._store.index.parts_in, set(numbers)))
 
-    def _parts_of(self, numbers: set[int]) -> list[tuple[int, Part]]:
-        """The index's parts in these segments, by ledger and entry; in a thread."""
-        return [item for item in self._store.index.all_parts() if item[1].segment in numbers]
+    async def _scanned(self, scan: Callable[[], T]) -> T:
+        """What a look at the whole index gives; in a thread."""
+
+        def timed() -> tuple[T, float]:
+            began = time.thread_time()
+            return scan(), time.thread_time() - began
+
+        found, taken_s = await asyncio.to_thread(timed)
+        self.scan_s += taken_s
+        return found
+
+
+def _joined(states: Iterable[SegmentState]) -> SegmentState:
+    """What several segments record."""
+    ledgers: set[int] = set()
+    deleted = array("q")
+    packed_bytes, is_whole = 0, True
+    for state in states:
+        ledgers |= state.ledgers
+        deleted.extend(state.deleted)
+        packed_bytes += state.packed_bytes
+        is_whole = is_whole and state.is_whole
+    return SegmentState(ledgers, deleted, packed_bytes, is_whole)
+
+
+def _keep(number: int, reason: str) -> None:
+    log.error("segment-kept", extra={"segment": number, "reason": reason})
 
 
 def _batches(parts: list[tuple[int, Part]]) -> Iterator[tuple[list[tuple[int, Part]], int]]:

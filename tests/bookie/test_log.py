@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from quorumlog.protocol.record import make
-from services.bookie.log import BATCH_HEAD, SECTOR, Kind, LogDamaged, QueuedRecord, encode_batch
+from services.bookie.log import (
+    BATCH_HEAD,
+    KEY_BYTES,
+    SECTOR,
+    Kind,
+    LogDamaged,
+    QueuedRecord,
+    encode_batch,
+)
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 from tests.bookie import support
@@ -299,4 +307,29 @@ async def test_recovery_replaces_a_damaged_copy(root: Path) -> None:
     await store.stop()
     store = started(root / "d", SMALL)
     assert ids_of(await read(store, 7, 0, 59)) == list(range(60))
+    await store.stop()
+
+
+async def test_a_large_run_is_read_as_it_was_stored_or_left_out_as_damaged(root: Path) -> None:
+    store = started(root / "d")
+    run = support.large_run(7, 0, 200_000)
+    await add(store, run)
+    await store.checkpoint()
+    (part,) = store.ledger(7).find(0, 0)
+    path = last_segment(root / "d")
+
+    assert (await read(store, 7, 0, 0)).run == run.body
+    for place in (part.offset, part.offset + KEY_BYTES, part.offset + part.size - 1):
+        with path.open("r+b") as file:
+            file.seek(place)
+            (right,) = file.read(1)
+            file.seek(place)
+            file.write(bytes((right ^ 1,)))
+        answer = await read(store, 7, 0, 0)
+        assert (answer.run, answer.absent) == (None, ()), "neither there nor denied"
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(bytes((right,)))
+    assert (await read(store, 7, 0, 0)).run == run.body
+    assert store.counters["damaged_reads"] == 3
     await store.stop()

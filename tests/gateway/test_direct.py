@@ -25,6 +25,7 @@ class Recorder:
 
     def __init__(self, inner: Direct) -> None:
         self._inner = inner
+        self.bytes_max = inner.bytes_max
         self.direct: list[bool] = []
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
@@ -65,6 +66,16 @@ async def recorded(gateway: Gateway) -> AsyncIterator[tuple[Recorder, Client]]:
     recorder.direct.clear()
     yield recorder, client
     writer.close()
+
+
+def served(gateway: Gateway, recorder: Recorder) -> DirectConnection:
+    """The gateway's end of the connection whose ways are noted."""
+    (connection,) = (
+        each
+        for each in gateway.listener.server.connections
+        if isinstance(each, DirectConnection) and each._direct is recorder
+    )
+    return connection
 
 
 def request(
@@ -121,6 +132,68 @@ async def test_the_direct_answer_is_that_of_the_usual_way(
     entries = gateway.engine.entries[ledger]
     half = len(entries) // 2
     assert entries[:half] == entries[half:] != []
+
+
+def in_frames(count: int, size: int) -> bytes:
+    return (size.to_bytes(4, "big") + b"x" * size) * count
+
+
+async def test_a_body_whose_end_is_a_read_away_is_waited_for(gateway: Gateway) -> None:
+    ledger = await gateway.create()
+    async with recorded(gateway) as (recorder, client):
+        connection = served(gateway, recorder)
+        head, body = request(ledger, in_frames(200, 1024), FRAMES)
+        connection.data_received(head + body[:70_000])
+        assert connection._is_coming
+        connection.data_received(body[70_000:150_000])
+        connection.data_received(body[150_000:])
+        assert not connection._is_idle(), "no timer runs for a head"
+        assert (await client.answer()).startswith(b"HTTP/1.1 201 ")
+        assert recorder.direct == [True]
+    assert gateway.engine.entries[ledger] == [b"x" * 1024] * 200
+
+
+async def test_what_follows_a_body_that_was_waited_for_is_answered_behind_it(
+    gateway: Gateway,
+) -> None:
+    ledger = await gateway.create()
+    async with recorded(gateway) as (recorder, client):
+        connection = served(gateway, recorder)
+        head, body = request(ledger, b"x" * 1000)
+        connection.data_received(head + body[:500])
+        connection.data_received(body[500:] + b"".join(request(ledger, b"next")))
+        for entry in (0, 1):
+            assert b'"entry_id":%d,' % entry in await client.answer()
+        assert True not in recorder.direct, "pipelined requests go the usual way"
+    assert gateway.engine.entries[ledger] == [b"x" * 1000, b"next"]
+
+
+async def test_a_body_that_is_too_long_for_the_direct_way_is_not_waited_for(
+    gateway: Gateway,
+) -> None:
+    ledger = await gateway.create()
+    async with recorded(gateway) as (recorder, client):
+        connection = served(gateway, recorder)
+        head, body = request(ledger, b"x" * (recorder.bytes_max + 1))
+        connection.data_received(head + body[:500])
+        assert not connection._is_coming
+        connection.data_received(body[500:])
+        assert (await client.answer()).startswith(b"HTTP/1.1 201 ")
+    assert True not in recorder.direct
+
+
+async def test_a_connection_that_ends_while_a_body_comes_holds_nothing(gateway: Gateway) -> None:
+    ledger = await gateway.create()
+    async with recorded(gateway) as (recorder, client):
+        connection = served(gateway, recorder)
+        head, body = request(ledger, b"x" * 1000)
+        connection.data_received(head + body[:500])
+        assert connection._is_coming
+        connection.force_close()
+        await client.ended()
+        assert not connection._is_coming
+    assert gateway.listener.waits_for() == []
+    assert await held_bytes(gateway) == 0
 
 
 @pytest.mark.parametrize(
@@ -270,11 +343,7 @@ async def test_an_append_longer_than_the_idle_time_keeps_its_connection_which_id
     ledger = await gateway.create()
     gateway.engine.gate = asyncio.Event()
     async with recorded(gateway) as (recorder, client):
-        (connection,) = (
-            each
-            for each in gateway.listener.server.connections
-            if isinstance(each, DirectConnection) and each._direct is recorder
-        )
+        connection = served(gateway, recorder)
 
         def idle_time_is_over() -> None:
             assert connection._keepalive_handle is not None

@@ -37,8 +37,8 @@ from services.gateway.interface import EngineInterface, EntriesAppended
 
 log = logging.getLogger(__name__)
 
-_SMALL_BYTES: Final = 64 << 10
-"""A longer body rarely comes with its head, and costs more than its way."""
+_SMALL_BYTES: Final = 256 << 10
+"""As much as one read brings. A longer body costs more than its way."""
 _PATH: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
 _TYPES: Final = frozenset((OCTETS, JSON, FRAMES))
 _OTHERS: Final = (
@@ -71,7 +71,7 @@ class DirectAppends:
         """`is_usual`: whether all requests go the usual way just now."""
         self._engine, self._room, self._metrics = engine, room, metrics
         self._hosts, self._is_usual = hosts, is_usual
-        self._limit_bytes = min(
+        self.bytes_max = min(
             _SMALL_BYTES,
             room.limits.entry_bytes_max,
             room.limits.body_bytes_max,
@@ -86,7 +86,7 @@ class DirectAppends:
             found is None
             or message.method != hdrs.METH_POST
             or message.version != HttpVersion11
-            or len(body) > self._limit_bytes
+            or len(body) > self.bytes_max
             or headers.get(hdrs.CONTENT_TYPE) not in _TYPES
             or headers.get(hdrs.ACCEPT, "*/*") not in ("*/*", JSON)
             or not self._hosts.knows(headers.get(hdrs.HOST))

@@ -4,19 +4,28 @@ aiohttp wakes its connection's task for a request, and that task starts another 
 a request and an answer this is more than half of what a short request costs. A request that comes whole, to a connection
 that is idle, is shown to the application's `Direct` before. What that does not take, whatever the reason, goes aiohttp's
 way as if nothing had been asked, so it may leave out all that is rare and all that fails.
+
+A body of more than a few segments often comes in two reads, of which the second is a turn of the loop away: a request that
+could be taken waits for it so long, and no longer.
 """
 
 import asyncio
 from typing import Any, Final, Protocol
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
 
+_TURNS: Final = 2
+"""Of the event loop, which a request's body may still take: the sender is in the middle of one system call (measured)."""
+
 
 class Direct(Protocol):
     """What of an application answers requests directly."""
+
+    bytes_max: int
+    """Of a body: a longer one is never taken."""
 
     def begin(
         self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
@@ -34,9 +43,11 @@ class DirectConnection(RequestHandler):
     Invariant: while a request is answered directly, the task of aiohttp waits for `_idle` as if none had come, and
     `_waiter` is None as if it handled one. So what ends idle connections leaves this one alone, and further requests
     queue up until the answer is sent.
+
+    While `_is_coming`, the one request that is queued has not all of its body, and nobody was woken for it.
     """
 
-    __slots__ = ("_begun", "_direct", "_idle", "peer")
+    __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "peer")
 
     def __init__(self, manager: web.Server, direct: Direct | None, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
@@ -46,11 +57,15 @@ class DirectConnection(RequestHandler):
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered directly."""
+        self._is_coming = False
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of requests."""
         waiter, direct = self._waiter, self._direct
-        if direct is None or waiter is None or waiter.done() or self._messages:
+        if direct is None or waiter is None or waiter.done():
+            super().data_received(data)
+            return
+        if self._messages and not self._is_coming:
             super().data_received(data)
             return
         self._waiter = None  # or the task would be woken
@@ -58,8 +73,37 @@ class DirectConnection(RequestHandler):
             super().data_received(data)
         finally:
             self._waiter = waiter
-        if self._messages and not self._begin(direct, waiter):
+        if not self._messages or self._is_coming or self._begin(direct, waiter):
+            return
+        if self._is_soon_whole(direct):
+            self._is_coming = True
+            self._loop.call_soon(self._look_again, direct, waiter, _TURNS)
+        else:
             waiter.set_result(None)
+
+    def _is_soon_whole(self, direct: Direct) -> bool:
+        """Whether only the end of a short body is missing of the one request that came."""
+        message, content = self._messages[0]
+        if (
+            len(self._messages) > 1
+            or not isinstance(message, RawRequestMessage)
+            or content.is_eof()
+        ):
+            return False
+        length = message.headers.get(hdrs.CONTENT_LENGTH, "")
+        # The parser has checked that it is a number.
+        return bool(length) and int(length) <= direct.bytes_max
+
+    def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
+        """Take the request whose body was coming, or leave it to the task that `waiter` wakes."""
+        if waiter.done() or self._waiter is not waiter or not self._messages:
+            self._is_coming = False  # the connection has ended
+        elif turns > 1 and self._is_soon_whole(direct):
+            self._loop.call_soon(self._look_again, direct, waiter, turns - 1)
+        else:
+            self._is_coming = False
+            if not self._begin(direct, waiter):
+                waiter.set_result(None)
 
     def _begin(self, direct: Direct, waiter: asyncio.Future[None]) -> bool:
         """Have the one request that came answered directly, if that is possible."""
@@ -73,7 +117,7 @@ class DirectConnection(RequestHandler):
             or message.compression is not None
             or content is EMPTY_PAYLOAD
             or not content.is_eof()
-            or len(content._buffer) != 1  # noqa: SLF001  (reading it would take it from the usual way)
+            or not content._buffer  # noqa: SLF001  (reading it would take it from the usual way)
             or self._paused  # the client does not read its answers
             or self._manager is None
         ):
@@ -82,7 +126,7 @@ class DirectConnection(RequestHandler):
         self._request_in_progress = True
         is_taken = False
         try:
-            is_taken = direct.begin(message, content._buffer[0], self)  # noqa: SLF001
+            is_taken = direct.begin(message, b"".join(content._buffer), self)  # noqa: SLF001
         finally:
             if not is_taken:
                 self._waiter, self._idle, self._begun = waiter, None, None

@@ -6,8 +6,6 @@ it, and it learns of its end.
 """
 
 import asyncio
-import ctypes
-import io
 import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -17,6 +15,7 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest
+from quorumlog.net.in_place import InPlace
 from quorumlog.net.listen import is_followed
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, problems
@@ -31,12 +30,6 @@ _GOODBYE_S: Final = 1.0
 _REFUSAL_BYTES: Final = 4096
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout()
 """Nor is there one for the connection's life. Whoever connects has a timeout of their own."""
-
-
-_blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-"""`_blank(None, size)`: bytes whose content is not set. Raises: MemoryError."""
 
 
 class _Scratch(threading.local):
@@ -59,43 +52,6 @@ class Speaker(Protocol):
         """The next frames to send, of about `SEND_BYTES_MAX`; nothing where there is none."""
 
 
-class _Piece:
-    """Bytes that are received into place.
-
-    `BytesIO` gives its buffer away without a copy, as `bytes` that nobody can change any more. Memory of the size that a
-    peer announces is taken only as its bytes come, since nothing writes to it before: `bytes(size)` would write zeros where
-    the memory was in use before. What lay there is never given away (`is_whole`).
-    """
-
-    __slots__ = ("_at", "_file", "_view")
-
-    def __init__(self, size: int) -> None:
-        self._file = io.BytesIO(_blank(None, size))
-        self._view = self._file.getbuffer()
-        self._at = 0
-
-    def room(self) -> memoryview:
-        return self._view[self._at :]
-
-    def advance(self, count: int) -> None:
-        self._at += count
-
-    def take(self, data: memoryview) -> int:
-        """Copy as much as there is room for; how much that was."""
-        count = min(len(data), len(self._view) - self._at)
-        self._view[self._at : self._at + count] = data[:count]
-        self._at += count
-        return count
-
-    @property
-    def is_whole(self) -> bool:
-        return self._at == len(self._view)
-
-    def value(self) -> bytes:
-        assert self.is_whole
-        return self._file.getvalue()
-
-
 class Framed(asyncio.BufferedProtocol):
     """One end of a connection of frames.
 
@@ -115,8 +71,8 @@ class Framed(asyncio.BufferedProtocol):
         self._release: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
         self._kept = b""
-        self._fields: _Piece | None = None
-        self._run: _Piece | None = None
+        self._fields: InPlace | None = None
+        self._run: InPlace | None = None
         self._is_paused = False
         self._is_writing_paused = False
         self._is_flush_due = False
@@ -244,7 +200,7 @@ class Framed(asyncio.BufferedProtocol):
         self._kept = bytes(data[at:])
 
     def _begin(self, fields: int, run: int, data: memoryview) -> None:
-        self._fields, self._run = _Piece(fields), _Piece(run)
+        self._fields, self._run = InPlace(fields), InPlace(run)
         self._run.take(data[self._fields.take(data) :])
 
     def _take_if_whole(self) -> None:

@@ -273,7 +273,7 @@ class _Connection(DirectConnection):
         """
         if self._waiter is None:
             return self._request_count == 0
-        return not self._waiter.done()
+        return not self._waiter.done() and not self._messages
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -219,14 +219,17 @@ class RangeReader(Keyed):
         size = 0
         of: Run | None = None
         sizes: Sequence[int] = ()
-        while self.next <= tally.last and self.next in found:
-            run, index = found[self.next]
+        for entry_id in range(first, tally.last + 1):
+            held = found.get(entry_id)
+            if held is None:
+                break
+            run, index = held
             if run is not of:
                 of, sizes = run, run.sizes
             size += sizes[index]
-            if most is not None and size > most and self.next > first:
+            if most is not None and size > most and entry_id > first:
                 break
-            self.next += 1
+            self.next = entry_id + 1
         if self.next == first:
             return
         if self.max_bytes is not None:
