@@ -10,7 +10,9 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-TOGETHER: Final = ("tests/client/", "tests/e2e/", "tests/gateway/test_browser.py", "tests/spark/")
+TOGETHER: Final = (
+    "tests/client/", "tests/e2e/", "tests/examples/", "tests/gateway/test_browser.py", "tests/spark/",
+)  # fmt: skip
 """Where tests share a cluster, a browser or Spark's session."""
 
 APART: Final = ("tests/e2e/test_run.py", "tests/spark/test_chaos.py")
