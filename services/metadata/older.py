@@ -21,6 +21,7 @@ _LATER: Final = frozenset(
         "published_ms",
         "batch_compression",
         "stream_seq",
+        "forked_at",
     )
 )
 """Fields that these releases lack. `attempt` of a log's row is one too; a ledger's row had it before."""

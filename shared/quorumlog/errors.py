@@ -280,6 +280,12 @@ class NoSuchLog(NotFound, code="no-such-log", title="No such log"):
     """There is no log of this name."""
 
 
+class LogDeleted(
+    NoSuchLog, code="log-deleted", status=410, title="The log is deleted, and forks of it are not"
+):
+    """The log was deleted while forks of it exist. Its name is free once the last one of them is deleted."""
+
+
 class NoSuchConsumer(NotFound, code="no-such-consumer", title="No such consumer"):
     """The log has no position of this name."""
 

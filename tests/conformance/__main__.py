@@ -24,7 +24,6 @@ ROOM: Final = HERE.parents[1] / "build" / "conformance"
 FILES: Final = ("package.json", "package-lock.json", "streams.test.js", "vitest.config.js")
 UNSERVED: Final = MappingProxyType(
     {
-        r"Fork - ": "forks answer 501",
         r"TTL and Expiry Validation should accept valid TTL$": "Stream-TTL answers 501",
         r"TTL and Expiry Edge Cases should (?:handle|reject) idempotent PUT with": "Stream-TTL answers 501",
         r"HEAD Metadata Edge Cases should return TTL metadata": "Stream-TTL answers 501",

@@ -20,6 +20,8 @@ from quorumlog.errors import (
     LogExists,
     NoSuchLedger,
     NoSuchLog,
+    OffsetTruncated,
+    Overloaded,
     QuorumLogError,
     QuorumTimeout,
     VersionConflict,
@@ -50,6 +52,10 @@ T = TypeVar("T")
 ORPHANS_KEPT_MAX: Final = 100
 """Orphans of one round that cannot be deleted now: each may take until a timeout, and the sweep has
 more to do. The next round continues after them."""
+
+
+_FORK_TRIES: Final = 5
+"""Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
 
 
 class LogManager:
@@ -123,6 +129,36 @@ class LogManager:
         """The row of the log of this name, whatever its settings are, and whether this call created it."""
         return await self._store.create(LogMetadata(name, settings, next_offset=0))
 
+    async def fork(
+        self, name: str, settings: LogSettings, source: LogMetadata, at: int
+    ) -> tuple[LogMetadata, bool]:
+        """The row of the log of this name, whatever it is, and whether this call created it: as a fork of another log, of
+        which `source` is a row, with its records below the offset `at` (rule 27a).
+
+        Raises: NoSuchLog, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
+        """
+        for _ in range(_FORK_TRIES):
+            if at < source.first_offset:
+                raise OffsetTruncated(
+                    f"the log begins at {source.first_offset}",
+                    log=source.name,
+                    first_offset=source.first_offset,
+                )
+            if source.is_sealed_below(at):
+                with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
+                    return await self._store.fork(LogMetadata(name, settings), source, at)
+            else:
+                # Only what is CLOSED is shared: nobody else's append can come into it.
+                with contextlib.suppress(LogClosed):
+                    await self.roll(source.name)
+            now = await self._reader.row(source.name)
+            if now.created_at != source.created_at:
+                raise NoSuchLog(f"the log {source.name} was deleted", log=source.name)
+            source = now
+        if (end := await self._reader.end(source.name)) < at:
+            raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
+        raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
+
     def now_ms(self) -> int:
         """The database's clock, once a row was read; before that this machine's."""
         at_ms = self._store.database_ms()
@@ -164,8 +200,8 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated)
-        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b).
-        await self._engine.tell_deleted(dropped)
+        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
+        await self._engine.tell_deleted(await self._store.unshared(dropped))
         await self._drop(_let_go(row, new))
         return await self._views.view(new)
 

@@ -83,6 +83,9 @@ class Deletion(StrEnum):
 PREDECESSORS_KEPT = 4
 """Predecessors in a ledger's lineage: a rebuild finds the place of one ledger less, in a row, that no bookie holds."""
 
+SHARED_KEPT = 64
+"""Shared ledgers in a fork's lineage (taste): 16 GiB of a log with the standard limits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
@@ -92,6 +95,10 @@ class Lineage:
     """When the log was created: a name may have had several logs, one after another."""
     before: tuple[tuple[int, int], ...] = ()
     """The nearest ledgers with records before this one, ascending: each id and first offset."""
+    forked_at: int | None = None
+    """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
+    shared: tuple[tuple[int, int], ...] = ()
+    """The nearest of these ledgers that the fork names, as `before`."""
 
 
 @dataclass(frozen=True, slots=True)

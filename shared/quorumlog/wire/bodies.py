@@ -159,6 +159,9 @@ class LineageBody(Body):
 
     log_created_at: Text
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
+    forked_at: EntryId | None = Field(default=None, exclude_if=lambda at: at is None)
+    """Left out but in forks, as `shared` is: services of before these fields forbid them."""
+    shared: tuple[tuple[LedgerId, EntryId], ...] = Field(default=(), exclude_if=lambda ids: not ids)
 
 
 class LedgerDraft(Body):
@@ -233,7 +236,7 @@ class LedgerRow(LedgerDraft):
         """The protocol's value."""
         core = self.core(ledger_id=self.ledger_id, version=self.version, created_at=self.created_at)
         told = self.lineage
-        lineage = None if told is None else Lineage(told.log_created_at, told.before)
+        lineage = None if told is None else Lineage(**dict(told))
         return replace(core, attempt=self.attempt, first_offset=self.first_offset, lineage=lineage)
 
     @classmethod
