@@ -27,6 +27,7 @@ UNSERVED: Final = MappingProxyType(
         r"TTL and Expiry Validation should accept valid TTL$": "Stream-TTL answers 501",
         r"TTL and Expiry Edge Cases should (?:handle|reject) idempotent PUT with": "Stream-TTL answers 501",
         r"HEAD Metadata Edge Cases should return TTL metadata": "Stream-TTL answers 501",
+        r"Fork - TTL and Expiry should (?!inherit source expiry)": "Stream-TTL answers 501",
         r"TTL Expiration Behavior should .*TTL (?:expires|on (?!HEAD or|read or))": "Stream-TTL answers 501",
     }
 )
