@@ -172,7 +172,7 @@ async def test_a_producer_is_told_what_the_protocol_says(http: Served) -> None:
 
 
 async def test_what_is_not_served_says_so(http: Served) -> None:
-    for headers in ({"Stream-TTL": "60"}, {"Stream-Forked-From": "/v1/stream/a"}):
+    for headers in ({"Stream-TTL": "60"},):
         refused = await http.put(TEXT | headers)
         assert (refused.status, refused.json["code"]) == (501, "not-served")
     assert (await http.ask("GET", STREAM)).status == 404
