@@ -1,8 +1,10 @@
 """Forks in the database: whatever deletes ledgers leaves those that a fork names, in every order (rule 27a)."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -17,9 +19,11 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.net.log_client import LogClient
+from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage
 from quorumlog.protocol.quorum import Quorum
+from services.gateway.logs.store import MetadataLogs
 from services.metadata.database import Connection
 from tests.metadata.support import DRAFT, WAITING, Service
 from tests.support.waiting import until
@@ -75,16 +79,24 @@ class Logs:
                 found.append(True)
         return found
 
-    async def is_waiting(self, *tasks: asyncio.Future[object]) -> bool:
-        """Whether a transaction waits for a lock, or all is done."""
-        return all(task.done() for task in tasks) or bool(await self.database.fetchval(WAITING))
+    async def is_waiting(self, task: asyncio.Future[Any]) -> bool:
+        """Whether a transaction waits for a lock, or the task is done."""
+        return task.done() or bool(await self.database.fetchval(WAITING))
+
+
+@contextlib.asynccontextmanager
+async def logs_of(service: Service, stores: Stores) -> AsyncIterator[Logs]:
+    database = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
+    try:
+        yield Logs(service, LogClient(service.client), database)
+    finally:
+        await database.close()
 
 
 @pytest.fixture
 async def logs(service: Service, stores: Stores) -> AsyncIterator[Logs]:
-    database = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    yield Logs(service, LogClient(service.client), database)
-    await database.close()
+    async with logs_of(service, stores) as found:
+        yield found
 
 
 def ids(row: LogMetadata) -> list[int]:
@@ -329,13 +341,16 @@ async def test_a_repeat_of_a_forks_creation_gets_the_fork(logs: Logs) -> None:
     assert (again, is_new) == (fork, False)
 
 
-async def test_which_ledgers_forks_name_is_told(logs: Logs) -> None:
+async def test_bookies_are_told_of_no_deletion_of_what_a_fork_names(logs: Logs) -> None:
+    """What a gateway asks before it tells them (rule 18b)."""
+    store = MetadataLogs(logs.client, TransactionClient(logs.service.client))
     source = await logs.source()
-    assert await logs.client.shared_among(ids(source)) == frozenset()
+    rows = [await logs.service.client.get(ledger_id) for ledger_id in ids(source)]
+    assert await store.unshared(rows) == rows
 
     await logs.fork(source, 11)
 
-    assert await logs.client.shared_among(ids(source)) == frozenset(ids(source)[:2])
+    assert await store.unshared(rows) == rows[2:]
 
 
 # --- at once -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from quorumlog.errors import LogDeleted, NoSuchLog, OwnedByLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
+from quorumlog.protocol.rebuild import Action
 from services.bookie.runtime import BookieRuntime
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import Service, serving
@@ -132,6 +133,6 @@ async def test_a_shared_ledger_whose_deletion_bookies_prove_is_deleted_again(
         logs = LogClient(service.client)
         found = [await logs.get(name) for name in ("events", "fork")]
 
-    assert report.ledgers["tombstone"] == 1
+    assert report.ledgers[Action.TOMBSTONE] == 1
     assert report.logs == {"write": 2}
     assert [places(log) for log in found] == [places(source.row)[1:], places(fork)]

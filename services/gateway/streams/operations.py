@@ -196,6 +196,7 @@ _ERRORS: Final = (
     errors.QuorumTimeout,
     errors.WriterLost,
     errors.NotTheOwner,
+    errors.LogDeleted,
 )
 
 CREATE: Final = Operation(

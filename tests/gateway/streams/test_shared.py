@@ -20,12 +20,11 @@ async def ledgers_of(http: Http, log: str) -> list[int]:
 
 async def dropped(cluster: Cluster, *ledgers: int) -> None:
     """Until all bookies have dropped these ledgers."""
-    for ledger_id in ledgers:
-        await until(
-            lambda ledger_id=ledger_id: has_dropped(cluster, ledger_id),
-            f"ledger {ledger_id} is dropped",
-            SETTLED_S,
-        )
+    await until(
+        lambda: all(has_dropped(cluster, ledger_id) for ledger_id in ledgers),
+        f"ledgers {ledgers} are dropped",
+        SETTLED_S,
+    )
 
 
 async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores: Stores) -> None:
