@@ -50,6 +50,7 @@ from services.metadata.attempts import (
     used_otherwise,
 )
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.forks import shared_among
 from services.metadata.kept import HeldCopies, check_held, lost_of
 from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
@@ -506,6 +507,8 @@ async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
     ends: that takes the row's lock as well.
     """
     if row.log is not None:
+        if await shared_among(connection, [row.ledger_id]):
+            raise OwnedByLog("a fork of the log names it", ledger_id=row.ledger_id, log=row.log)
         released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
         )
@@ -515,15 +518,19 @@ async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
 
 
 async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Replace rows that are CLOSED, and named by no log any more, by tombstones; their ids."""
+    """Replace rows that are CLOSED, and named by their own log no more, by tombstones, but for those that forks name;
+    the ids of the deleted ones.
+    """
     records = await connection.fetch(
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
         " ORDER BY ledger_id FOR UPDATE",
         sorted(ledgers),
     )
-    deleted = [record["ledger_id"] for record in records]
-    await bury(connection, deleted)
-    return set(deleted)
+    # Not asked in the statement that locks: it may have waited, and what it sees is of before.
+    closed = {record["ledger_id"] for record in records}
+    deleted = closed - await shared_among(connection, closed)
+    await bury(connection, sorted(deleted))
+    return deleted
 
 
 async def bury(connection: Connection, ledger_ids: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from quorumlog.wire.log_bodies import (
     LogHeadsAsk,
     LogListBody,
     LogRow,
+    SharedAsk,
 )
 from services.metadata.handlers import PARTS
 from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed, row_answer
@@ -95,6 +96,13 @@ async def delete_orphan(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
+async def shared_ledgers(request: web.Request, _given: Given) -> web.Response:
+    """Which of some ledgers forks name, read from the primary."""
+    asked = await parsed(request, SharedAsk)
+    found = await request.app[PARTS].logs.shared(asked.ledgers)
+    return answer(LedgerIds(ledgers=tuple(found)))
+
+
 _LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
@@ -104,6 +112,7 @@ ROUTES: Final = (
     route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
     route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),
     route("POST", "/v1/log-heads", log_heads, takes=LogHeadsAsk, gives=LogHeads),
+    route("POST", "/v1/shared-ledgers", shared_ledgers, takes=SharedAsk, gives=LedgerIds),
     route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, LIMIT, gives=LedgerIds),
     route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, LEDGER_ID, status=204),
 )

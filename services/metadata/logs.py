@@ -1,10 +1,11 @@
 """Rows of logs: create, compare-and-swap, delete, list; and ledgers that no log names.
 
 A log and the ledgers that it begins to name are locked in one transaction, so that a ledger is
-never both named by a log and deleted as unnamed (rule 22).
+never both named by a log and deleted as unnamed (rule 22). A fork names ledgers of other logs too (`forks.py`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import asyncpg
@@ -15,6 +16,7 @@ from quorumlog.wire.bodies import LineageBody, received
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
+    ForkBody,
     LogChange,
     LogCreateBody,
     LogDelete,
@@ -23,6 +25,16 @@ from quorumlog.wire.log_bodies import (
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.forks import (
+    NOT_SHARED,
+    check_name_free,
+    forget_source,
+    let_go,
+    missing,
+    note_source,
+    share,
+    shared_among,
+)
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
 from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
 
@@ -41,7 +53,7 @@ class LogStore(RowStore):
     async def get(self, connection: Connection, name: str) -> LogRow:
         """One row. Raises: NoSuchLog."""
         record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1", name)
-        return row_of(record, name)
+        return await _existing(connection, record, name)
 
     @listing
     async def page(
@@ -63,12 +75,17 @@ class LogStore(RowStore):
         records = await connection.fetch(_HEADS, sorted(set(names)))
         return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
 
+    @proven
+    async def shared(self, connection: Connection, ledgers: Sequence[int]) -> Sequence[int]:
+        """Which of these ledgers forks name, ascending."""
+        return sorted(await shared_among(connection, set(ledgers)))
+
     @transactional
     async def create(self, connection: Connection, request: LogCreateBody) -> LogRow:
         """Create a row; a repeat of the attempt gets the first one.
 
-        Raises: LogExists (with `current`), InvalidRequest; NoSuchLog if the first one was deleted
-        since.
+        Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
+        since, or where there is nothing to fork.
         """
         row = request.row
         # The first try inserts the row, so that it is locked before anything is looked up.
@@ -93,7 +110,12 @@ class LogStore(RowStore):
         if old is not None and old["body"] is not None:
             current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
-        named = {item.ledger_id for item in row.items}
+        await check_name_free(connection, row.name)
+        if request.fork is not None:
+            row = await _forked(connection, row, request.fork)
+        source = None if request.fork is None else request.fork.source
+        await note_source(connection, row.name, source)
+        named = {item.ledger_id for item in row.to_core().own}
         await _lock_ledgers(connection, row.name, named)
         await _claim_ledgers(connection, row.name, named)
         record = await connection.fetchrow(
@@ -169,12 +191,17 @@ class LogStore(RowStore):
         await record_change(connection, f"delete ledger {ledger_id}")
 
 
-async def bury_log(connection: Connection, row: LogRow) -> None:
-    """Delete a log whose row is locked, with its ledgers."""
+async def bury_log(connection: Connection, row: LogRow, kept: Collection[int] = ()) -> None:
+    """Delete a log whose row is locked, with its ledgers but for those that forks of it name. `kept`: ledgers that a
+    rebuild knows forks to name before it has written that.
+    """
     await _end_transactions(connection, row.name)
-    ledgers = [item.ledger_id for item in row.items]
-    deleted = await leave_tombstones(connection, ledgers[-DELETED_WITH_LOG_MAX:])
+    log = row.to_core()
+    ledgers = [item.ledger_id for item in log.own]
+    deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
     await _release_ledgers(connection, set(ledgers) - deleted)
+    await let_go(connection, row.name, {item.ledger_id for item in log.shared})
+    await forget_source(connection, row.name)
     await connection.execute(
         "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
         row.name,
@@ -196,7 +223,7 @@ PAGE: Final = page_of(
 )
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
-    " AND ledger_id > $2 AND EXISTS (SELECT FROM ledgers l"
+    f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
     f" WHERE l.ledger_id = unnamed_ledgers.ledger_id AND {IS_AFTER_LOSS})"
     " ORDER BY ledger_id LIMIT $3"
 )
@@ -227,7 +254,33 @@ def body_of(row: LogRow) -> str:
 async def lock_log(connection: Connection, name: str) -> LogRow:
     """A row, locked until the transaction ends. Raises: NoSuchLog."""
     record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
-    return row_of(record, name)
+    return await _existing(connection, record, name)
+
+
+async def _existing(connection: Connection, record: asyncpg.Record | None, name: str) -> LogRow:
+    """A database row as a body. Raises: NoSuchLog."""
+    if record is None or record["body"] is None:
+        raise await missing(connection, name)
+    return row_of(record)
+
+
+async def _forked(connection: Connection, wanted: LogRow, fork: ForkBody) -> LogRow:
+    """The row of a fork, which shares what the source's row, locked, names now. Raises: NoSuchLog, InvalidRequest."""
+    record = await connection.fetchrow(
+        f"SELECT {ROW} FROM logs WHERE name = $1 FOR SHARE", fork.source
+    )
+    source = (await _existing(connection, record, fork.source)).to_core()
+    if source.created_at != fork.created_at:
+        raise NoSuchLog(f"the log {fork.source} is another one", log=fork.source)
+    if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
+        raise InvalidRequest(
+            f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
+            log=fork.source,
+        )
+    core = wanted.to_core()
+    made = replace(source.forked(core.name, core.settings, fork.at), expiry=core.expiry)
+    await share(connection, made)
+    return LogRow.from_core(made)
 
 
 async def change_row(
@@ -246,6 +299,7 @@ async def change_row(
     check_log(old.to_core(), new.to_core())
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
+    shared = {item.ledger_id for item in old.to_core().shared}
     places = _places_of(new) - _places_of(old)
     await _lock_ledgers(connection, new.name, after - before | {place[0] for place in places})
     await _claim_ledgers(connection, new.name, after - before - set(published))
@@ -253,7 +307,8 @@ async def change_row(
         await _claim_published(connection, new.name, published, transaction)
     placing = new.model_copy(update={"created_at": old.created_at, "attempt": attempt})
     await _place_ledgers(connection, placing, places, attempt)
-    await _release_ledgers(connection, before - after)
+    await _release_ledgers(connection, before - after - shared)
+    await let_go(connection, new.name, shared - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
         " changed_at = now() WHERE name = $1 AND version = $2 AND body IS NOT NULL"
@@ -333,8 +388,9 @@ def _require_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) 
 
 
 def _places_of(log: LogRow) -> set[tuple[int, int]]:
-    """The ledgers whose first offset a row knows, each with it."""
-    return {(i.ledger_id, i.first_offset) for i in log.items if i.first_offset is not None}
+    """The log's own ledgers whose first offset a row knows, each with it."""
+    own = log.to_core().own
+    return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 
 
 async def _place_ledgers(

@@ -22,6 +22,7 @@ _LATER: Final = frozenset(
         "batch_compression",
         "stream_seq",
         "expiry",
+        "forked_at",
     )
 )
 """Fields that these releases lack. `attempt` of a log's row is one too; a ledger's row had it before."""

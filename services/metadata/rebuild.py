@@ -311,15 +311,22 @@ class _Work:
 
     async def _decide_logs(self) -> None:
         tally = self._tally
-        for name in sorted(await self._tables.log_names() | tally.by_log.keys()):
+        placed = [place for places in tally.by_log.values() for place in places]
+        shared = {ledger_id for place in placed for ledger_id, _ in place.shared}
+        existing = await self._tables.log_names()
+        for name in sorted(existing | tally.by_log.keys()):
             through = tally.deleted_logs.get(name, -1)
-            ledgers = [one for one in tally.by_log.get(name, []) if one.ledger_id > through]
+            found = tally.by_log.get(name, [])
+            ledgers = [one for one in found if one.ledger_id > through]
+            if name not in existing and not ledgers and shared >= {one.ledger_id for one in found}:
+                continue  # the log is deleted, and forks of it have these ledgers
             decision = await self._tables.judge_log(
                 name,
                 ledgers,
                 tally.buried,
                 writes=not self._ask.dry_run,
                 deleted_through=through,
+                shared=shared,
             )
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)

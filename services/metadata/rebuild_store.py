@@ -30,6 +30,7 @@ from quorumlog.wire.witnesses import token_of
 from services.metadata import audit
 from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain
+from services.metadata.forks import forget_deleted, write_shared
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
 from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
@@ -231,6 +232,7 @@ class RebuildTables:
             " ON CONFLICT DO NOTHING",
             buried,
         )
+        await forget_deleted(self._connection, buried)
         await bury(self._connection, buried)
         await self._contain(
             {
@@ -307,9 +309,10 @@ class RebuildTables:
         *,
         writes: bool,
         deleted_through: int = -1,
+        shared: Collection[int] = (),
     ) -> LogDecision:
         """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones.
-        `deleted_through`: this ledger was deleted together with a log of this name.
+        `deleted_through`: this ledger was deleted together with a log of this name. `shared`: ledgers that forks name.
         """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
@@ -320,17 +323,22 @@ class RebuildTables:
                 # What was placed in a log that was created later is of that one.
                 later = [one for one in ledgers if one.log_created_at > record["created_at"]]
                 if not later:
-                    placed = [one for one in ledgers if one.first_offset is not None]
+                    placed = [
+                        one
+                        for one in ledgers
+                        if one.first_offset is not None and one.ledger_id not in shared
+                    ]
                     why = "the log is deleted, and ledgers of it are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
             row = None if record is None or record["body"] is None else log_row_of(record)
             known = None if row is None else row.to_core()
             # Another log of this name, created since, names later ledgers only.
-            ids = [] if known is None else [item.ledger_id for item in known.items]
+            ids = [] if known is None else [item.ledger_id for item in known.own]
             if row is not None and ids and max(ids) <= deleted_through:
                 if writes:
-                    await bury_log(self._connection, row)
+                    await bury_log(self._connection, row, kept=shared)
+                    await self._keep_unnamed(shared)
                     await record_change(self._connection, f"rebuild log {name}")
                 return LogDecision(Action.TOMBSTONE)
             gone, stored = await self._tombstones_and_rows(known, ledgers)
@@ -346,12 +354,19 @@ class RebuildTables:
                 await self._write_log(known, decision.row)
         return decision
 
+    async def _keep_unnamed(self, ledgers: Collection[int]) -> None:
+        """No sweep deletes these: forks named them, and may not be rebuilt yet."""
+        await self._connection.execute(
+            "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
+            sorted(ledgers),
+        )
+
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
         """Which ledgers that the log or its ledgers name are deleted, and which have rows."""
         named = {item.ledger_id for item in (() if log is None else log.items)}
-        named |= {ledger_id for one in ledgers for ledger_id, _ in one.before}
+        named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(
             "SELECT ledger_id, body IS NULL AS is_deleted FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[])",
@@ -373,7 +388,8 @@ class RebuildTables:
             row.created_at,
             attempt := str(uuid4()),
         )
-        named = {item.ledger_id for item in row.items}
+        named = {item.ledger_id for item in row.own}
+        await write_shared(self._connection, row)
         await self._connection.execute(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
         )
@@ -382,7 +398,7 @@ class RebuildTables:
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
-            sorted({item.ledger_id for item in (known.items if known else ())} - named),
+            sorted({item.ledger_id for item in (known.own if known else ())} - named),
         )
         await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 

@@ -45,6 +45,7 @@ ROLES: Final[Table] = {
     "DELETE /v1/logs/{name}": _GATEWAY,
     "POST /v1/log-heads": _GATEWAY,
     "GET /v1/orphans": _GATEWAY,
+    "POST /v1/shared-ledgers": _GATEWAY,
     "DELETE /v1/orphans/{ledger_id}": _GATEWAY,
     "POST /v1/tokens": _GATEWAY | _OPERATOR,
     "GET /v1/tokens": _GATEWAY,

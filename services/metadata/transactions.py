@@ -38,6 +38,7 @@ from quorumlog.wire.transaction_bodies import (
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
+from services.metadata.forks import NOT_SHARED
 from services.metadata.logs import change_row, check_row, lock_log
 from services.metadata.sql import IS_AFTER_LOSS, utc
 
@@ -200,7 +201,7 @@ class TransactionStore(RowStore):
         """How many transactions are OPEN, and how many ledgers wait for their deletion."""
         record = await connection.fetchrow(
             "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
-            " (SELECT count(*) FROM unnamed_ledgers) AS orphans"
+            f" (SELECT count(*) FROM unnamed_ledgers WHERE {NOT_SHARED}) AS orphans"
         )
         assert record is not None
         return record["open"], record["orphans"]

@@ -197,12 +197,6 @@ class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, 
     """The cluster can't do this now, but may be able to later."""
 
 
-class NotServed(
-    QuorumLogError, status=501, code="not-served", title="Not served", outcome=NOT_DONE
-):
-    """A part of an open protocol that this server does not have."""
-
-
 # 4xx: the request is wrong.
 
 
@@ -278,6 +272,12 @@ class NotYetConfirmed(
 
 class NoSuchLog(NotFound, code="no-such-log", title="No such log"):
     """There is no log of this name."""
+
+
+class LogDeleted(
+    NoSuchLog, code="log-deleted", status=410, title="The log is deleted, and forks of it are not"
+):
+    """The log was deleted while forks of it exist. Its name is free once the last one of them is deleted."""
 
 
 class NoSuchConsumer(NotFound, code="no-such-consumer", title="No such consumer"):

@@ -48,7 +48,7 @@ class Judge(LogHistory):
         """All violations: a gateway in which one was raised may take it for a request that failed."""
         self.token = 0
         """The highest writer token that anybody was given."""
-        self._stored: dict[int, bytes] = {}
+        self.stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
         self._times: dict[int, int] = {}
         """Their append times."""
@@ -105,7 +105,7 @@ class Judge(LogHistory):
             time = item.published_ms or head.append_time_ms
             self._times |= {first + head.records_before + n: time for n in range(head.count)}
         entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
-        self._stored.update(entries)
+        self.stored.update(entries)
         self.fetched(LOG, first, *entries)
 
     # --- events of clients -------------------------------------------------------------------------
@@ -223,10 +223,10 @@ class Judge(LogHistory):
     def whole(self, contents: Iterable[ReadRecord]) -> None:
         """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
         for found in contents:
-            self._stored[found.offset] = found.record.value
+            self.stored[found.offset] = found.record.value
             self._times[found.offset] = found.timestamp_ms
         self.times_never_go_back()
-        self.content(LOG, 0, *sorted(self._stored.items()))
+        self.content(LOG, 0, *sorted(self.stored.items()))
         self._checker.finish()
         self._raise()
 

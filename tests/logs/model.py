@@ -631,6 +631,9 @@ class Store(MetadataLogs):
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         await self.gateway.ask()
+        return await self._created(log)
+
+    async def _created(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         is_new = log.name not in self.cluster.logs
         # A name that is given again goes on from the version at which it was freed.
         version = self.cluster.freed.get(log.name, 0) + 1
@@ -639,6 +642,22 @@ class Store(MetadataLogs):
         row = self.cluster.logs.setdefault(log.name, made)
         await self.gateway.hear(UNKNOWN)
         return row, is_new
+
+    async def fork(
+        self, log: LogMetadata, source: LogMetadata, at: int
+    ) -> tuple[LogMetadata, bool]:
+        await self.gateway.ask()
+        current = self.row(source.name)
+        if current.created_at != source.created_at:
+            raise NoSuchLog(log=source.name)
+        if at < current.first_offset or not current.is_sealed_below(at):
+            raise InvalidRequest("the source is not sealed there", log=source.name)
+        made = current.forked(log.name, log.settings, at)
+        made.check()
+        return await self._created(made)
+
+    async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
+        return [row for row in let_go if not self.cluster.is_named(row.ledger_id)]
 
     async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
         await self.gateway.ask()
@@ -687,7 +706,9 @@ class Store(MetadataLogs):
         self.cluster.freed[log.name] = row.version + 1
         for item in row.items:
             ledger = self.cluster.ledgers.get(item.ledger_id)
-            if ledger is not None and ledger.row.state is State.CLOSED:
+            if self.cluster.is_named(item.ledger_id):
+                continue  # by a fork, or by the log that this one was forked from (rule 27a)
+            if ledger is not None and ledger.row.state is State.CLOSED and not row.is_shared(item):
                 self.cluster.delete(item.ledger_id)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()

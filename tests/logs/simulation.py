@@ -56,6 +56,7 @@ from tests.logs.demands import (
     insist,
     judge_error,
 )
+from tests.logs.forks import Forks
 from tests.logs.judge import LOG, Alarms, Judge, Violation
 from tests.logs.model import Cluster, Gateway, Store
 from tests.support.virtual import Deadlock, run_virtual
@@ -116,6 +117,13 @@ class Run:
         )
         self.gateways: list[Gateway] = []
         self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
+        self.forks = Forks(
+            NAME,
+            self.settings,
+            pick=lambda: self.forks.random.choice(self.alive()),
+            stored=self.judge.stored,
+            seed=seed,
+        )
         self.kills = rng.choice((0, 1, 2, 4))
         self.table = rng.choice((PRODUCERS_MAX, PRODUCERS_MAX, 2, 3))
         """Producers that a log remembers; where that is a few, they are forgotten all the time."""
@@ -583,6 +591,8 @@ class Run:
                 writers.create_task(self.publish("a1", 5))
                 writers.create_task(self.publish("a2", 5))
                 writers.create_task(self.namesakes.run())
+                if self.forks.count:
+                    writers.create_task(self.forks.run())
             self.is_over = True
 
     async def lose_owner(self) -> None:
@@ -612,6 +622,7 @@ class Run:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
+        await self.forks.end()
         await self.check_limits(gateway)
         self.cluster.watch = None  # from here on each record's place is known to who appends it
         token = None

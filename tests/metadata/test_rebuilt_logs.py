@@ -315,6 +315,8 @@ REBUILT = {
     "attempts": "tokens of other changes",
     "logs": "logs without records",
     "unnamed_ledgers": "",
+    "shared_ledgers": "",
+    "forks": "sources of forks",
     "transactions": "open transactions",
     "transaction_ledgers": "open transactions",
     "app_versions": "versions of apps",

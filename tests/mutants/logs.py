@@ -83,6 +83,13 @@ def always(value: Any) -> Any:
     return lambda _original: lambda *_args, **_kwargs: value
 
 
+def the_last_of_all(_original: Any) -> Any:
+    """A takeover rebuilds the producers from the last ledger, whatever log that was made for."""
+    return property(
+        lambda log: next((i for i in reversed(log.items) if i.first_offset is not None), None)
+    )
+
+
 async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
 
@@ -570,6 +577,21 @@ LOG_MUTANTS: Final = (
         "the ledger API writes to a log's ledgers",
         "rule 27",
         (Patch(appends, "transaction_of", always("one")),),
+    ),
+    Mutant(
+        "a read of a fork goes on where the fork ends in a ledger",
+        "rule 27a",
+        (Patch(reading._Page, "is_through", lambda _original: property(lambda _page: False)),),
+    ),
+    Mutant(
+        "a takeover of a fork learns from the source's ledger",
+        "rule 27a",
+        (Patch(LogMetadata, "base", the_last_of_all),),
+    ),
+    Mutant(
+        "a fork within an open ledger needs no roll",
+        "rule 27a",
+        (Patch(LogMetadata, "is_sealed_below", always(True)),),
     ),
     Mutant(
         "a degraded ensemble need not reach Qa",

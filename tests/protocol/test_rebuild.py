@@ -12,6 +12,7 @@ from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.metadata import (
     PREDECESSORS_KEPT,
+    SHARED_KEPT,
     DigestKind,
     Fragment,
     LedgerMetadata,
@@ -734,3 +735,70 @@ def test_a_copy_of_a_later_password_is_made_again_with_the_known_mac_key() -> No
     assert decision.action is Action.WRITE
     assert decision.row is not None
     assert (decision.row.access_key, decision.row.mac_key) == (digest, b"m" * 32)
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def of_fork(
+    one: LedgerPlace, at: int, shared: Sequence[tuple[int, int]], *before: tuple[int, int]
+) -> LedgerPlace:
+    """A fork's own ledger. It tells the nearest ledgers that the fork shares, and those before it."""
+    lineage = Lineage(
+        CREATED_AT,
+        before[-PREDECESSORS_KEPT:],
+        forked_at=at,
+        shared=tuple(shared[-SHARED_KEPT:]),
+    )
+    return replace(one, lineage=lineage)
+
+
+def test_a_fork_has_what_its_own_ledgers_tell_that_it_shares() -> None:
+    shared = OFFSETS[:6]
+
+    decision = told(None, of_fork(ledger(70, 57), 57, shared, *shared))
+
+    row = decision.row
+    assert row is not None
+    row.check()
+    assert [(i.ledger_id, i.first_offset) for i in row.items] == [*shared, (70, 57)]
+    assert [i.last_offset for i in row.items] == [9, 19, 29, 39, 49, 56, None]
+    assert (row.forked_at, [i.ledger_id for i in row.own]) == (57, [70])
+
+
+def test_a_fork_that_shares_more_than_is_told_begins_with_what_is_told() -> None:
+    shared = [(number, 10 * number) for number in range(SHARED_KEPT + 3)]
+    at = 10 * len(shared)
+
+    row = told(None, of_fork(ledger(70, at), at, shared, *shared)).row
+
+    assert row is not None
+    assert row.first_offset == 30
+    assert [(i.ledger_id, i.first_offset) for i in row.shared] == shared[3:]
+
+
+def test_the_first_own_ledger_of_a_fork_is_known_to_be_missing() -> None:
+    shared = OFFSETS[:6]
+    own = [(70 + number, 57 + 10 * number) for number in range(5)]
+    behind_it = [
+        of_fork(ledger(own[at][0], own[at][1]), 57, shared, *shared, *own[:at])
+        for at in range(1, 5)
+    ]
+
+    decision = told(None, *behind_it[3:])
+
+    row = decision.row
+    assert row is not None
+    assert [(i.ledger_id, i.first_offset) for i in row.items] == [*shared, *own]
+    assert set(decision.holes) == {i.ledger_id for i in row.items} - {own[4][0]}
+
+
+def test_a_fork_that_let_go_of_what_it_shared_does_not_get_it_back() -> None:
+    row = told(
+        None,
+        of_fork(ledger(70, 57, 3), 57, OFFSETS[:6], *OFFSETS[:6]),
+        of_fork(ledger(71, 67), 57, (), (70, 57)),
+    ).row
+
+    assert row is not None
+    assert [i.ledger_id for i in row.items] == [70, 71]

@@ -21,7 +21,9 @@ from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
 from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
 from tests.explore.log_judge import LogJudge
 from tests.explore.log_parts import LogParts
+from tests.gateway.streams.test_fork_guards import GUARDS as FORKS_READ
 from tests.logs.judge import Judge
+from tests.metadata.test_fork_guards import GUARDS as FORKS
 from tests.metadata.test_guards import GUARDS as METADATA
 from tests.mutants.hunt import Mutant
 from tests.mutants.list import MUTANTS
@@ -154,8 +156,8 @@ def hunted() -> Iterator[tuple[str, set[str]]]:
         yield _finder(mutant), cited(mutant.rule)
     for stored in STORAGE_MUTANTS:
         yield SEARCHES.get(stored.search, "P"), cited(stored.rule)
-    for guard in METADATA:
-        yield "P", cited(guard.rule)
+    for rule in (guard.rule for guard in (*METADATA, *FORKS, *FORKS_READ)):
+        yield "P", cited(rule)
     for guarded, _ in AUTORECOVERY:
         yield "P", cited(guarded.rule)
 

@@ -376,7 +376,8 @@ class LogDriver:
         ledgers = await engine.existing(deleted)
         other = await self._ports.store.delete(row)
         if other is None:
-            await engine.tell_deleted(ledgers, Deletion.WITH_LOG)
+            unshared = await self._ports.store.unshared(ledgers)
+            await engine.tell_deleted(unshared, Deletion.WITH_LOG)
         return other
 
     def _place_last(self, row: LogMetadata) -> None:

@@ -21,6 +21,8 @@ from quorumlog.errors import (
     LogExists,
     NoSuchLedger,
     NoSuchLog,
+    OffsetTruncated,
+    Overloaded,
     QuorumLogError,
     QuorumTimeout,
     VersionConflict,
@@ -53,6 +55,10 @@ T = TypeVar("T")
 ORPHANS_KEPT_MAX: Final = 100
 """Orphans of one round that cannot be deleted now: each may take until a timeout, and the sweep has
 more to do. The next round continues after them."""
+
+
+_FORK_TRIES: Final = 5
+"""Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
 
 
 class LogManager:
@@ -140,12 +146,55 @@ class LogManager:
         """The row of the log of this name, whatever its settings are, and whether this call created it. `idle_s`: it
         expires once nobody has used it for so long.
         """
-        expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
-        wanted = LogMetadata(name, settings, next_offset=0, expiry=expiry)
-        row, is_new = await self._store.create(wanted)
+        wanted = LogMetadata(name, settings, next_offset=0, expiry=self._expiry(idle_s))
+        return self._begun(*await self._store.create(wanted))
+
+    def _expiry(self, idle_s: int | None) -> Expiry | None:
+        """The expiry of a log that this process creates, and of which it remembers the last use."""
+        return None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
+
+    def _begun(self, row: LogMetadata, is_new: bool) -> tuple[LogMetadata, bool]:  # noqa: FBT001
+        """Remember when a log was created, if this process did it."""
         if is_new:
             self.accesses.begun(row)
         return row, is_new
+
+    async def fork(
+        self,
+        name: str,
+        settings: LogSettings,
+        source: LogMetadata,
+        at: int,
+        *,
+        idle_s: int | None = None,
+    ) -> tuple[LogMetadata, bool]:
+        """The row of the log of this name, whatever it is, and whether this call created it: as a fork of another log, of
+        which `source` is a row, with its records below the offset `at` (rule 27a). `idle_s`: as in `create`.
+
+        Raises: NoSuchLog, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
+        """
+        for _ in range(_FORK_TRIES):
+            if at < source.first_offset:
+                raise OffsetTruncated(
+                    f"the log begins at {source.first_offset}",
+                    log=source.name,
+                    first_offset=source.first_offset,
+                )
+            if source.is_sealed_below(at):
+                with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
+                    wanted = LogMetadata(name, settings, expiry=self._expiry(idle_s))
+                    return self._begun(*await self._store.fork(wanted, source, at))
+            else:
+                # Only what is CLOSED is shared: nobody else's append can come into it.
+                with contextlib.suppress(LogClosed):
+                    await self.roll(source.name)
+            now = await self._reader.row(source.name)
+            if now.created_at != source.created_at:
+                raise NoSuchLog(f"the log {source.name} was deleted", log=source.name)
+            source = now
+        if (end := await self._reader.end(source.name)) < at:
+            raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
+        raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
     def now_ms(self) -> int:
         """The database's clock, once a row was read; before that this machine's."""
@@ -213,8 +262,8 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated)
-        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b).
-        await self._engine.tell_deleted(dropped)
+        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
+        await self._engine.tell_deleted(await self._store.unshared(dropped))
         await self._drop(_let_go(row, new))
         return await self._views.view(new)
 

@@ -68,12 +68,21 @@ class _Page(ABC):
         """
         self.is_over = False
         """Whether the log ends with the page: its last batch says so (rule 25b)."""
+        self.stop: int | None = None
+        """Where the log's part of the ledger that is read ends, if the row tells: of a ledger that a fork shares, others'
+        records may follow (rule 27a).
+        """
 
     @property
     def is_full(self) -> bool:
         if self.is_cut or self.is_over:
             return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the page has all of the ledger that is read."""
+        return self.stop is not None and self.at >= self.stop
 
     @property
     def stored_bytes_left(self) -> int:
@@ -104,7 +113,7 @@ class _Records(_Page):
         head, records = batch.decode(self.plain_batch(data))
         first = (item.first_offset or 0) + head.records_before
         for offset, record in enumerate(records, first):
-            if offset == self.at and not self.is_full:
+            if offset == self.at and not self.is_full and not self.is_through:
                 own = record.timestamp_ms
                 time = head.append_time_ms if own is None else own
                 self.records.append(ReadRecord(offset, time, record, item.ledger_id, entry_id))
@@ -126,9 +135,10 @@ class _Batches(_Page):
         head = batch.decode_head(data)
         first = (item.first_offset or 0) + head.records_before
         skip = self.at - first
-        if 0 <= skip < head.count:
+        if 0 <= skip < head.count and not self.is_through:
             data = self.plain_batch(data)
-            count = min(head.count - skip, self.limit - self.count)
+            left = head.count if self.stop is None else self.stop - self.at
+            count = min(head.count - skip, self.limit - self.count, left)
             self.batches.append(StoredBatch(first, item.ledger_id, entry_id, data, skip, count))
             self.bytes_left -= len(data) * count // head.count
             self.count += count
@@ -286,7 +296,7 @@ class LogReader:
     async def last_batch(self, row: LogMetadata) -> batch.BatchHead | None:
         """The head of a CLOSED log's last batch; None where its last ledger has none."""
         item = row.last_item
-        if item is None:
+        if item is None or row.is_shared(item):
             return None
         last = (await self._engine.get(item.ledger_id)).last_entry
         if last is None or last == NO_ENTRY:
@@ -301,7 +311,7 @@ class LogReader:
         # A first ledger without a start, or a roll between its two steps: nothing of the new
         # ledger is acknowledged yet.
         if item is None:
-            return 0, False
+            return row.known_end, False
         if item.last_offset is not None:
             return item.last_offset + 1, False
         assert item.first_offset is not None
@@ -343,7 +353,7 @@ class LogReader:
                 return row
             before = page.at
             try:
-                is_known = await self._fill_from(name, item, page)
+                is_known = await self._fill_from(name, item, page, is_shared=row.is_shared(item))
             except NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
@@ -361,8 +371,9 @@ class LogReader:
                 return row
         return row
 
-    async def _fill_from(self, name: str, item: LogItem, page: _Page) -> bool:
-        """Gather until the ledger or the page ends; False if the row must be read again."""
+    async def _fill_from(self, name: str, item: LogItem, page: _Page, *, is_shared: bool) -> bool:
+        """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
+        page.stop = None if item.last_offset is None else item.last_offset + 1
         last = await self._last_entry(name, item)
         if last is None:
             return False
@@ -370,8 +381,12 @@ class LogReader:
             return True
         entry_id = await self._entry_at(item, page.at, last)
         while entry_id is not None and entry_id <= last and not page.is_full:
+            if page.is_through:
+                break
             try:
                 entry_id = await self._take(item, entry_id, last, page)
+                # How the log ended that the ledger was made for says nothing of a fork (rule 27a).
+                page.is_over = page.is_over and not is_shared
             except EntryLost as error:
                 if await self._is_lost(name, item, error, page):
                     return True
@@ -396,7 +411,7 @@ class LogReader:
             )
         for run in found.runs:
             for index, at in enumerate(run.ids):
-                if not page.is_full:
+                if not page.is_full and not page.is_through:
                     self._unpack(item, at, bytes(run.payload(index)), page)
         return found.next
 

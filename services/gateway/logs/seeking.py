@@ -46,7 +46,11 @@ async def find_time(
     item = items[high]
     assert item.first_offset is not None
     place = 0 if end is None else await _place(item.ledger_id, ms, end, read_head)
-    return max(item.first_offset + place, row.first_offset)
+    found = item.first_offset + place
+    if item.last_offset is not None:
+        # A fork's part of a shared ledger may end before that does (rule 27a): what follows is the fork's own.
+        found = min(found, item.last_offset + 1)
+    return max(found, row.first_offset)
 
 
 def _after(item: LogItem, end: tuple[int, BatchHead] | None) -> int:

@@ -1,9 +1,13 @@
 """The logs' rows, as the gateway asks the metadata service for them."""
 
+from collections.abc import Sequence
+
+from quorumlog.errors import QuorumLogError
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import Committed, RowChanged
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed
 
 
@@ -20,10 +24,23 @@ class MetadataLogs:
         self.database_ms = client.database_ms
         self.get = client.get
         self.create = client.create
+        self.fork = client.fork
         self.list = client.list
         self.heads = client.heads
         self.orphans = client.orphans
         self.delete_unnamed = client.delete_unnamed
+
+    async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
+        """Of the ledgers that a log names no more those that no fork names, nor ever will (rule 27a). None where that can't
+        be asked now: what their log did is done, and the sweep deletes and tells of them later.
+        """
+        if not let_go:
+            return ()
+        try:
+            shared = await self._client.shared_among([row.ledger_id for row in let_go])
+        except QuorumLogError:
+            return ()
+        return [row for row in let_go if row.ledger_id not in shared]
 
     async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
         """Replace the row of this version: the row with its new version, unless it changed."""

@@ -18,11 +18,23 @@ _CONTENT_TYPE: Final = "durable-stream.content-type"
 _EXPIRES_AT: Final = "durable-stream.expires-at"
 _BEGINS: Final = "durable-stream.begins"
 """What the stream's creation puts into it: until that is there, the stream does not exist."""
+_FORKED_FROM: Final = "durable-stream.forked-from"
+_FORK_OFFSET: Final = "durable-stream.fork-offset"
+_FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105
 _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """What a fork was created as: its source's log, and the offsets of the request, in numbers."""
+
+    source: str
+    offset: int
+    sub_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,7 @@ class StreamConfig:
     content_type: str = OCTETS
     expires_at: str | None = None
     ttl_s: int | None = None
+    forked: Forked | None = None
 
     @property
     def media(self) -> str:
@@ -55,7 +68,9 @@ class StreamConfig:
 
     def equals(self, other: "StreamConfig") -> bool:
         """Whether a creation with the other one is a repeat."""
-        mine, others = ((each.media, each.expires_ms, each.ttl_s) for each in (self, other))
+        mine, others = (
+            (each.media, each.expires_ms, each.ttl_s, each.forked) for each in (self, other)
+        )
         return mine == others
 
     def settings(self, begins: str) -> LogSettings:
@@ -65,6 +80,10 @@ class StreamConfig:
             custom[_EXPIRES_AT] = self.expires_at
         if begins:
             custom[_BEGINS] = begins
+        if self.forked is not None:
+            custom[_FORKED_FROM] = self.forked.source
+            custom[_FORK_OFFSET] = str(self.forked.offset)
+            custom[_FORK_SUB_OFFSET] = str(self.forked.sub_offset)
         return LogSettings(quorum=Quorum.of(), custom=tuple(sorted(custom.items())))
 
 
@@ -74,7 +93,13 @@ def config_of(row: LogMetadata) -> StreamConfig | None:
     if _CONTENT_TYPE not in custom:
         return None
     ttl_s = None if row.expiry is None else row.expiry.idle_s
-    return StreamConfig(custom[_CONTENT_TYPE], custom.get(_EXPIRES_AT), ttl_s)
+    return StreamConfig(custom[_CONTENT_TYPE], custom.get(_EXPIRES_AT), ttl_s, _forked_of(custom))
+
+
+def _forked_of(custom: Mapping[str, str]) -> Forked | None:
+    if _FORKED_FROM not in custom:
+        return None
+    return Forked(custom[_FORKED_FROM], int(custom[_FORK_OFFSET]), int(custom[_FORK_SUB_OFFSET]))
 
 
 def begins_later(row: LogMetadata) -> bool:

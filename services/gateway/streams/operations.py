@@ -16,7 +16,7 @@ from services.gateway.edge.log_operations import TAKING_OVER
 from services.gateway.edge.media import EVENTS
 from services.gateway.edge.operations import BYTES, TICKET
 from services.gateway.streams import config
-from services.gateway.streams.names import log_of
+from services.gateway.streams.names import log_of, log_of_url
 
 Position = int | Literal["earliest", "latest"]
 Live = Literal["long-poll", "sse"]
@@ -28,6 +28,7 @@ _NUMBER_MAX: Final = 2**53 - 1
 """JavaScript's greatest safe integer (section 5.2.1)."""
 _PRODUCER_BYTES_MAX: Final = 255
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_FIRST_OFFSET: Final = re.compile(r"0{16}_0{16}", re.ASCII)
 
 
 def offset_text(offset: int) -> str:
@@ -43,6 +44,14 @@ def _offset(text: str, pointer: str) -> Position:
     if len(text) != _OFFSET_DIGITS or not (text.isascii() and text.isdecimal()):
         raise BadRequest(f"{pointer}: must be -1, now, or an offset that this stream has given out")
     return int(text)
+
+
+def _fork_offset(text: str, pointer: str) -> int:
+    """The first offset may be written as the protocol's own server has it: clients send that without being told."""
+    found = 0 if _FIRST_OFFSET.fullmatch(text) else _offset(text, pointer)
+    if not isinstance(found, int):
+        raise BadRequest(f"{pointer}: must be an offset that the source has given out")
+    return found
 
 
 def _live(text: str, pointer: str) -> Live:
@@ -128,13 +137,22 @@ EXPIRES_AT: Final[Parameter[str | None]] = _header(
     "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time.", _WORD
 )
 FORKED_FROM: Final[Parameter[str | None]] = _header(
-    "Stream-Forked-From", _text, "Forks are not served yet: 501.", _WORD
+    "Stream-Forked-From",
+    log_of_url,
+    "The path of a stream's URL: the new stream begins with that one's records, and goes on by itself.",
+    _WORD,
 )
-FORK_OFFSET: Final[Parameter[str | None]] = _header(
-    "Stream-Fork-Offset", _text, "Goes with `Stream-Forked-From`.", _WORD
+FORK_OFFSET: Final[Parameter[int | None]] = _header(
+    "Stream-Fork-Offset",
+    _fork_offset,
+    "Goes with `Stream-Forked-From`: the records below this offset are the fork's; the source's tail if left out.",
+    _WORD,
 )
-FORK_SUB_OFFSET: Final[Parameter[str | None]] = _header(
-    "Stream-Fork-Sub-Offset", _text, "Goes with `Stream-Forked-From`.", _WORD
+FORK_SUB_OFFSET: Final[Parameter[int | None]] = _header(
+    "Stream-Fork-Sub-Offset",
+    _number,
+    "Goes with `Stream-Forked-From`: so many messages, or bytes, of what was appended at the offset are the fork's too.",
+    _COUNT,
 )
 SEQ: Final[Parameter[str | None]] = _header(
     "Stream-Seq",
@@ -174,6 +192,7 @@ _ERRORS: Final = (
     errors.QuorumTimeout,
     errors.WriterLost,
     errors.NotTheOwner,
+    errors.LogDeleted,
 )
 
 CREATE: Final = Operation(
@@ -182,14 +201,15 @@ CREATE: Final = Operation(
     "createStream",
     "Durable Streams",
     "Create a stream",
-    "With a body the stream exists once that is durable. A repeat with the same settings is 200, other settings 409.",
+    "With a body the stream exists once that is durable. A repeat with the same settings is 200, other settings 409."
+    " With `Stream-Forked-From` it is a fork, which needs `read` on the source.",
     (STREAM, CONTENT_TYPE, CLOSED, TTL, EXPIRES_AT, FORKED_FROM, FORK_OFFSET, FORK_SUB_OFFSET),
     _ANY,
     {
         201: Reply("Created.", headers={**_PLACE, "Location": "The stream's URL."}),
         200: Reply("It exists with these settings.", headers=_PLACE),
     },
-    (*_ERRORS, errors.StreamConflict, errors.NotServed),
+    (*_ERRORS, errors.StreamConflict),
     ignores_unknown=True,
 )
 APPEND: Final = Operation(

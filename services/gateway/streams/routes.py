@@ -1,6 +1,8 @@
 """Handlers of /v1/stream/{path}: requests of the Durable Streams protocol as requests to logs."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -10,8 +12,8 @@ from quorumlog.errors import (
     BadRequest,
     InvalidRequest,
     LogClosed,
+    LogDeleted,
     NoSuchLog,
-    NotServed,
     SequenceGap,
     StaleProducer,
     StreamConflict,
@@ -21,7 +23,7 @@ from quorumlog.errors import (
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
-from quorumlog.protocol.log import LogMetadata, LogState
+from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
 from services.gateway.edge import body
 from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
@@ -34,10 +36,14 @@ from services.gateway.streams.config import (
     config_of,
     media_of,
 )
+from services.gateway.streams.forks import ForkAsked, StreamForks, asked, taken
 from services.gateway.streams.messages import records_of
 from services.gateway.streams.reads import Found, StreamReads
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+
+_Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
+"""Creates the log of a stream: its row, whatever it is, and whether this call created it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +82,60 @@ class StreamRoutes:
         """Keeps no state."""
         self._logs, self._room = logs, room
         self._reads = StreamReads(logs, room)
+        self._forks = StreamForks(logs, partial(self._find, is_access=True))
 
     # --- create ----------------------------------------------------------------------------------
 
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """PUT (section 5.1)."""
-        _refuse_unserved(given)
+        _check_lifetime(given)
+        fork = asked(given)
+        if fork is not None:
+            return await self._create_fork(request, given, fork)
         wanted = StreamConfig(given[op.CONTENT_TYPE] or OCTETS, given[op.EXPIRES_AT], given[op.TTL])
         data = await self._body(request)
         sent = _Sent(records_of(data, is_json=wanted.is_json), given[op.CLOSED] is True, expect=0)
         name = given[op.STREAM]
-        row, is_new = await self._begin(name, wanted, sent)
+        row, is_new = await self._begin(
+            name, wanted, sent, partial(self._logs.create, name, idle_s=wanted.ttl_s)
+        )
+        return await self._created(request, row, sent, wanted.equals, is_new=is_new)
+
+    async def _create_fork(
+        self, request: web.Request, given: Given, wanted: ForkAsked
+    ) -> web.Response:
+        """PUT of a fork (section 4.2)."""
+        name, closes = given[op.STREAM], given[op.CLOSED] is True
+        data = await self._body(request)
+        made = await self._forks.made(name, wanted)
+        if made is not None and not await self._exists(made.row):
+            made = None
+        if made is not None and not await self._is_unfinished(made.row):
+            sent = _Sent((), closes)
+            return await self._created(request, made.row, sent, wanted.is_made, is_new=False)
+        plan = await self._forks.plan(request, wanted, None if made is None else made.config)
+        records = (*plan.prefix, *records_of(data, is_json=plan.config.is_json))
+        sent = _Sent(records, closes, expect=plan.at)
+        make = partial(self._forks.create, name, plan)
+        row, is_new = await self._begin(name, plan.config, sent, make)
+        return await self._created(request, row, sent, wanted.is_made, is_new=is_new)
+
+    async def _created(
+        self,
+        request: web.Request,
+        row: LogMetadata,
+        sent: _Sent,
+        is_same: Callable[[StreamConfig], bool],
+        *,
+        is_new: bool,
+    ) -> web.Response:
+        """The answer to a creation, where the stream is there. Raises: StreamConflict if it is another one."""
+        name = row.name
         if not is_new:
             row = await self._logs.row(name)  # others may have gone on since
         end, is_closed = await self._logs.tail(name)
         found = config_of(row)
-        if not is_new and (found is None or not found.equals(wanted) or is_closed != sent.closes):
+        if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):
             raise StreamConflict("the stream exists with other settings", log=name)
         if not is_new and await self._is_unfinished(row):
             raise StreamConflict(
@@ -104,7 +148,7 @@ class StreamRoutes:
         return web.Response(status=201 if is_new else 200, headers=headers)
 
     async def _begin(
-        self, name: str, wanted: StreamConfig, sent: _Sent
+        self, name: str, wanted: StreamConfig, sent: _Sent, make: _Make
     ) -> tuple[LogMetadata, bool]:
         """The row of the stream's log, and whether this request creates the stream.
 
@@ -113,9 +157,12 @@ class StreamRoutes:
         one of them: nothing is removed that somebody may just be told.
         """
         settings = wanted.settings(sent.begins)
-        row, is_new = await self._logs.create(name, settings, idle_s=wanted.ttl_s)
-        if not is_new and not await self._exists(row):
-            row, is_new = await self._logs.create(name, settings, idle_s=wanted.ttl_s)
+        try:
+            row, is_new = await make(settings)
+            if not is_new and not await self._exists(row):
+                row, is_new = await make(settings)
+        except LogDeleted as error:
+            raise taken(name) from error
         if not is_new:
             found = config_of(row)
             is_same = row.settings == settings and found is not None and found.ttl_s == wanted.ttl_s
@@ -137,9 +184,10 @@ class StreamRoutes:
 
     async def _is_unfinished(self, row: LogMetadata) -> bool:
         """Whether the creation of a stream has not come to its end."""
-        if not begins_later(row) or row.state is LogState.CLOSED or row.known_end:
+        start = row.forked_at or 0
+        if not begins_later(row) or row.state is LogState.CLOSED or row.known_end > start:
             return False
-        return (await self._logs.tail(row.name, row))[0] == 0
+        return (await self._logs.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
         """Whether the stream of a row that was just read has not expired; an access is counted. One that has is deleted.
@@ -287,13 +335,9 @@ async def stream_headers(request: web.Request, response: web.StreamResponse) -> 
         response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
 
 
-def _refuse_unserved(given: Given) -> None:
+def _check_lifetime(given: Given) -> None:
     if given[op.TTL] is not None and given[op.EXPIRES_AT] is not None:
         raise BadRequest("Stream-TTL and Stream-Expires-At exclude each other")
-    if given[op.FORKED_FROM] is not None:
-        raise NotServed("this server has no forks: leave Stream-Forked-From out")
-    if given[op.FORK_OFFSET] is not None or given[op.FORK_SUB_OFFSET] is not None:
-        raise BadRequest("Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From")
 
 
 def _check_type(given: str | None, found: Found) -> None:

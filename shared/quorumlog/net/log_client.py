@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from quorumlog.errors import LogExists, NoSuchLedger, VersionConflict
+from quorumlog.errors import LogExists, NoSuchLedger, RouteNotFound, VersionConflict
 from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.log_bodies import (
+    ForkBody,
     LedgerIds,
     LogChange,
     LogCreateBody,
@@ -17,6 +18,7 @@ from quorumlog.wire.log_bodies import (
     LogHeadsAsk,
     LogListBody,
     LogRow,
+    SharedAsk,
 )
 
 
@@ -48,7 +50,22 @@ class LogClient:
 
     async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
         """The row of this name, and whether this call created it."""
-        body = LogCreateBody(row=LogRow.from_core(log), attempt=new_attempt())
+        return await self._create(LogCreateBody(row=LogRow.from_core(log), attempt=new_attempt()))
+
+    async def fork(
+        self, log: LogMetadata, source: LogMetadata, at: int
+    ) -> tuple[LogMetadata, bool]:
+        """The row of this name, and whether this call created it, as a fork of the log of the row `source`. It shares what
+        that log's row names below the offset `at` when it is created; of `log` only name, settings and expiry count.
+
+        Raises: NoSuchLog of the source, LogDeleted; InvalidRequest where the source is not sealed up to `at`, or
+        begins later.
+        """
+        fork = ForkBody(source=source.name, created_at=source.created_at, at=at)
+        row = LogRow.from_core(log)
+        return await self._create(LogCreateBody(row=row, attempt=new_attempt(), fork=fork))
+
+    async def _create(self, body: LogCreateBody) -> tuple[LogMetadata, bool]:
         try:
             row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
         except LogExists as error:
@@ -97,6 +114,18 @@ class LogClient:
         body = LogHeadsAsk(logs=tuple(names))
         found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
         return {head.name: head.to_core() for head in found.logs}
+
+    async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
+        body = SharedAsk(ledgers=tuple(ledger_ids))
+        try:
+            # Deletions are told because of this answer (rule 18a).
+            found = await self._client.ask(
+                "POST", "/v1/shared-ledgers", body, gives=LedgerIds, proof=True
+            )
+        except RouteNotFound:
+            return frozenset()  # a service of before forks, which has made none
+        return frozenset(found.ledgers)
 
     async def orphans(
         self, *, older_than_s: float, after: int | None = None, limit: int = 100

@@ -199,6 +199,8 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
         problems.append(("/row/stream_seq", "never goes back"))
     if (old.expiry and old.expiry.idle_s) != (new.expiry and new.expiry.idle_s):
         problems.append(("/row/expiry", "never changes, but for its keeper"))
+    if new.forked_at != old.forked_at:
+        problems.append(("/row/forked_at", "never changes"))
     was, now = old.archived_through, new.archived_through
     if was is not None and (now is None or now < was):
         problems.append(("/row/archived_through", "never goes back"))
@@ -206,6 +208,10 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
     for index, item in enumerate(new.items):
         before = kept.get(item.ledger_id)
         if before is None:
+            if new.is_shared(item):
+                problems.append(
+                    (f"/row/items/{index}", "a log shares what it began with (rule 27a)")
+                )
             continue
         for field in ("first_offset", "last_offset"):
             known = getattr(before, field)

@@ -83,6 +83,9 @@ class Deletion(StrEnum):
 PREDECESSORS_KEPT = 4
 """Predecessors in a ledger's lineage: a rebuild finds the place of one ledger less, in a row, that no bookie holds."""
 
+SHARED_KEPT = 64
+"""Shared ledgers in a fork's lineage (taste): 16 GiB of a log with the standard limits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
@@ -99,6 +102,10 @@ class Lineage:
     placed_by: str = ""
     """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18b).
     Empty where the store keeps none."""
+    forked_at: int | None = None
+    """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
+    shared: tuple[tuple[int, int], ...] = ()
+    """The nearest of these ledgers that the fork names, as `before`."""
 
 
 @dataclass(frozen=True, slots=True)

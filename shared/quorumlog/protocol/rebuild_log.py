@@ -3,6 +3,8 @@
 A ledger's row tells its first offset in the log, when that log was created, and which ledgers were before it there. So
 a ledger that nobody holds is known to be missing: the log names it all the same, and readers get an error there until
 its row is made again. Where only its end of the hole is known, nothing is written.
+
+A fork's own ledgers tell where the fork began, and the ledgers of other logs that it shares (rule 27a).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +13,7 @@ from itertools import pairwise
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, DigestKind, Lineage
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, SHARED_KEPT, DigestKind, Lineage
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action
 
@@ -60,6 +62,19 @@ class LedgerPlace:
     def published_ms(self) -> int:
         """When a transaction put it onto the log; 0 if its owner wrote it, or where no row tells."""
         return 0 if self.lineage is None else self.lineage.published_ms
+
+    @property
+    def shared(self) -> tuple[tuple[int, int], ...]:
+        """The nearest ledgers of other logs that its log shares, each with its first offset."""
+        return () if self.lineage is None else self.lineage.shared
+
+    @property
+    def chains(self) -> tuple[tuple[int, ...], ...]:
+        """Ledgers of its log that follow each other."""
+        before = (*(before for before, _ in self.before), self.ledger_id)
+        shared = tuple(ledger_id for ledger_id, _ in self.shared)
+        starts = (_NOTHING,) if 0 < len(shared) < SHARED_KEPT else ()
+        return ((*self.begins_log, *before), (*starts, *shared))
 
     @property
     def begins_log(self) -> tuple[int, ...]:
@@ -137,7 +152,7 @@ def decide_log(
     if known is not None and items == known.items:
         return LogDecision(Action.SAME, unplaced=unplaced, holes=holes)
     named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
-    row = known or _new_log(name, created_at, named_now)
+    row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
@@ -174,14 +189,11 @@ class _Found:
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
         """Gather it."""
-        chains = [
-            (*one.begins_log, *(before for before, _ in one.before), one.ledger_id)
-            for one in ledgers
-        ]
+        chains = [chain for one in ledgers for chain in one.chains]
         return cls(
             start,
             {one.ledger_id: one for one in ledgers},
-            {before: first for one in ledgers for before, first in one.before},
+            {before: first for one in ledgers for before, first in (*one.shared, *one.before)},
             {after: before for chain in chains for before, after in pairwise(chain)},
         )
 
@@ -192,6 +204,12 @@ class _Found:
         if first is None and ledger is not None:
             first = ledger.first_offset
         return replace(item, first_offset=self.told.get(item.ledger_id) if first is None else first)
+
+    @property
+    def forked_at(self) -> int | None:
+        """Where the log began, if it is a fork."""
+        lineages = [one.lineage for one in self.ledgers.values() if one.lineage is not None]
+        return next((one.forked_at for one in lineages if one.forked_at is not None), None)
 
     @property
     def items(self) -> list[LogItem]:
@@ -287,6 +305,8 @@ class _Found:
         for before, after in pairwise(solid):
             if after.first_offset is None or before.last_offset is not None:
                 continue
+            if after.first_offset == self.forked_at:
+                continue  # what is nearest before it, each ledger of the fork tells
             follows = self.follows.get(after.ledger_id)
             if follows is None and after.ledger_id not in self.ledgers:
                 return (

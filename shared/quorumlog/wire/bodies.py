@@ -162,13 +162,15 @@ class LineageBody(Body):
     published_ms: Annotated[int, Field(ge=0, le=ID_MAX, exclude_if=lambda ms: not ms)] = 0
     stream_seq: Annotated[Text | None, Field(exclude_if=lambda seq: seq is None)] = None
     placed_by: Annotated[Attempt | Literal[""], Field(exclude_if=lambda token: not token)] = ""
+    forked_at: Annotated[EntryId | None, Field(exclude_if=lambda at: at is None)] = None
+    shared: Annotated[
+        tuple[tuple[LedgerId, EntryId], ...], Field(exclude_if=lambda ids: not ids)
+    ] = ()
     """Absent where there is nothing to tell: services of before these fields forbid them."""
 
     def to_core(self) -> Lineage:
         """The protocol's value."""
-        return Lineage(
-            self.log_created_at, self.before, self.published_ms, self.stream_seq, self.placed_by
-        )
+        return Lineage(**dict(self))
 
 
 class LedgerDraft(Body):

@@ -48,6 +48,7 @@ content."""
 _SAME: Final = (
     "name", "version", "attempt", "state", "first_offset", "next_offset", "writer_token", "opened_by",
     "forgotten_end", "appended_ms", "archived_through", "deletion_protection", "stream_seq", "created_at",
+    "forked_at",
 )  # fmt: skip
 """Fields of settings and of rows that the protocol's values have too, under the same names."""
 
@@ -187,6 +188,8 @@ class LogRow(Body):
     """Left out while nobody has sent one: services of before this field forbid it."""
     expiry: ExpiryBody | None = Field(default=None, exclude_if=lambda expiry: expiry is None)
     """Left out where there is none: services of before this field forbid it."""
+    forked_at: Number | None = Field(default=None, exclude_if=lambda at: at is None)
+    """Left out but in forks: services of before this field forbid it."""
     created_at: Text = ""
     read_ms: Number = 0
     """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""
@@ -219,13 +222,28 @@ class LogRow(Body):
         )
 
 
+class ForkBody(Body):
+    """The log that a fork begins with, and where the fork begins. `created_at` of the log, so that a namesake is not
+    forked in its place.
+    """
+
+    source: LogName
+    created_at: Text
+    at: Number
+
+
 class LogCreateBody(Body):
     """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
     an attempt gets the same row.
+
+    With `fork` the log begins with the records of another one below an offset, which are in CLOSED ledgers: only name
+    and settings of `row` count. 404 `no-such-log` of the source, 422 `invalid` where the source has an open ledger there.
     """
 
     row: LogRow
     attempt: Attempt
+    fork: ForkBody | None = Field(default=None, exclude_if=lambda fork: fork is None)
+    """Left out where there is none: services of before this field forbid it."""
 
 
 class LogChange(Body):
@@ -284,6 +302,14 @@ class LogHeads(Body):
     """
 
     logs: tuple[LogHeadBody, ...]
+
+
+class SharedAsk(Body):
+    """`POST /v1/shared-ledgers`: which of these ledgers forks name. Changes nothing. Of a ledger that its own log names no
+    more "no" is for ever: only a log that names a ledger is forked (rule 27a).
+    """
+
+    ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
 
 
 class LedgerIds(Body):

@@ -26,6 +26,7 @@ NOT_REBUILT: Final = (
     "settings and states of logs",
     "writer tokens of logs",
     "producers of logs",
+    "sources of forks",
     "open transactions",
     "versions of apps",
     "deletions that no answering bookie heard of",

@@ -201,12 +201,6 @@ async def test_a_producer_is_told_what_the_protocol_says(http: Served) -> None:
     assert (await http.ask("GET", STREAM)).body == b"abc"
 
 
-async def test_what_is_not_served_says_so(http: Served) -> None:
-    refused = await http.put(TEXT | {"Stream-Forked-From": "/v1/stream/a"})
-    assert (refused.status, refused.json["code"]) == (501, "not-served")
-    assert (await http.ask("GET", STREAM)).status == 404
-
-
 async def test_events_tell_each_place_once_and_keep_an_idle_connection_open() -> None:
     async with served(comment_every_s=0.02) as http:
         await http.put(TEXT, b"a")

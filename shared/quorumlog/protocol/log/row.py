@@ -7,7 +7,9 @@ Invariants (checked by `check`):
   - only the last item may be of an unknown end; an item whose `first_offset` is not known yet was
     added ahead by a roll, and no write is served from it before it is (rule 23);
   - `first_offset`, `archived_through` and `forgotten_end` of the log never go back, `writer_token`
-    never goes down.
+    never goes down;
+  - what a fork shares with the log that it came of is in sealed ledgers before its own, and ends where the fork
+    begins (rule 27a).
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, Lineage, Writer
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, SHARED_KEPT, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
 
 PRODUCERS_MAX = 1000
@@ -170,6 +172,9 @@ class LogMetadata:
     """Nobody may delete the log, nor truncate or overwrite it; its retention goes on."""
     expiry: Expiry | None = None
     """None: it exists until it is deleted."""
+    forked_at: int | None = None
+    """Of a fork: the offset of its first own record. Items that begin below are shared: their ledgers were made for
+    other logs, and the last one may go on behind this offset there. None: the log is no fork."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""
@@ -180,6 +185,29 @@ class LogMetadata:
         assert all(item.first_offset is not None for item in self.items[:-1]), "rule 23"
         ids = [item.ledger_id for item in self.items]
         assert len(set(ids)) == len(ids), "a ledger is named once"
+        for item in self.shared:
+            assert item.last_offset is not None, "rule 27a: what is shared is sealed"
+            assert item.last_offset < (self.forked_at or 0), (
+                "rule 27a: what is shared ends where the fork begins"
+            )
+
+    def is_shared(self, item: LogItem) -> bool:
+        """Whether an item's ledger was made for another log, of which this one is a fork."""
+        return (
+            self.forked_at is not None
+            and item.first_offset is not None
+            and item.first_offset < self.forked_at
+        )
+
+    @property
+    def shared(self) -> tuple[LogItem, ...]:
+        """The items whose ledgers were made for other logs: the first ones."""
+        return tuple(item for item in self.items if self.is_shared(item))
+
+    @property
+    def own(self) -> tuple[LogItem, ...]:
+        """The items whose ledgers were made for this log."""
+        return tuple(item for item in self.items if not self.is_shared(item))
 
     @property
     def last_item(self) -> LogItem | None:
@@ -196,8 +224,11 @@ class LogMetadata:
 
     @property
     def base(self) -> LogItem | None:
-        """The item from which a takeover rebuilds the producers: the last with a known start."""
-        return next((i for i in reversed(self.items) if i.first_offset is not None), None)
+        """The item from which a takeover rebuilds the producers: the last of its own with a known start. What others
+        appended to a shared ledger, and how their log ended, is nothing that a fork goes on from (rule 27a).
+        """
+        known = (item for item in reversed(self.items) if item.first_offset is not None)
+        return next((item for item in known if not self.is_shared(item)), None)
 
     @property
     def unsealed(self) -> tuple[LogItem, ...]:
@@ -229,6 +260,7 @@ class LogMetadata:
         """What the rows of ledgers tell that get their places with this row (rule 18b)."""
         found: dict[int, Lineage] = {}
         before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
+        shared = tuple((i.ledger_id, i.first_offset or 0) for i in self.shared[-SHARED_KEPT:])
         for item in self.items:
             if item.ledger_id in ledger_ids:
                 found[item.ledger_id] = Lineage(
@@ -237,6 +269,8 @@ class LogMetadata:
                     item.published_ms,
                     self.stream_seq,
                     self.attempt,
+                    self.forked_at,
+                    shared,
                 )
             if item.first_offset is not None and not item.is_empty:
                 before.append((item.ledger_id, item.first_offset))
@@ -330,6 +364,38 @@ class LogMetadata:
             next_offset=None if items else at,
             first_offset=start if is_new_start else self.first_offset,
             appended_ms=max(self.appended_ms, published_ms),
+        )
+
+    def is_sealed_below(self, offset: int) -> bool:
+        """Whether all records below an offset are in ledgers whose ends are known: a fork may begin there."""
+        end = self.end_offset
+        if end is not None:
+            return offset <= end
+        last = self.base
+        return last is not None and last.first_offset is not None and offset <= last.first_offset
+
+    def forked(self, name: str, settings: LogSettings, at: int) -> "LogMetadata":
+        """A log that begins with this one's records below `at`, as they are, and goes on by itself (rule 27a). It has no
+        producers, and no stream sequence.
+        """
+        assert self.first_offset <= at, "what was dropped is in no fork"
+        assert self.is_sealed_below(at), "what is shared is sealed"
+        items = tuple(
+            replace(item, last_offset=min(item.last_offset, at - 1), producers=())
+            for item in self.items
+            if item.first_offset is not None
+            and item.first_offset < at
+            and item.last_offset is not None
+            and not item.is_empty
+        )
+        return LogMetadata(
+            name,
+            settings,
+            items,
+            first_offset=self.first_offset,
+            next_offset=None if items else at,
+            appended_ms=self.appended_ms,
+            forked_at=at,
         )
 
     def truncated(self, before: int) -> "LogMetadata":

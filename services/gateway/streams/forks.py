@@ -1,0 +1,198 @@
+"""Forks of streams (section 4.2): what a request asks for, and what of the source it becomes.
+
+A fork is a log that names ranges of its source's closed ledgers (rule 27a), so offsets are the source's up to where it
+begins. The source counts messages or pieces of bytes, so `Stream-Fork-Sub-Offset` ends at a record of a JSON stream;
+in another one it may end within a record, whose first bytes are then the fork's first own record.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from quorumlog.errors import (
+    BadRequest,
+    InvalidRequest,
+    LogDeleted,
+    NoSuchLog,
+    OffsetTruncated,
+    StreamConflict,
+)
+from quorumlog.net.parameters import Given
+from quorumlog.protocol.batch import RECORDS_MAX, Record, decode
+from quorumlog.protocol.log import LogMetadata, LogSettings
+from services.gateway.edge.access import Kind, Scope, caller_of
+from services.gateway.logs.manager import LogManager
+from services.gateway.streams import operations as op
+from services.gateway.streams.config import Forked, StreamConfig, config_of, media_of
+from services.gateway.streams.reads import Found
+
+Find = Callable[[str], Awaitable[Found]]
+"""The stream of a log. Raises: NoSuchLog."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkAsked:
+    """A fork as a request asks for it. What is None was left out, and comes from the source."""
+
+    source: str
+    """The source's log."""
+    offset: int | None
+    sub_offset: int
+    content_type: str | None
+    expires_at: str | None = None
+    ttl_s: int | None = None
+
+    @property
+    def has_lifetime(self) -> bool:
+        """Whether the request says when the fork expires; else the source's settings hold for it too."""
+        return self.expires_at is not None or self.ttl_s is not None
+
+    def is_made(self, config: StreamConfig) -> bool:
+        """Whether a stream is what an earlier try of this request made."""
+        made = config.forked
+        if made is None or (made.source, made.sub_offset) != (self.source, self.sub_offset):
+            return False
+        wanted = replace(
+            config,
+            content_type=self.content_type or config.content_type,
+            expires_at=self.expires_at if self.has_lifetime else config.expires_at,
+            ttl_s=self.ttl_s if self.has_lifetime else config.ttl_s,
+        )
+        return self.offset in (None, made.offset) and wanted.equals(config)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """A fork whose source was looked at."""
+
+    config: StreamConfig
+    source: LogMetadata
+    at: int
+    """The offset of the fork's first own record."""
+    prefix: tuple[Record, ...] = ()
+    """The fork's first own record, where it begins within one of the source's."""
+
+
+def asked(given: Given) -> ForkAsked | None:
+    """The fork that a creation asks for, if any. Raises: BadRequest."""
+    source, offset, sub = given[op.FORKED_FROM], given[op.FORK_OFFSET], given[op.FORK_SUB_OFFSET]
+    if source is None:
+        if offset is not None or sub is not None:
+            raise BadRequest(
+                "Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From"
+            )
+        return None
+    return ForkAsked(
+        source,
+        offset,
+        sub or 0,
+        given[op.CONTENT_TYPE],
+        given[op.EXPIRES_AT],
+        given[op.TTL],
+    )
+
+
+def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
+    """The settings of a fork but for where it begins: what was left out is the source's (the table of section 4.2).
+
+    Raises: StreamConflict for another content type.
+    """
+    if wanted.content_type is not None and media_of(wanted.content_type) != source.media:
+        raise StreamConflict(f"the source's content type is {source.media}", log=wanted.source)
+    lifetime = wanted if wanted.has_lifetime else source
+    return StreamConfig(
+        source.content_type if wanted.content_type is None else wanted.content_type,
+        lifetime.expires_at,
+        lifetime.ttl_s,
+    )
+
+
+class StreamForks:
+    """Creations of forks at this gateway."""
+
+    def __init__(self, logs: LogManager, find: Find) -> None:
+        """Keeps no state."""
+        self._logs, self._find = logs, find
+
+    async def made(self, name: str, wanted: ForkAsked) -> Found | None:
+        """The stream of this name, if it is what an earlier try of the request made; None if there is none.
+
+        Raises: StreamConflict.
+        """
+        try:
+            row = await self._logs.row(name)
+        except LogDeleted as error:
+            raise taken(name) from error
+        except NoSuchLog:
+            return None
+        config = config_of(row)
+        if config is None or not wanted.is_made(config):
+            raise StreamConflict("the stream exists with other settings", log=name)
+        return Found(row, config)
+
+    async def plan(
+        self, request: web.Request, wanted: ForkAsked, made: StreamConfig | None
+    ) -> ForkPlan:
+        """What the fork becomes; `made`: the settings of one whose creation did not come to its end.
+
+        Raises: Forbidden without the right to read the source, NoSuchLog, StreamConflict, BadRequest.
+        """
+        caller_of(request).check(Scope.READ, Kind.LOGS, wanted.source)
+        try:
+            source = await self._find(wanted.source)
+        except LogDeleted as error:
+            raise StreamConflict(
+                "the source is deleted, and forks of it are not", log=wanted.source
+            ) from error
+        end, _ = await self._logs.tail(source.row.name, source.row)
+        offset = wanted.offset if made is None or made.forked is None else made.forked.offset
+        offset = end if offset is None else offset
+        if not source.row.first_offset <= offset <= end:
+            raise BadRequest(
+                f"/header/Stream-Fork-Offset: the source has the offsets {source.row.first_offset} to {end}"
+            )
+        at, prefix = await self._begin(source, offset, wanted.sub_offset)
+        forked = Forked(wanted.source, offset, wanted.sub_offset)
+        return ForkPlan(
+            replace(inherited(wanted, source.config), forked=forked), source.row, at, prefix
+        )
+
+    async def create(
+        self, name: str, plan: ForkPlan, settings: LogSettings
+    ) -> tuple[LogMetadata, bool]:
+        """The row of the fork's log, or of what has its name, and whether this call created it."""
+        try:
+            return await self._logs.fork(
+                name, settings, plan.source, plan.at, idle_s=plan.config.ttl_s
+            )
+        except (OffsetTruncated, InvalidRequest) as error:
+            raise BadRequest(f"/header/Stream-Fork-Offset: {error.detail}") from error
+
+    async def _begin(
+        self, source: Found, offset: int, sub_offset: int
+    ) -> tuple[int, tuple[Record, ...]]:
+        """Where a fork begins that has `sub_offset` messages or bytes of the batch at an offset, and its first own record."""
+        left = sub_offset
+        if not left:
+            return offset, ()
+        name = source.row.name
+        page = await self._logs.batches(name, offset, limit=RECORDS_MAX, max_bytes=1)
+        for found in page.batches[:1]:
+            _, records = decode(found.data)
+            kept = records[found.skip : found.skip + found.count]
+            for at, record in enumerate(kept, offset):
+                size = 1 if source.config.is_json else len(record.value)
+                if left < size:
+                    return at, (Record(record.value[:left]),)
+                left -= size
+                if not left:
+                    return at + 1, ()
+        raise BadRequest(
+            f"/header/Stream-Fork-Sub-Offset: {sub_offset} is beyond what was appended at the fork's offset"
+        )
+
+
+def taken(name: str) -> StreamConflict:
+    """The refusal of a creation under the name of a deleted stream."""
+    return StreamConflict("the stream is deleted, and forks of it are not", log=name)

@@ -1,0 +1,252 @@
+"""Forks over HTTP: what the protocol's own suite (tests/conformance) does not ask. The ledgers are the model's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from services.gateway.logs.values import Since
+from services.gateway.streams.config import Forked, StreamConfig
+from tests.gateway.streams.test_streams import CLOSED, JSON, STREAM, TEXT, Served, producer, served
+from tests.logs.support import Answer
+
+FORK = "/v1/stream/fork"
+FORK_LOG = "durable-stream.fork"
+FROM = {"Stream-Forked-From": STREAM}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Served]:
+    async with served() as found:
+        yield found
+
+
+def at(offset: int, sub: int = 0) -> dict[str, str]:
+    return FROM | {"Stream-Fork-Offset": f"{offset:019d}", "Stream-Fork-Sub-Offset": str(sub)}
+
+
+async def forked(
+    http: Served, headers: Mapping[str, str] = FROM, body: bytes = b"", *, path: str = FORK
+) -> Answer:
+    """A creation that says its content type only where a test does."""
+    async with http.session.request(
+        "PUT",
+        http.urls[0] + path,
+        data=body or None,
+        headers=dict(headers),
+        skip_auto_headers=["Content-Type"],
+    ) as response:
+        return Answer(response.status, response.headers, await response.read())
+
+
+async def read(http: Served, path: str = FORK) -> bytes:
+    answer = await http.ask("GET", path)
+    assert answer.status == 200, answer
+    return answer.body
+
+
+async def test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on(
+    http: Served,
+) -> None:
+    await http.put(TEXT, b"a")
+    for text in (b"b", b"c"):
+        await http.post(TEXT, text)
+
+    for offset, text in enumerate((b"", b"a", b"ab", b"abc")):
+        path = f"{FORK}-{offset}"
+        made = await forked(http, at(offset), path=path)
+        assert (made.status, made.headers["Stream-Next-Offset"]) == (201, f"{offset:019d}")
+        await http.post(TEXT, b"x")
+        assert await read(http, path) == text
+        assert (await http.ask("POST", path, headers=TEXT, body=b"!")).status == 204
+        assert await read(http, path) == text + b"!"
+
+    assert await read(http, STREAM) == b"abcxxxx"
+
+
+async def test_a_fork_of_a_batch_ends_within_it_whatever_follows_there(http: Served) -> None:
+    await http.put(JSON, b"[1,2,3,4]")
+
+    assert (await forked(http, at(0, 3))).status == 201
+    assert (await forked(http, at(2), path=f"{FORK}-2")).status == 201
+    assert (await http.ask("POST", FORK, headers=JSON, body=b'["x"]')).status == 204
+
+    assert await read(http) == b'[1,2,3,"x"]'
+    assert await read(http, f"{FORK}-2") == b"[1,2]"
+    inner = await forked(http, {"Stream-Forked-From": FORK}, path=f"{FORK}-in")
+    assert inner.status == 201
+    assert await read(http, f"{FORK}-in") == b'[1,2,3,"x"]'
+    page = await http.gateway.logs.batches(FORK_LOG, 1)
+    assert [(found.skip, found.count) for found in page.batches] == [(1, 2), (0, 1)]
+    beyond = {"Stream-Forked-From": f"{FORK}-2", "Stream-Fork-Offset": f"{0:019d}"}
+    for sub, status in ((2, 201), (3, 400)):
+        headers = beyond | {"Stream-Fork-Sub-Offset": str(sub)}
+        assert (await forked(http, headers, path=f"{FORK}-{sub}-of-2")).status == status
+
+
+async def test_bytes_of_a_record_that_a_fork_begins_in_are_its_own_first_record(
+    http: Served,
+) -> None:
+    await http.put(TEXT, b"hello")
+    await http.post(TEXT, b"world")
+
+    made = await forked(http, at(1, 2), b"!")
+
+    assert (made.status, made.headers["Stream-Next-Offset"]) == (201, f"{3:019d}")
+    assert await read(http) == b"hellowo!"
+    assert (await forked(http, at(1, 2), b"!")).status == 200
+    assert (await forked(http, at(1, 6), path=f"{FORK}-x")).status == 400
+
+
+async def test_how_the_source_ended_says_nothing_of_a_fork(http: Served) -> None:
+    await http.put(TEXT, b"a")
+    await http.post(producer(0) | CLOSED, b"b")
+
+    made = await forked(http)
+    answer = await http.ask("GET", FORK)
+
+    assert (made.status, answer.body) == (201, b"ab")
+    assert "Stream-Closed" not in {**made.headers, **answer.headers}
+    again = await http.ask("POST", FORK, headers=producer(0), body=b"c")
+    assert again.status == 200, "the source's producers are not the fork's"
+    assert await read(http) == b"abc"
+
+
+async def test_a_fork_that_is_closed_with_nothing_of_its_own_knows_no_producer_of_the_source(
+    http: Served,
+) -> None:
+    await http.put(TEXT, b"a")
+    await http.post(producer(0) | CLOSED, b"b")
+
+    assert (await forked(http, FROM | CLOSED)).status == 201
+
+    answer = await http.ask("POST", FORK, headers=producer(0), body=b"b")
+    assert (answer.status, answer.headers["Stream-Closed"]) == (409, "true")
+    assert (await forked(http, FROM | CLOSED)).status == 200
+    assert (await forked(http, FROM)).status == 409
+
+
+async def test_a_sequence_of_the_source_is_none_of_the_forks(http: Served) -> None:
+    await http.put(TEXT)
+    await http.post(TEXT | {"Stream-Seq": "b"}, b"1")
+    await forked(http)
+
+    mine = await http.ask("POST", FORK, headers=TEXT | {"Stream-Seq": "a"}, body=b"2")
+
+    assert mine.status == 204
+    assert await read(http) == b"12"
+
+
+async def test_a_repeat_is_the_same_fork_whatever_became_of_the_source(http: Served) -> None:
+    await http.put(TEXT, b"a")
+    assert (await forked(http)).status == 201
+    await http.post(TEXT, b"b")
+
+    assert (await forked(http)).status == 200
+    assert (await forked(http, at(1))).status == 200
+    assert (await forked(http, at(2))).status == 409
+    assert (await forked(http, FROM | JSON)).status == 409
+    assert (await forked(http, TEXT)).status == 409, "a stream that is no fork"
+    assert (await http.ask("DELETE", STREAM)).status == 204
+    assert (await forked(http)).status == 200
+    assert await read(http) == b"a"
+
+
+async def test_of_creations_at_once_one_is_new_and_its_body_stays(http: Served) -> None:
+    await http.put(TEXT, b"hello")
+    bodies = [b"%d" % n for n in range(6)]
+
+    done = await asyncio.gather(*(forked(http, at(0, 3), body) for body in bodies))
+
+    assert sorted(answer.status for answer in done) == [200] * 5 + [201]
+    new = next(n for n, answer in enumerate(done) if answer.status == 201)
+    assert await read(http) == b"hel" + bodies[new]
+
+
+async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http: Served) -> None:
+    await http.put(TEXT, b"hello")
+    await http.post(TEXT, b"world")
+    source = await http.gateway.logs.row("durable-stream.chat_2F42")
+    config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2))
+    await http.gateway.logs.fork(FORK_LOG, config.settings("records"), source, 1)
+
+    assert (await http.ask("GET", FORK)).status == 404
+    assert (await forked(http, {"Stream-Forked-From": FORK}, path=f"{FORK}-x")).status == 404
+    assert (await forked(http, at(1, 2))).status == 201
+    assert await read(http) == b"hellowo"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Stream-Forked-From": "/v1/stream/nothing"}, 404),
+        ({"Stream-Forked-From": "/v2/other"}, 400),
+        ({"Stream-Forked-From": "/v1/stream/%ff"}, 400),
+        (FROM | {"Stream-Fork-Offset": "now"}, 400),
+        (FROM | {"Stream-Fork-Offset": "1"}, 400),
+        (FROM | {"Stream-Fork-Offset": f"{9:019d}"}, 400),
+        (FROM | {"Stream-Fork-Sub-Offset": "1"}, 400),
+        ({"Stream-Fork-Offset": f"{0:019d}"}, 400),
+        (FROM | JSON, 409),
+    ],
+)
+async def test_a_fork_of_nothing_is_refused_and_leaves_nothing(
+    http: Served, headers: dict[str, str], status: int
+) -> None:
+    await http.put(TEXT, b"a")
+
+    assert (await forked(http, headers)).status == status
+
+    assert (await http.ask("GET", FORK)).status == 404
+    assert (await http.ask("DELETE", STREAM)).status == 204
+    assert (await http.put(TEXT)).status == 201
+
+
+async def test_a_fork_has_the_sources_expiry_or_its_own(http: Served) -> None:
+    later, latest = "2090-01-02T03:04:05Z", "2091-01-02T03:04:05Z"
+    await http.put(TEXT | {"Stream-Expires-At": later}, b"a")
+
+    await forked(http)
+    await forked(http, FROM | {"Stream-Expires-At": latest}, path=f"{FORK}-2")
+
+    heads = [await http.ask("HEAD", path) for path in (FORK, f"{FORK}-2")]
+    assert [head.headers["Stream-Expires-At"] for head in heads] == [later, latest]
+
+
+async def test_what_retention_dropped_of_the_source_is_in_no_fork(http: Served) -> None:
+    await http.put(TEXT, b"a")
+    await http.post(TEXT, b"b")
+    await http.gateway.logs.roll("durable-stream.chat_2F42")
+    before = await forked(http, at(1), path=f"{FORK}-before")
+    await http.gateway.logs.truncate("durable-stream.chat_2F42", 2)
+
+    refused = await forked(http, at(1))
+
+    assert (before.status, refused.status) == (201, 400)
+    assert b"2 to 2" in refused.body
+    assert await read(http, f"{FORK}-before") == b"a"
+    assert (await forked(http, at(2))).status == 201
+    assert await read(http) == b""
+
+
+async def test_a_search_for_a_time_ends_within_what_a_fork_has(http: Served) -> None:
+    await http.put(TEXT, b"a")
+    await http.post(TEXT, b"b")
+    await forked(http, at(1))
+    row = await http.gateway.logs.row(FORK_LOG)
+    first = (await http.gateway.logs.read(FORK_LOG, 0)).records[0]
+
+    found = await http.gateway.logs.read(FORK_LOG, Since(first.timestamp_ms + 1))
+
+    assert (found.records, found.next) == ((), 1)
+    assert replace(row, items=()).end_offset is None or row.end_offset == 1
+
+
+async def test_a_forks_json_crosses_its_border_in_one_array(http: Served) -> None:
+    await http.put(JSON, b'[{"n":0}]')
+    await forked(http)
+    await http.ask("POST", FORK, headers=JSON, body=b'[{"n":1},{"n":2}]')
+
+    assert orjson.loads(await read(http)) == [{"n": 0}, {"n": 1}, {"n": 2}]

@@ -1,0 +1,314 @@
+"""Guards of what forks share, each with the scenario that finds its absence (rule 27a)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.errors import LogDeleted, QuorumLogError
+from quorumlog.protocol.log import LogMetadata
+from services.metadata import forks, ledgers, logs
+from services.metadata.database import Connection
+from services.metadata.forks import NOT_SHARED
+from tests.metadata.support import serving
+from tests.metadata.test_forks import (
+    SETTINGS,
+    SOURCE,
+    Logs,
+    as_before_forks,
+    by_truncation,
+    ids,
+    logs_of,
+    refusal,
+    the_log,
+)
+from tests.support.waiting import until
+
+Scenario = Callable[[Logs], Awaitable[None]]
+
+
+# --- scenarios ---------------------------------------------------------------------------------
+
+
+async def a_deleted_source_leaves_what_a_fork_names(found: Logs) -> None:
+    source = await found.source()
+    fork = await found.fork(source, 20)
+
+    await the_log(found, source, 0)
+
+    assert await found.exists(*ids(fork)) == [True, True]
+
+
+async def a_truncated_source_leaves_what_a_fork_names(found: Logs) -> None:
+    source = await found.source()
+    fork = await found.fork(source, 20)
+
+    await refusal(by_truncation(found, source, ids(source)[0]))
+
+    assert await found.exists(*ids(fork)) == [True, True]
+
+
+async def the_sweep_is_told_of_nothing_that_a_fork_names(found: Logs) -> None:
+    source = await found.source()
+    await found.fork(source, 20)
+    await found.swapped(source.truncated(20))
+
+    assert await found.client.orphans(older_than_s=0) == ()
+
+
+async def a_deletion_that_waits_for_a_fork_sees_it(found: Logs) -> None:
+    source = await found.source()
+    first, second, _ = ids(source)
+    transaction = found.database.transaction()
+    await transaction.start()
+    await found.database.execute(
+        "SELECT FROM ledgers WHERE ledger_id = ANY($1::bigint[]) FOR SHARE", [first, second]
+    )
+    await found.database.execute(
+        "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), 'fork'",
+        [first, second],
+    )
+    deleting = asyncio.ensure_future(the_log(found, source, 0))
+    try:
+        await until(lambda: found.is_waiting(deleting), "it waits, or is done")
+    finally:
+        await transaction.commit()
+    await deleting
+
+    assert await found.exists(first, second) == [True, True]
+
+
+async def a_fork_waits_for_a_deletion(found: Logs) -> None:
+    source = await found.source()
+    transaction = found.database.transaction()
+    await transaction.start()
+    await as_before_forks(found, source, ids(source)[0])
+    forking = asyncio.ensure_future(found.client.fork(LogMetadata("fork", SETTINGS), source, 20))
+    try:
+        await until(lambda: found.is_waiting(forking), "it waits, or is done")
+    finally:
+        await transaction.commit()
+
+    answer = (await asyncio.gather(forking, return_exceptions=True))[0]
+    assert isinstance(answer, QuorumLogError), "it names what is deleted"
+
+
+async def the_last_fork_lets_go(found: Logs) -> None:
+    source = await found.source()
+    fork = await found.fork(source, 20)
+    await found.client.delete(source)
+
+    await found.client.delete(fork)
+
+    assert await found.client.orphans(older_than_s=0) == tuple(ids(source))
+
+
+async def a_truncated_fork_lets_go(found: Logs) -> None:
+    source = await found.source()
+    fork = await found.fork(source, 20)
+    await found.client.delete(source)
+
+    await found.swapped(fork.truncated(10))
+
+    assert ids(source)[0] in await found.client.orphans(older_than_s=0)
+
+
+async def a_deleted_name_is_taken_while_something_came_of_it(found: Logs) -> None:
+    source = await found.source()
+    middle = await found.fork(source, 0, "middle")
+    await found.fork(middle, 0, "last")
+    await found.client.delete(middle)
+    await found.client.delete(source)
+
+    answer = await asyncio.gather(
+        found.client.create(LogMetadata("source", SETTINGS)), return_exceptions=True
+    )
+
+    assert isinstance(answer[0], LogDeleted)
+
+
+async def a_name_that_is_given_again_is_no_fork(found: Logs) -> None:
+    source = await found.source()
+    middle = await found.fork(source, 0, "middle")
+    last = await found.fork(middle, 0, "last")
+    await found.client.delete(middle)
+    await found.client.delete(last)
+    await found.client.create(LogMetadata("middle", SETTINGS))
+    await found.client.delete(source)
+
+    answer = await asyncio.gather(found.client.create(SOURCE), return_exceptions=True)
+
+    assert not isinstance(answer[0], BaseException), "no fork of it is there"
+
+
+# --- what is taken out -------------------------------------------------------------------------
+
+
+def none_shared(_original: Any) -> Any:
+    """No ledger is looked up among those that forks name."""
+
+    async def shared_among(_connection: Connection, _ledgers: Collection[int]) -> set[int]:
+        return set()
+
+    return shared_among
+
+
+def looked_up_first(_original: Any) -> Any:
+    """Forks are asked for in the statement that locks, whose snapshot is of before its wait."""
+
+    async def leave(connection: Connection, wanted: Collection[int]) -> set[int]:
+        records = await connection.fetch(
+            "SELECT ledger_id FROM ledgers l WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+            " AND NOT EXISTS (SELECT FROM shared_ledgers s WHERE s.ledger_id = l.ledger_id)"
+            " ORDER BY ledger_id FOR UPDATE",
+            sorted(wanted),
+        )
+        deleted = {record["ledger_id"] for record in records}
+        await ledgers.bury(connection, sorted(deleted))
+        return deleted
+
+    return leave
+
+
+def unlocked(_original: Any) -> Any:
+    """A fork names ledgers without a look at their rows."""
+
+    async def share(connection: Connection, fork: LogMetadata) -> None:
+        await connection.execute(
+            "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), $2",
+            [item.ledger_id for item in fork.shared],
+            fork.name,
+        )
+
+    return share
+
+
+def nothing(_original: Any) -> Any:
+    async def does_nothing(*_given: object) -> None:
+        return None
+
+    return does_nothing
+
+
+def one_level(_original: Any) -> Any:
+    """Only forks of the log itself keep its name."""
+    return "SELECT EXISTS (SELECT FROM forks JOIN logs ON name = fork WHERE source = $1 AND body IS NOT NULL)"
+
+
+def whatever_is_shared(original: Any) -> Any:
+    return original.replace(NOT_SHARED, "true")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What is taken out, and the scenario that then fails. The database's own guard is out in both."""
+
+    name: str
+    owner: Any
+    attribute: str
+    patch: Callable[[Any], Any]
+    scenario: Scenario
+    rule: str = "rule 27a"
+
+
+GUARDS: Final = (
+    Guard(
+        "a deleted log takes along what forks name",
+        ledgers,
+        "shared_among",
+        none_shared,
+        a_deleted_source_leaves_what_a_fork_names,
+    ),
+    Guard(
+        "a ledger that its log let go of is deleted though a fork names it",
+        ledgers,
+        "shared_among",
+        none_shared,
+        a_truncated_source_leaves_what_a_fork_names,
+    ),
+    Guard(
+        "the sweep is told of ledgers that forks name",
+        logs,
+        "ORPHANS",
+        whatever_is_shared,
+        the_sweep_is_told_of_nothing_that_a_fork_names,
+    ),
+    Guard(
+        "forks are looked for before the ledgers are locked",
+        logs,
+        "leave_tombstones",
+        looked_up_first,
+        a_deletion_that_waits_for_a_fork_sees_it,
+    ),
+    Guard(
+        "a fork names ledgers whose rows it has not locked",
+        logs,
+        "share",
+        unlocked,
+        a_fork_waits_for_a_deletion,
+    ),
+    Guard(
+        "a deleted fork goes on naming ledgers",
+        logs,
+        "let_go",
+        nothing,
+        the_last_fork_lets_go,
+    ),
+    Guard(
+        "a truncated fork goes on naming ledgers",
+        logs,
+        "let_go",
+        nothing,
+        a_truncated_fork_lets_go,
+    ),
+    Guard(
+        "a deleted log's name is free while forks of it are there",
+        logs,
+        "check_name_free",
+        nothing,
+        a_deleted_name_is_taken_while_something_came_of_it,
+    ),
+    Guard(
+        "a deleted log's name is free while forks of its forks are there",
+        forks,
+        "_KEPT",
+        one_level,
+        a_deleted_name_is_taken_while_something_came_of_it,
+    ),
+    Guard(
+        "a name that was a fork's stays one",
+        logs,
+        "note_source",
+        nothing,
+        a_name_that_is_given_again_is_no_fork,
+    ),
+)
+
+
+async def played(scenario: Scenario, stores: Stores) -> None:
+    async with serving(stores) as service, logs_of(service, stores) as found:
+        await found.database.execute("ALTER TABLE ledgers DISABLE TRIGGER keep_shared_ledger")
+        await scenario(found)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    dict.fromkeys(guard.scenario for guard in GUARDS),
+    ids=lambda scenario: scenario.__name__,
+)
+async def test_the_scenario_holds(scenario: Scenario, stores: Stores) -> None:
+    await played(scenario, stores)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(
+    guard: Guard, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched = guard.patch(getattr(guard.owner, guard.attribute))
+    monkeypatch.setattr(guard.owner, guard.attribute, patched)
+
+    with pytest.raises(AssertionError):
+        await played(guard.scenario, stores)
