@@ -153,7 +153,7 @@ class LogManager:
         """The expiry of a log that this process creates, and of which it remembers the last use."""
         return None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
 
-    def _begun(self, row: LogMetadata, is_new: bool) -> tuple[LogMetadata, bool]:  # noqa: FBT001
+    def _begun(self, row: LogMetadata, is_new: bool) -> tuple[LogMetadata, bool]:
         """Remember when a log was created, if this process did it."""
         if is_new:
             self.accesses.begun(row)
