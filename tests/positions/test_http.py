@@ -254,6 +254,32 @@ async def test_many_consumers_are_listed_in_pages_and_commit_in_few_appends() ->
         assert listed == ["c-first", *names]
 
 
+async def test_consumers_are_listed_by_the_beginning_of_their_names(http: Http) -> None:
+    names = ("a", "a-", "a-1", "a-2", "a-2.x", "a.", "aa", "b", "A-1")
+    for name in names:
+        path, new = f"{LOG}/consumers/{name}", {"If-None-Match": "*"}
+        assert (await http.ask("PUT", path, {"offset": 1}, headers=new)).status == 200
+
+    async def listed(prefix: str, limit: int) -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            query = f"{LOG}/consumers?prefix={prefix}&limit={limit}{after}"
+            page = (await http.ask("GET", query, at=1)).json
+            found += [consumer["consumer"] for consumer in page["consumers"]]
+            if page["next"] is None:
+                return found
+            after = f"&after={page['next']}"
+
+    for prefix in ("a", "a-", "a-1", "a-2", "a.", "aa", "A", "b", "c", "0", "z" * 200):
+        wanted = sorted(name for name in names if name.startswith(prefix))
+        for limit in (1, 2, 100):
+            assert await listed(prefix, limit) == wanted
+    for wrong in ("", "-", "%2F", "a b", "a" * 201):
+        refused = await http.ask("GET", f"{LOG}/consumers?prefix={wrong}")
+        assert code(refused) == (422, "invalid")
+
+
 async def test_a_log_beyond_those_that_are_remembered_is_looked_at_again(
     http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
 
         names = [(shown["consumer"], shown["offset"]) async for shown in log.consumers()]
         assert names == [("a", 10), ("slow", 10)]
+        assert [shown["consumer"] async for shown in log.consumers(prefix="sl")] == ["slow"]
         await log.delete_consumer("slow")
         await log.delete()
         again = await client.create_log("events")

@@ -35,6 +35,7 @@ from services.gateway.engine.batches import LARGE_BYTES, packed_batch
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
+from services.gateway.logs.lags import Lags
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
@@ -92,6 +93,9 @@ class LogManager:
         )
         self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)
         self._views = LogViews(engine, store, peers, self.ownership, self._reader)
+        self.lags = Lags(
+            store, self.ownership, self._views, self.positions, self.consumers, now_ms=self.now_ms
+        )
         self.read = self._reader.read
         self.batches = self._reader.batches
         self.end = self._reader.end

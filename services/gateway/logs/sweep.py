@@ -2,7 +2,8 @@
 
 Every gateway sweeps all logs. The owner rolls by time and applies the retention; a log whose owner is
 gone is sealed, so that its records are readable (docs/guides/logs.md); the retention applies to sealed
-logs too. Two sweeps at once do no harm: the compare-and-swap decides.
+logs too. Two sweeps at once do no harm: the compare-and-swap decides. Whoever owns the positions of consumers measures
+by the same rows how far they are behind.
 """
 
 import asyncio
@@ -67,14 +68,17 @@ class Sweep:
         """Sweep every log once."""
         after: str | None = None
         alive: dict[str, bool] = {}
+        self._logs.lags.begin()
         while True:
             rows, after = await self._store.list(after=after, limit=_PAGE)
+            self._logs.lags.see(rows)
             for row in rows:
                 try:
                     await self._sweep_log(row, alive)
                 except QuorumLogError as error:
                     log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
             if after is None:
+                self._logs.lags.end()
                 return
 
     async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
