@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -177,6 +178,49 @@ async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:
     assert code(below) == (422, "invalid")
     assert (await http.ask("POST", f"{ME}/reset", {"to": "earliest"})).json["offset"] == 10
     assert (await acquire(http, "w1")).status == 200
+
+
+async def test_a_consumer_is_put_to_a_time_or_before_the_end_and_begins_there() -> None:
+    async with served() as (http, cluster):
+        cluster.ahead_ms += 3600 * 1000
+        between = datetime.fromtimestamp(cluster.database_ms() / 1000 - 60, UTC).isoformat()
+        await append(http, 5)
+        expected = (
+            (between, 10),
+            ("1999-01-01T00:00:00+02:00", 0),
+            ("2999-01-01T00:00:00Z", 15),
+            (-3, 12),
+            (-100, 0),
+        )
+
+        for number, (start, offset) in enumerate(expected):
+            path = f"{LOG}/consumers/c{number}"
+            begun = await http.ask("POST", f"{path}/lease", {"holder": "w", "from": start})
+            assert (begun.status, begun.json["offset"]) == (200, offset), start
+            assert (await http.ask("POST", f"{path}/reset", {"to": "latest"})).status == 200
+            reset = await http.ask("POST", f"{path}/reset", {"to": start}, at=1)
+            assert (reset.status, reset.json["offset"]) == (200, offset), start
+        for wrong in ("2026-01-02T03:04:05", "2026-01-02T03:04:05 02:00", "-3", -(2**63)):
+            refused = await http.ask("POST", f"{LOG}/consumers/c0/reset", {"to": wrong})
+            assert code(refused) == (422, "invalid"), wrong
+
+
+async def test_the_list_has_the_lag_in_records_bytes_and_time() -> None:
+    async with served() as (http, cluster):
+        row = (await http.ask("GET", LOG)).json
+        assert row["next_offset"] == 10
+        await commit(http, 10, If_None_Match="*")
+        await append(http, 3)
+        await append(http, 4)
+        cluster.ahead_ms += 3600 * 1000
+
+        (shown,) = (await http.ask("GET", f"{LOG}/consumers", at=1)).json["consumers"]
+
+        ledgers = [cluster.ledgers[item.ledger_id] for item in cluster.logs["log"].items]
+        entries = [entry for ledger in ledgers for entry in ledger.entries]
+        assert shown["lag"]["records"] == 7
+        assert shown["lag"]["bytes"] == sum(map(len, entries[1:]))
+        assert 3_600_000 <= shown["lag"]["ms"] < 3_700_000
 
 
 async def test_a_position_beyond_the_end_is_refused(http: Http) -> None:

@@ -255,7 +255,8 @@ class Log:
         return await self._call("GET", _consumer(name))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+        """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
+        end. Its worker loses the lease.
 
         Raises: NoSuchConsumer.
         """

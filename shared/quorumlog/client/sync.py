@@ -382,7 +382,8 @@ class Log(Face[_async.Log]):
         return self._portal.run(self._inner.consumer_info(name))
 
     def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+        """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
+        end. Its worker loses the lease.
 
         Raises: NoSuchConsumer.
         """
