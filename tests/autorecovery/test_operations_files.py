@@ -76,8 +76,11 @@ async def test_every_metric_they_name_is_exported(stores: Stores) -> None:
     ):
         ledger = await client.create_ledger()
         await ledger.append(b"one")
-        # Records are counted by log once there are some.
-        await (await client.create_log("log")).append(b"one")
+        # Records are counted by log once there are some, and so are consumers.
+        log = await client.create_log("log")
+        await log.append(b"one")
+        async with log.consumer("me"):
+            pass
 
         async def missing() -> set[str]:
             return named - await exported(cluster, session)

@@ -25,6 +25,7 @@ PAGES = {
     "python": ("docs/guides/python.md", "python"),
     "readme-python": ("README.md", "python"),
     "logs-python": ("docs/guides/logs.md", "python"),
+    "consumers": ("docs/guides/consumers.md", "sh"),
     "consumers-python": ("docs/guides/consumers.md", "python"),
     "transactions-python": ("docs/guides/transactions.md", "python"),
     "javascript": ("docs/guides/javascript.md", "js"),
@@ -103,6 +104,7 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
 
     found = await output_of(
         command(snippet, file), tmp_path,
+        PATH=path_with_quorumlog(tmp_path), QUORUMLOG_GATEWAY=cluster.gateways[0],
         GOCACHE=str(cache), GOPATH=str(cache), GOPROXY="off", GOTOOLCHAIN="local", GOFLAGS="",
         CGO_ENABLED="0",
     )  # fmt: skip
@@ -110,6 +112,35 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
     assert [line.rstrip() for line in found.splitlines()] == [
         line.rstrip() for line in snippet.output.splitlines()
     ]
+
+
+async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """They print what nobody can foretell: times, owners, ledgers."""
+    blocks = [
+        block[2]
+        for page in ("docs/guides/logs.md", "docs/guides/http.md")
+        for block in BLOCK.finditer((ROOT / page).read_text())
+        if block[1] == "sh" and "logs/events" in block[2]
+    ]
+    script = re.sub(r"\bevents\b", "of-the-guides", "".join(blocks)).replace("$ gzip", "gzip")
+    for number, url in enumerate(cluster.gateways):
+        script = re.sub(rf"(http://127\.0\.0\.1|localhost):{8080 + number}", url, script)
+    (tmp_path / "lines.ndjson").write_text('{"text":"of a line"}\n')
+    environment = {"PATH": path_with_quorumlog(tmp_path), "QUORUMLOG_GATEWAY": cluster.gateways[0]}
+
+    out = await output_of(
+        ["sh", "-euc", script.replace("curl ", "curl -fsS ")], tmp_path, **environment
+    )
+
+    assert len(blocks) == 4
+    assert out.count('"text":"hello"') == 2, "read from the beginning, and from before the end"
+    async with Client(*cluster.gateways) as client:
+        shown = (await client.log("of-the-guides").info())["settings"]
+        assert (shown["retention_seconds"], shown["retention_bytes"]) == (604800, 0)
+        read = await client.log("of-the-guides").read(0)
+        assert [record.value for record in read.records] == [b"hello", b"of a line"]
 
 
 async def test_the_commands_of_the_audit_log_print_who_changed_what(

@@ -124,3 +124,21 @@ async def test_commits_go_on_while_the_metadata_service_stands_still(stores: Sto
         finally:
             cluster.resume("metadata-1")
         assert (await http.done("GET", ME, at=1))["offset"] == 29
+
+
+async def test_a_worker_that_is_gone_shows_in_metrics_though_the_owner_of_the_positions_died(
+    stores: Stores,
+) -> None:
+    """Nobody asks for a position any more: the gateway that is left takes them over by itself."""
+    async with a_log(stores) as (cluster, http):
+        token = await acquired(http, "w1", at=0)
+        await committed(http, 40, token, at=0)
+        await cluster.kill("gateway-1")
+        shown = 'quorumlog_consumer_lag_records{consumer="me",log="log"} 60.0'
+
+        async def is_told() -> bool:
+            metrics = f"{cluster.url('gateway-2')}/metrics"
+            async with http.session.get(metrics, headers=cluster.headers) as answer:
+                return shown in (await answer.text()).splitlines()
+
+        await until(is_told, "the lag is measured", SETTLED_S, passing=(aiohttp.ClientError,))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -179,6 +180,49 @@ async def test_a_consumer_below_the_logs_beginning_is_told(http: Http) -> None:
     assert (await acquire(http, "w1")).status == 200
 
 
+async def test_a_consumer_is_put_to_a_time_or_before_the_end_and_begins_there() -> None:
+    async with served() as (http, cluster):
+        cluster.ahead_ms += 3600 * 1000
+        between = datetime.fromtimestamp(cluster.database_ms() / 1000 - 60, UTC).isoformat()
+        await append(http, 5)
+        expected = (
+            (between, 10),
+            ("1999-01-01T00:00:00+02:00", 0),
+            ("2999-01-01T00:00:00Z", 15),
+            (-3, 12),
+            (-100, 0),
+        )
+
+        for number, (start, offset) in enumerate(expected):
+            path = f"{LOG}/consumers/c{number}"
+            begun = await http.ask("POST", f"{path}/lease", {"holder": "w", "from": start})
+            assert (begun.status, begun.json["offset"]) == (200, offset), start
+            assert (await http.ask("POST", f"{path}/reset", {"to": "latest"})).status == 200
+            reset = await http.ask("POST", f"{path}/reset", {"to": start}, at=1)
+            assert (reset.status, reset.json["offset"]) == (200, offset), start
+        for wrong in ("2026-01-02T03:04:05", "2026-01-02T03:04:05 02:00", "-3", -(2**63)):
+            refused = await http.ask("POST", f"{LOG}/consumers/c0/reset", {"to": wrong})
+            assert code(refused) == (422, "invalid"), wrong
+
+
+async def test_the_list_has_the_lag_in_records_bytes_and_time() -> None:
+    async with served() as (http, cluster):
+        row = (await http.ask("GET", LOG)).json
+        assert row["next_offset"] == 10
+        await commit(http, 10, If_None_Match="*")
+        await append(http, 3)
+        await append(http, 4)
+        cluster.ahead_ms += 3600 * 1000
+
+        (shown,) = (await http.ask("GET", f"{LOG}/consumers", at=1)).json["consumers"]
+
+        ledgers = [cluster.ledgers[item.ledger_id] for item in cluster.logs["log"].items]
+        entries = [entry for ledger in ledgers for entry in ledger.entries]
+        assert shown["lag"]["records"] == 7
+        assert shown["lag"]["bytes"] == sum(map(len, entries[1:]))
+        assert 3_600_000 <= shown["lag"]["ms"] < 3_700_000
+
+
 async def test_a_position_beyond_the_end_is_refused(http: Http) -> None:
     assert code(await commit(http, 11, If_None_Match="*")) == (422, "invalid")
     assert (await commit(http, 10, If_None_Match="*")).status == 200
@@ -252,6 +296,32 @@ async def test_many_consumers_are_listed_in_pages_and_commit_in_few_appends() ->
                 break
             after = f"&after={page['next']}"
         assert listed == ["c-first", *names]
+
+
+async def test_consumers_are_listed_by_the_beginning_of_their_names(http: Http) -> None:
+    names = ("a", "a-", "a-1", "a-2", "a-2.x", "a.", "aa", "b", "A-1")
+    for name in names:
+        path, new = f"{LOG}/consumers/{name}", {"If-None-Match": "*"}
+        assert (await http.ask("PUT", path, {"offset": 1}, headers=new)).status == 200
+
+    async def listed(prefix: str, limit: int) -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            query = f"{LOG}/consumers?prefix={prefix}&limit={limit}{after}"
+            page = (await http.ask("GET", query, at=1)).json
+            found += [consumer["consumer"] for consumer in page["consumers"]]
+            if page["next"] is None:
+                return found
+            after = f"&after={page['next']}"
+
+    for prefix in ("a", "a-", "a-1", "a-2", "a.", "aa", "A", "b", "c", "0", "z" * 200):
+        wanted = sorted(name for name in names if name.startswith(prefix))
+        for limit in (1, 2, 100):
+            assert await listed(prefix, limit) == wanted
+    for wrong in ("", "-", "%2F", "a b", "a" * 201):
+        refused = await http.ask("GET", f"{LOG}/consumers?prefix={wrong}")
+        assert code(refused) == (422, "invalid")
 
 
 async def test_a_log_beyond_those_that_are_remembered_is_looked_at_again(

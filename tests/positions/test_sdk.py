@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import orjson
 import pytest
@@ -75,6 +76,7 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
 
         names = [(shown["consumer"], shown["offset"]) async for shown in log.consumers()]
         assert names == [("a", 10), ("slow", 10)]
+        assert [shown["consumer"] async for shown in log.consumers(prefix="sl")] == ["slow"]
         await log.delete_consumer("slow")
         await log.delete()
         again = await client.create_log("events")
@@ -104,6 +106,7 @@ def by_threads(cluster: Cluster) -> None:
         assert log.consumer_info("a")["lag"]["records"] == 2
         assert log.reset_consumer("a", "earliest")["offset"] == 0
         assert log.reset_consumer("a", -2)["offset"] == 3
+        assert log.reset_consumer("a", datetime(1999, 1, 1, tzinfo=UTC))["offset"] == 0
         log.delete_consumer("a")
         assert list(log.consumers()) == []
 
@@ -130,5 +133,9 @@ def by_commands(cluster: Cluster) -> None:
     assert (listed["consumer"], listed["offset"], listed["lag"]["records"]) == ("me", 3, 0)
     command(cluster, "log", "reset", "shell", "me", "--to", "1")
     assert command(cluster, "log", "consume", "shell", "me") == "b\nc\n"
-    command(cluster, "log", "reset", "shell", "me", "--to", "earliest")
-    assert command(cluster, "log", "consume", "shell", "me") == "a\nb\nc\n"
+    for start in ("earliest", "1999-01-01T00:00:00+02:00"):
+        command(cluster, "log", "reset", "shell", "me", "--to", start)
+        assert command(cluster, "log", "consume", "shell", "me") == "a\nb\nc\n"
+    listed = orjson.loads(command(cluster, "log", "consumers", "shell", "--prefix", "m", "--json"))
+    assert listed["consumer"] == "me"
+    assert command(cluster, "log", "consumers", "shell", "--prefix", "x", "--json") == ""

@@ -24,6 +24,7 @@ PAGE_MAX: Final = 1000
 CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
 LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
 FENCING_TOKEN: Final = header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
 )
@@ -91,7 +92,7 @@ LIST: Final = Operation(
     "Consumers",
     "List a log's consumers",
     "By name, with what each has not processed yet.",
-    (NAME, LIMIT, AFTER),
+    (NAME, LIMIT, AFTER, PREFIX),
     replies=gives(
         "A page of consumers.",
         models.ConsumerList,

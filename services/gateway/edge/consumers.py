@@ -31,7 +31,10 @@ class ConsumerRoutes:
     async def page(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}/consumers."""
         views, following = await self._consumers.page(
-            given[NAME], after=given[op.AFTER] or "", limit=given[op.LIMIT]
+            given[NAME],
+            after=given[op.AFTER] or "",
+            limit=given[op.LIMIT],
+            prefix=given[op.PREFIX] or "",
         )
         return json_value({"consumers": [consumer_json(view) for view in views], "next": following})
 

@@ -93,11 +93,19 @@ class Consumers:
         return await self._view(position, row, await self._end(row))
 
     async def page(
-        self, name: str, *, after: str, limit: int
+        self, name: str, *, after: str, limit: int, prefix: str = ""
     ) -> tuple[Sequence[ConsumerView], str | None]:
-        """Consumers of a log by name, and the `after` of the next page. Raises: NoSuchLog."""
+        """Consumers of a log by name, those whose names begin with `prefix`, and the `after` of the next page.
+
+        Raises: NoSuchLog.
+        """
         row = await self._reader.row(name)
-        found = await self._positions.page(name, after=after, limit=limit + 1)
+        first = max(after, _before(prefix))
+        found = [
+            position
+            for position in await self._positions.page(name, after=first, limit=limit + 1)
+            if position.consumer.startswith(prefix)
+        ]
         end, room = await self._end(row), asyncio.Semaphore(_AT_ONCE)
 
         async def view(position: Position) -> ConsumerView:
@@ -252,20 +260,37 @@ class Consumers:
             return ConsumerView(position, state, lag)
         return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
 
-    async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
-        """The bytes of the entries from an offset on, and the age of the first one."""
+    async def appended_ms(self, row: LogMetadata, at: int) -> int | None:
+        """When the record at an offset came onto the log; None where no ledger of the row has it."""
+        found = await self._entry(row, at)
+        return None if found is None else await self._came_ms(*found)
+
+    async def _entry(self, row: LogMetadata, at: int) -> tuple[LogItem, int] | None:
+        """The ledger and the entry that hold an offset."""
         item = row.item_at(at)
         if item is None:
-            return None, None
+            return None
         entry_id = await find_entry(
             self._ownership.index.points(item.ledger_id),
             at - (item.first_offset or 0),
             last_entry=await self._last_entry(item),
             read_head=partial(read_head, self._engine, item.ledger_id),
         )
-        if entry_id is None:
+        return None if entry_id is None else (item, entry_id)
+
+    async def _came_ms(self, item: LogItem, entry_id: int) -> int:
+        """When an entry came onto the log: with its append, or with its ledger (rule 26b)."""
+        if item.published_ms:
+            return item.published_ms
+        return (await read_head(self._engine, item.ledger_id, entry_id)).append_time_ms
+
+    async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
+        """The bytes of the entries from an offset on, and the age of the first one."""
+        found = await self._entry(row, at)
+        if found is None:
             return None, None
-        head, _ = await read_sized_head(self._engine, item.ledger_id, entry_id)
+        item, entry_id = found
+        came_ms = await self._came_ms(item, entry_id)
         size = -(await self._size(item, entry_id - 1))
         for each in row.items[row.items.index(item) :]:
             is_sealed = each.last_offset is not None
@@ -273,7 +298,7 @@ class Consumers:
                 each.bytes if is_sealed else await self._size(each, await self._last_entry(each))
             )
         now_ms = self._store.database_ms()
-        return size, None if now_ms is None else max(0, now_ms - head.append_time_ms)
+        return size, None if now_ms is None else max(0, now_ms - came_ms)
 
     async def _size(self, item: LogItem, last: int) -> int:
         """The bytes of a ledger up to and including an entry."""
@@ -286,6 +311,13 @@ class Consumers:
             return (await self._engine.last_add_confirmed(item.ledger_id)).last_add_confirmed
         last = (await self._engine.get(item.ledger_id)).last_entry
         return NO_ENTRY if last is None else last
+
+
+def _before(prefix: str) -> str:
+    """A text that is above all names below a prefix, and below all names that begin with it: no name has a `~`, which is
+    above all characters of names.
+    """
+    return prefix[:-1] + chr(ord(prefix[-1]) - 1) + "~" if prefix else ""
 
 
 def _out_of(row: LogMetadata, pointer: str, detail: str) -> InvalidRequest:

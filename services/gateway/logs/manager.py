@@ -40,6 +40,7 @@ from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle
+from services.gateway.logs.lags import Lags
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
@@ -113,6 +114,9 @@ class LogManager:
             awake_s=awake_s or awake().time,
         )
         self._views = LogViews(engine, store, peers, self.ownership, self._reader)
+        self.lags = Lags(
+            store, self.ownership, self._views, self.positions, self.consumers, now_ms=self.now_ms
+        )
         self.read = self._reader.read
         self.batches = self._reader.batches
         self.end = self._reader.end

@@ -1,5 +1,6 @@
 """Metrics of a gateway's logs: read at scrape time."""
 
+import asyncio
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
@@ -7,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
+from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.transactions import Transactions
 
@@ -39,6 +41,36 @@ class _LogMetrics(Collector):
             text = "Ledgers of transactions that came onto a log through this gateway"
             count = self._transactions.published_ledgers
             yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
+        measured = self._logs.lags.measured
+        if measured is not None:
+            yield from _lags(measured)
+
+
+def _lags(measured: Measured) -> Iterable[Metric]:
+    """How far consumers are behind, at the gateway that owns their positions."""
+    who = (
+        f"of consumers: {CONSUMERS_SHOWN_MAX} by name; of the others the one that is most records behind, as"
+        f" {OTHER_CONSUMERS}"
+    )
+    labels = ("log", "consumer")
+    name = "quorumlog_consumer_lag_records"
+    records = GaugeMetricFamily(name, f"Records that are not processed, {who}", labels=labels)
+    name = "quorumlog_consumer_lag_seconds"
+    seconds = GaugeMetricFamily(name, f"Age of the first of them, {who}", labels=labels)
+    for lag in measured.lags:
+        records.add_metric((lag.log, lag.consumer), lag.records)
+        if lag.seconds is not None:
+            seconds.add_metric((lag.log, lag.consumer), lag.seconds)
+    yield records
+    yield seconds
+    text = "Consumers by what has become of their positions"
+    states = GaugeMetricFamily("quorumlog_consumers", text, labels=("state",))
+    for state, count in measured.states.items():
+        states.add_metric((state,), count)
+    yield states
+    text = "Since the lag of consumers was measured"
+    age_s = asyncio.get_running_loop().time() - measured.at_s
+    yield GaugeMetricFamily("quorumlog_consumer_lag_age_seconds", text, age_s)
 
 
 def add_log_metrics(

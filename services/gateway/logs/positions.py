@@ -7,7 +7,7 @@ keeper (`protocol/position_keeper.py`) is right wherever it runs; at the owner i
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from quorumlog.errors import (
@@ -47,6 +47,7 @@ from quorumlog.protocol.positions import (
     Acquire,
     Answer,
     Commit,
+    Key,
     List,
     Position,
     Request,
@@ -126,6 +127,11 @@ class PositionService:
         """Those that the keeper owes an answer."""
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
+
+    @property
+    def kept(self) -> Mapping[Key, Position]:
+        """The positions as this gateway's keeper knows them: all of them, where this gateway owns their log."""
+        return self._keeper.state.rows
 
     # --- requests --------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Every gateway sweeps all logs. The owner rolls by time and applies the retention; a log whose owner is
 gone is sealed, so that its records are readable (docs/guides/logs.md); the retention applies to sealed
-logs too. Two sweeps at once do no harm: the compare-and-swap decides.
+logs too. Two sweeps at once do no harm: the compare-and-swap decides. Whoever owns the positions of consumers measures
+by the same rows how far they are behind.
 """
 
 import asyncio
@@ -70,8 +71,10 @@ class Sweep:
         alive: dict[str, bool] = {}
         accesses = self._logs.accesses
         unnamed, named = accesses.terms(), set[str | None]()
+        self._logs.lags.begin()
         while True:
             rows, after = await self._store.list(after=after, limit=_PAGE)
+            self._logs.lags.see(rows)
             for row in rows:
                 if row.expiry is not None:
                     named.add(row.expiry.term)
@@ -81,6 +84,7 @@ class Sweep:
                     log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
             if after is None:
                 accesses.forget(unnamed - named)
+                self._logs.lags.end()
                 return
 
     async def _is_alive(self, writer: Writer, alive: dict[str, bool]) -> bool:

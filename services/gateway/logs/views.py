@@ -108,10 +108,18 @@ class LogViews:
 
     async def _of_owners(self, rows: Sequence[LogMetadata]) -> dict[str, LogView]:
         """The views of those logs whose owners answer, by name."""
-        heads = {row.name: LogHead.of(row) for row in rows if row.unsealed == row.items[-1:] != ()}
-        here = self.ends_here(heads.values())
+        heads = [head for row in rows if (head := head_to_ask(row)) is not None]
+        by_name = {row.name: row for row in rows}
+        return {
+            name: _owned(by_name[name], end, owner)
+            for name, (end, owner) in (await self.ends(heads)).items()
+        }
+
+    async def ends(self, heads: Sequence[LogHead]) -> dict[str, tuple[int, Writer]]:
+        """The ends of those of these logs whose owners answer, with the owners: one request to each gateway."""
+        here = self.ends_here(heads)
         owners: dict[Writer, Mapping[str, int]] = {self._engine.writer: here}
-        left = [head for name, head in heads.items() if name not in here]
+        left = [head for head in heads if head.name not in here]
         if left:
             others: Sequence[Writer] = ()
             with contextlib.suppress(QuorumLogError):
@@ -119,13 +127,18 @@ class LogViews:
             others = [other for other in others if other.id != self._engine.writer.id]
             answers = await asyncio.gather(*(self._peers.ends(other, left) for other in others))
             owners |= zip(others, answers, strict=True)
-        by_name = {row.name: row for row in rows}
+        asked = {head.name for head in heads}
         return {
-            name: _owned(by_name[name], end, owner)
+            name: (end, owner)
             for owner, ends in owners.items()
             for name, end in ends.items()
-            if name in heads
+            if name in asked
         }
+
+
+def head_to_ask(row: LogMetadata) -> LogHead | None:
+    """By what an owner knows a log that is its own; None where the row says the end, or no owner can."""
+    return LogHead.of(row) if row.unsealed == row.items[-1:] != () else None
 
 
 def _is_of(mine: LogMetadata, head: LogHead) -> bool:

@@ -337,11 +337,16 @@ def consume_log(
 
 
 @app.command(name="consumers")
-def list_consumers(name: NameArgument) -> None:
+def list_consumers(
+    name: NameArgument,
+    prefix: Annotated[
+        str | None, typer.Option(help="Only consumers whose names begin with this.")
+    ] = None,
+) -> None:
     """Print a log's consumers, and what each has not processed."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        return [shown async for shown in client.log(name).consumers()]
+        return [shown async for shown in client.log(name).consumers(prefix=prefix)]
 
     found = run(work)
     if not common_options().as_json:

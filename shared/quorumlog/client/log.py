@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import orjson
 
@@ -233,15 +233,20 @@ class Log:
             wait_s=wait_s,
         )
 
-    def consumers(self) -> Paged[dict[str, Any]]:
-        """All consumers by name, with what each has not processed yet (`lag`)."""
-        return Paged(self._consumers())
+    def consumers(self, *, prefix: str | None = None) -> Paged[dict[str, Any]]:
+        """All consumers by name, with what each has not processed yet (`lag`); `prefix`: those whose names begin with
+        it.
+        """
+        named = {} if prefix is None else {"prefix": checks.text("prefix", prefix)}
+        return Paged(self._consumers(named))
 
-    async def _consumers(self) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
+    async def _consumers(
+        self, named: Mapping[str, str]
+    ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
         after: str | None = ""
         while after is not None:
-            query = f"?after={quote(after, safe='')}" if after else ""
-            shown = await self._call("GET", f"/consumers{query}")
+            query = urlencode({**named, **({"after": after} if after else {})})
+            shown = await self._call("GET", f"/consumers{'?' if query else ''}{query}")
             yield shown["consumers"]
             after = shown["next"]
 
@@ -250,7 +255,8 @@ class Log:
         return await self._call("GET", _consumer(name))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+        """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
+        end. Its worker loses the lease.
 
         Raises: NoSuchConsumer.
         """

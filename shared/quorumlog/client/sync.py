@@ -371,16 +371,19 @@ class Log(Face[_async.Log]):
             self._inner.consumer(name, start=start, holder=holder, lease_s=lease_s, wait_s=wait_s),
         )
 
-    def consumers(self) -> Iterator[dict[str, Any]]:
-        """All consumers by name, with what each has not processed yet (`lag`)."""
-        return self._portal.iterate(self._inner.consumers())
+    def consumers(self, *, prefix: str | None = None) -> Iterator[dict[str, Any]]:
+        """All consumers by name, with what each has not processed yet (`lag`); `prefix`: those whose names begin with
+        it.
+        """
+        return self._portal.iterate(self._inner.consumers(prefix=prefix))
 
     def consumer_info(self, name: str) -> dict[str, Any]:
         """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
         return self._portal.run(self._inner.consumer_info(name))
 
     def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Put a consumer to an offset, to the log's beginning or to its end. Its worker loses the lease.
+        """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
+        end. Its worker loses the lease.
 
         Raises: NoSuchConsumer.
         """

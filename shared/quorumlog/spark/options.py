@@ -14,13 +14,24 @@ from typing import Any, Final, Literal, Self
 from quorumlog import header
 from quorumlog.spark.config import gateways
 from quorumlog.spark.config import token as environment_token
-from quorumlog.spark.http import Gateways
+from quorumlog.spark.http import DEADLINE_S, Gateways
 
 EARLIEST, LATEST = -2, -1
 """The ends of a log in JSON (Kafka's numbers)."""
 
 OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 """An end of each log, or an offset for each named log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStart:
+    """Begin each log at the position of a consumer; where the consumer has none in a log, at `otherwise`."""
+
+    consumer: str
+    otherwise: Literal["earliest", "latest"]
+
+
+StartChoice = OffsetChoice | ConsumerStart
 
 COLUMNS: Final = {
     "key": "binary",
@@ -44,6 +55,7 @@ READ_OPTIONS: Final = (
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    "publishProgressAs",
 )
 WRITE_OPTIONS: Final = (
     *_CONNECTION,
@@ -86,11 +98,11 @@ class ClusterAccess:
             raise BadOption("token is ASCII without spaces and line ends, and not empty")
         return cls(urls, options.get("ledger.password"), token)
 
-    def connect(self) -> Gateways:
-        """A connection to the gateways, to be closed."""
+    def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
+        """A connection to the gateways, to be closed; `deadline_s` is for one request with its retries."""
         password = self.password
         headers = None if password is None else {header.LEDGER_PASSWORD: password}
-        return Gateways(self.urls, headers=headers, token=self.token)
+        return Gateways(self.urls, deadline_s=deadline_s, headers=headers, token=self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,7 @@ class ReadOptions:
 
     connection: ClusterAccess
     subject: ReadSubject
-    starting: OffsetChoice | None
+    starting: StartChoice | None
     ending: OffsetChoice
     starting_ms: int | None
     ending_ms: int | None
@@ -160,6 +172,8 @@ class ReadOptions:
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
     trigger_delay_s: float
+    published_as: str | None
+    """The consumer as which a stream publishes its progress."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -177,7 +191,7 @@ class ReadOptions:
         return cls(
             ClusterAccess.of(options),
             subject,
-            _place(options, "startingOffsets", EARLIEST),
+            _start(options),
             _place(options, "endingOffsets", LATEST) or "latest",
             _time(options, "startingTimestamp"),
             _time(options, "endingTimestamp"),
@@ -191,6 +205,7 @@ class ReadOptions:
             _count(options, "maxBytesPerTrigger"),
             least_rows,
             _duration(options.get("maxTriggerDelay", "15m")),
+            _published_as(options, subject),
         )
 
 
@@ -265,11 +280,28 @@ def _check_places(options: Mapping[str, str], subject: ReadSubject) -> None:
     for option in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
-    for option, end in (("startingOffsets", EARLIEST), ("endingOffsets", LATEST)):
-        place = _place(options, option, end)
+    for option, place in (
+        ("startingOffsets", _start(options)),
+        ("endingOffsets", _place(options, "endingOffsets", LATEST)),
+    ):
         for name in place if isinstance(place, Mapping) else ():
             if not subject.has(name):
                 raise BadOption(f"{option} names the log {name}, which is not read")
+
+
+def _published_as(options: Mapping[str, str], subject: ReadSubject) -> str | None:
+    name = options.get("publishProgressAs")
+    if name is None:
+        return None
+    if subject.ledgers:
+        raise BadOption("publishProgressAs is for logs: ledgers have no consumers")
+    return _consumer(name, "publishProgressAs")
+
+
+def _consumer(given: Any, option: str) -> str:
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
+        raise BadOption(f"{option}: {given!r} is no name of a consumer")
+    return given
 
 
 def _names(given: Any, option: str) -> tuple[str, ...]:
@@ -295,6 +327,27 @@ def _object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadOption(f"{option} is a JSON object, not {text!r}")
     return value
+
+
+def _start(options: Mapping[str, str]) -> StartChoice | None:
+    """`startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. The name is text there, so that it is
+    told from a log named consumer.
+    """
+    text = options.get("startingOffsets")
+    if text is None or text.strip().lower() in ("earliest", "latest"):
+        return _place(options, "startingOffsets", EARLIEST)
+    given = _object(text, "startingOffsets")
+    if not any(isinstance(value, str) for value in given.values()):
+        return _place(options, "startingOffsets", EARLIEST)
+    if not {"consumer"} <= given.keys() <= {"consumer", "from"}:
+        raise BadOption(
+            'startingOffsets names a consumer as {"consumer":"billing"} or '
+            f'{{"consumer":"billing","from":"latest"}}, not {text!r}'
+        )
+    otherwise = given.get("from", "earliest")
+    if otherwise not in ("earliest", "latest"):
+        raise BadOption(f"startingOffsets: from is earliest or latest, not {otherwise!r}")
+    return ConsumerStart(_consumer(given["consumer"], "startingOffsets"), otherwise)
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:

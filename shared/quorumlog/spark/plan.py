@@ -6,6 +6,7 @@ rows. Planning fences, recovers and closes nothing.
 """
 
 import base64
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,20 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
-from quorumlog.errors import NoSuchLedger, NoSuchLog, OffsetTruncated
+from quorumlog.errors import NoSuchConsumer, NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
 from quorumlog.spark.http import Gateways
-from quorumlog.spark.options import LATEST, BadOption, OffsetChoice, ReadOptions, ReadSubject
+from quorumlog.spark.options import (
+    LATEST,
+    BadOption,
+    ConsumerStart,
+    OffsetChoice,
+    ReadOptions,
+    ReadSubject,
+    StartChoice,
+)
+
+log = logging.getLogger(__name__)
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """The greatest value of Spark's `long`."""
@@ -145,14 +156,42 @@ def start_of(
     """The first offset of a read of a log; `default` is the place if the options name none.
 
     Raises: BadOption if no record is as late as `startingTimestamp`, unless the options say to begin at the
-    end then.
+    end then; DataLoss if the consumer's position is one of another log of this name.
     """
     if options.starting_ms is None:
+        if isinstance(options.starting, ConsumerStart):
+            return _position(options, gateways, found, options.starting)
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
         raise BadOption(f"{found.name} has nothing as late as startingTimestamp")
     return found.end if by_time is None else by_time
+
+
+def _position(
+    options: ReadOptions, gateways: Gateways, found: LogExtent, start: ConsumerStart
+) -> int:
+    """The first offset that a consumer has not processed. It may be below the log's beginning, or above its end as
+    `found` says it.
+    """
+    try:
+        shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
+    except NoSuchConsumer:
+        log.warning(
+            "quorumlog: %s has no consumer %s: the read begins at %s",
+            found.name,
+            start.consumer,
+            start.otherwise,
+        )
+        return offset_at(start.otherwise, found, found.first)
+    if shown["state"] != "log-replaced":
+        return int(shown["offset"])
+    if options.fails_on_loss:
+        raise DataLoss(
+            f"the position of {start.consumer} is one of a log {found.name} that was deleted: reset the consumer; "
+            "failOnDataLoss=false begins at the beginning of the log of this name"
+        )
+    return found.first
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
@@ -183,9 +222,7 @@ def batch_plan(
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
         return cut(list(pruning.of(found)), options)
-    places = options.starting
-    if places == "latest" or (isinstance(places, Mapping) and LATEST in places.values()):
-        raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
+    _check_start(options.starting)
     ranges: list[TaskRange] = []
     for name in filter(pruning.has_log, logs_of(gateways, options.subject)):
         whole = extent(gateways, name)
@@ -197,6 +234,14 @@ def batch_plan(
         asked = checked(whole, first, end, fails=options.fails_on_loss)
         ranges += by_fragment(gateways, whole, list(pruning.of(whole.ranges(*asked))))
     return cut(ranges, options)
+
+
+def _check_start(start: StartChoice | None) -> None:
+    """Raise BadOption where a batch would begin at the end."""
+    if start == "latest" or (isinstance(start, Mapping) and LATEST in start.values()):
+        raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
+    if isinstance(start, ConsumerStart) and start.otherwise == "latest":
+        raise BadOption("startingOffsets: from=latest means nothing in a batch")
 
 
 def by_fragment(

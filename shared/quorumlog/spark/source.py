@@ -48,6 +48,8 @@ class QuorumLogSource(DataSource):
         """A batch read, planned at its first action; the plan stays for the DataFrame's life."""
         self._check_schema(schema)
         options = ReadOptions.of(self.options)
+        if options.published_as is not None:
+            raise opt.BadOption("publishProgressAs is for streams: a batch commits nothing")
         if options.pushes_filters:
             return PruningReader(options, self._load)
         return BatchReader(options)

@@ -25,10 +25,12 @@ from quorumlog.spark.plan import (
     DataLoss,
     LogExtent,
     TaskRange,
+    extent,
     next_offsets,
     start_of,
     stream_plan,
 )
+from quorumlog.spark.publishing import PUBLISHED, ProgressPublisher
 from quorumlog.spark.reading import page_sizes, read_range
 
 Offset = dict[str, dict[str, int]]
@@ -40,13 +42,24 @@ LAG: Final = "lag"
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
     """How many records a query is behind in each log, from the progress that Spark reports."""
     found: dict[str, int] = {}
+    for name, behind in _told(progress, LAG):
+        found[name] = found.get(name, 0) + behind
+    return found
+
+
+def published(progress: Mapping[str, Any]) -> dict[str, int]:
+    """The position that a query has published in each log, as it was when the batch began."""
+    return dict(_told(progress, PUBLISHED))
+
+
+def _told(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
+    """A number that stands beside the offsets of the logs."""
     for source in progress["sources"]:
         latest = source.get("latestOffset")
         latest = json.loads(latest) if isinstance(latest, str) else latest
         for name, places in (latest or {}).items():
-            if isinstance(places, dict) and LAG in places:
-                found[name] = found.get(name, 0) + int(places[LAG])
-    return found
+            if isinstance(places, dict) and what in places:
+                yield name, int(places[what])
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -64,6 +77,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, int] | None = None
         self._triggered_at = float("-inf")
         self._end: dict[str, int] = {}
+        self._initial: Offset | None = None
+        name = parsed.published_as
+        self._publisher = None if name is None else ProgressPublisher(parsed.connection, name)
         self._gateways_: Gateways | None = None
 
     @property
@@ -77,12 +93,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, found = self._options, {}
         for name, whole in next_offsets(options, self._gateways, {}).items():
             start = start_of(options, self._gateways, whole, "latest")
-            if start > whole.end:
+            # A consumer may have read on since this end was asked for.
+            known = whole if start <= whole.end else extent(self._gateways, name)
+            if start > known.end:
                 if options.fails_on_loss:
-                    raise DataLoss(_behind(whole, start))
-                start = whole.end
+                    raise DataLoss(_behind(known, start))
+                start = known.end
             found[name] = start
-        return _offset(found)
+        self._initial = _offset(found)
+        if self._publisher is not None:
+            self._publisher.begun = found
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         """`maxOffsetsPerTrigger` or `maxBytesPerTrigger`; with both, the batch obeys both."""
@@ -99,6 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
         """Where the next batch ends."""
+        self._publish(start)
         known = _plain(start)
         found = next_offsets(self._options, self._gateways, known)
         for name, whole in found.items():
@@ -127,6 +149,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             },
         }
         return _offset(self._end)
+
+    def _publish(self, start: Offset) -> None:
+        """Publish where the next batch begins: Spark has committed all before it, and asks for no batch earlier. Spark
+        calls `commit` later, with the batch after the next one: a query that has caught up would never be told.
+
+        Where the query begins is no progress.
+        """
+        if self._publisher is not None and start != self._initial:
+            self._publisher.publish(_plain(start))
 
     def _end_of(self, whole: LogExtent) -> int:
         """Where a log ends for this run."""
@@ -164,11 +195,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fitting = max(1, bytes_max * rows // max(total, 1))
         return fitting if rows_max is None else min(fitting, rows_max)
 
-    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's
+    def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's
         """The ends of the logs, and how far behind them this query is, for its progress."""
         found = next_offsets(self._options, self._gateways, {})
+        publisher = self._publisher
         return {
-            name: {"0": whole.end, LAG: max(0, whole.end - self._end.get(name, whole.first))}
+            name: {
+                "0": whole.end,
+                LAG: max(0, whole.end - self._end.get(name, whole.first)),
+                **({} if publisher is None else publisher.shown(name)),
+            }
             for name, whole in sorted(found.items())
         }
 
@@ -184,6 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connection: the query has ended."""
         if self._gateways_ is not None:
             self._gateways_.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the options only: the connection stays at the driver."""

@@ -1,0 +1,189 @@
+"""A query's progress, published as the positions of a consumer (docs/guides/consumers.md).
+
+The checkpoint stays the truth: positions are for others who look at the consumer, or go on in the query's place. So
+what can't be published fails no batch. It is told on standard error and in the query's progress, and tried again.
+
+Invariants:
+  - a position is moved by compare-and-swap, to an offset that Spark has committed; it never goes back;
+  - a position that anybody else has changed since this query moved it is left alone until the query starts again: a
+    worker that took over must not be overtaken by the query.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quorumlog.errors import (
+    UNKNOWN,
+    LogReplaced,
+    NoSuchConsumer,
+    QuorumLogError,
+    VersionConflict,
+)
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import ClusterAccess
+
+log = logging.getLogger(__name__)
+
+PUBLISHED: Final = "published"
+"""Stands beside "0" in the latest offset of a query's progress: the position that this run has published."""
+REFUSED: Final = "unpublished"
+"""Stands there too: why the last try did not move the position."""
+
+_DEADLINE_S: Final = 10.0
+"""For one request with its retries: a batch waits for it (taste)."""
+_RETRY_S: Final = 5.0
+"""Between two tries of what was refused (taste)."""
+
+
+@dataclass(slots=True)
+class _LogProgress:
+    """What is known of the consumer's position in one log."""
+
+    wanted: int
+    done: int | None = None
+    """At or above it the position was, when this run saw it last."""
+    version: int | None = None
+    """Of the position as this run left it; None: it has not moved it yet."""
+    unsure: int | None = None
+    """An offset that was sent, and the answer was lost."""
+    refusal: str | None = None
+    is_over: bool = False
+    retry_at_s: float = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the position is to be moved now."""
+        is_behind = self.done is None or self.done < self.wanted
+        return is_behind and not self.is_over and now_s >= self.retry_at_s
+
+
+class ProgressPublisher:
+    """Moves one consumer's positions in the logs that a query reads; lives at the driver."""
+
+    def __init__(self, access: ClusterAccess, consumer: str) -> None:
+        """`consumer`: the name in each log."""
+        self._access, self._consumer = access, consumer
+        self._logs: dict[str, _LogProgress] = {}
+        self.begun: Mapping[str, int] = {}
+        """Where the query begins, if it has no checkpoint yet."""
+        self._away_until_s = float("-inf")
+        self._gateways_: Gateways | None = None
+
+    @property
+    def _gateways(self) -> Gateways:
+        if self._gateways_ is None:
+            self._gateways_ = self._access.connect(deadline_s=_DEADLINE_S)
+        return self._gateways_
+
+    def publish(self, committed: Mapping[str, int]) -> None:
+        """Publish the offsets that Spark has committed, and what could not be published before."""
+        for name, offset in committed.items():
+            known = self._logs.setdefault(name, _LogProgress(offset))
+            if offset < known.wanted:
+                # Another log has this name now, and the query has begun it (failOnDataLoss=false).
+                known.done = known.version = known.unsure = None
+            known.wanted = offset
+        for name, known in self._logs.items():
+            now_s = time.monotonic()
+            if now_s < self._away_until_s:
+                return
+            if known.is_due(now_s):
+                self._try(name, known)
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """What the query's progress says of a log."""
+        known = self._logs.get(name)
+        if known is None:
+            return {}
+        found: dict[str, Any] = {} if known.done is None else {PUBLISHED: known.done}
+        return found if known.refusal is None else {**found, REFUSED: known.refusal}
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._gateways_ is not None:
+            self._gateways_.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the connection: it stays at the driver."""
+        return {**self.__dict__, "_gateways_": None}
+
+    # --- one log -----------------------------------------------------------------------------------
+
+    def _try(self, name: str, known: _LogProgress) -> None:
+        try:
+            self._move(name, known)
+        except QuorumLogError as error:
+            known.retry_at_s = time.monotonic() + _RETRY_S
+            if error.retryable:  # the gateways, not this log: the others would wait as long
+                self._away_until_s = known.retry_at_s
+            self._refused(name, known, error.code, error.detail)
+        else:
+            if not known.is_over:
+                known.refusal = None
+
+    def _move(self, name: str, known: _LogProgress) -> None:
+        path = f"/v1/logs/{name}/consumers/{self._consumer}"
+        version = known.version
+        if version is None:
+            try:
+                shown = self._gateways.get(path)
+            except NoSuchConsumer:
+                self._put(path, known, {"If-None-Match": "*"})
+                return
+            if shown["state"] == "log-replaced":
+                raise LogReplaced("the position is one of a log that was deleted: reset it")
+            if int(shown["offset"]) >= known.wanted:
+                known.done = int(shown["offset"])
+                return
+            version = int(shown["version"])
+            if int(shown["offset"]) < self.begun.get(name, 0) and known.refusal is None:
+                log.warning(
+                    "quorumlog: %s was at %s of %s, and the query began at %s: what lies between counts as processed",
+                    self._consumer,
+                    shown["offset"],
+                    name,
+                    self.begun[name],
+                )
+        try:
+            self._put(path, known, {"If-Match": f'"{version}"'})
+        except VersionConflict as error:
+            current = error.members.get("current") or {}
+            at = current.get("offset")
+            if at is not None and at == known.unsure:  # this run's own, whose answer was lost
+                known.version, known.done, known.unsure = int(current["version"]), int(at), None
+                if known.done < known.wanted:
+                    self._move(name, known)
+                return
+            if known.version is None:
+                raise
+            known.is_over = True
+            detail = (
+                f"somebody else has changed the position of {self._consumer} (it is {at} now, and this query had"
+                f" left it at {known.done}): this query publishes nothing more there until it starts again"
+            )
+            self._refused(name, known, "taken-over", detail)
+
+    def _put(self, path: str, known: _LogProgress, condition: Mapping[str, str]) -> None:
+        wanted = known.wanted
+        try:
+            answer = self._gateways.request(
+                "PUT", path, value={"offset": wanted}, headers=condition, is_repeatable=False
+            )
+        except QuorumLogError as error:
+            if error.outcome == UNKNOWN:
+                known.unsure = wanted
+            raise
+        known.version, known.done, known.unsure = int(answer.json()["version"]), wanted, None
+
+    def _refused(self, name: str, known: _LogProgress, code: str, detail: str) -> None:
+        if known.refusal != code:
+            log.warning(
+                "quorumlog: the progress in %s is not published as %s: %s: %s",
+                name,
+                self._consumer,
+                code,
+                detail,
+            )
+        known.refusal = code
