@@ -180,6 +180,11 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error or ConnectionResetError())
 
+    def close(self) -> None:
+        """No request follows."""
+        if self._transport is not None:
+            self._transport.close()
+
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         head, separator, body = self._buffer.partition(b"\r\n\r\n")
