@@ -331,7 +331,7 @@ async def _rounds(
                 except Exception as error:
                     if not name.startswith("JetStream"):
                         raise
-                    _say(f"round {number + 1}: {name} failed: {error!r}")
+                    _say(f"round {number + 1}: {name} failed: {error!r} {error}")
                     continue
                 found.setdefault(name, []).append(figures)
                 _say(f"round {number + 1}: {name}: {_line(figures)}")
