@@ -195,7 +195,7 @@ build/chart: $(wildcard tests/hosts/chart/*)
 e2e-compose: setup ## compose.yaml on an engine of its own (root, apt-get, Go): every container, the engine, networks hurt
 	@exec $(PY) -m tests.compose --seed $(or $(SEED),1) $(ARGS)
 
-produce: setup ## RECORDS= numbered records go to a log while gateways and bookies are killed in turn
+produce: setup ## RECORDS= numbered records go to a log and its consumers while gateways, bookies and workers are killed
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
 
 conformance: setup ## the Durable Streams suite against a cluster of its own, where Node is
@@ -214,7 +214,10 @@ chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are kill
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
 		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
 
-.PHONY: bench-metadata bench-idle bench-streams bench-forward scaling
+.PHONY: bench-metadata bench-idle bench-streams bench-forward bench-consumers scaling
+bench-consumers: setup ## commits of 1, 64 and 1,000 consumers beside JetStream's; what 10,000 cost idle and committing
+	@exec $(PY) -m loadtest.bench_consumers $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
 bench-metadata: setup ## what the metadata service does in a second with LEDGERS="10000 10000000" rows
 	@exec $(PY) -m loadtest.bench_metadata $(LEDGERS) $(if $(TIME),--time $(TIME)) $(ARGS)
 

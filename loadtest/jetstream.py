@@ -9,13 +9,13 @@ import csv
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
 import nats
-from nats.js.api import ConsumerConfig, DeliverPolicy, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from loadtest.bench.measure import (
     KIB,
@@ -23,10 +23,12 @@ from loadtest.bench.measure import (
     Figures,
     Meter,
     Pids,
+    Step,
     appends,
     by_program,
     during,
     payload_of,
+    repeated,
     to_read,
 )
 from loadtest.ports import free_ports
@@ -42,6 +44,11 @@ _RATE_OF_MANY: Final = 15_000
 """Entries for each second of a measurement: `nats bench` takes a number of entries, and no time."""
 _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
+_ACKED_STREAM: Final = "acked"
+_ACKED_SUBJECT: Final = "acked.entries"
+_ACK_WAIT_S: Final = 3600.0
+_AT_ONCE: Final = 8
+"""Consumers that are made, or fetch, at once."""
 
 _CONFIG: Final = """
 server_name: s{number}
@@ -66,6 +73,11 @@ class JetStream:
         self._streams = client.jetstream(timeout=20)
         self._total = to_read(seconds)
         self._is_filled = False
+        self._acked = 0
+        """Messages of the stream whose messages are acknowledged one by one."""
+        self._pulls: dict[int, list[Any]] = {}
+        """Durable pull consumers, by how many there are."""
+        self._acked_rounds: dict[int, int] = {}
 
     @classmethod
     @asynccontextmanager
@@ -153,6 +165,67 @@ class JetStream:
             await asyncio.gather(*publishes)
         self._is_filled = True
 
+    # Durable pull consumers.
+
+    async def acks(self, count: int, each: int) -> Figures:
+        """So many durable pull consumers with three copies acknowledge one message after another, and wait for each
+        answer (double ack): it is given once a majority has synced the acknowledgement. All messages are fetched before.
+        `each`: messages of a consumer in a round.
+        """
+        pulls = self._pulls.get(count)
+        if pulls is None:
+            await self._fill_acked(each)
+            pulls = self._pulls[count] = await _some_at_once(
+                [self._pull(f"c{count}-{number}") for number in range(count)]
+            )
+        await self._fill_acked(each * (1 + self._rounds(count)))
+        fetched = await _some_at_once([_fetch(pull, each) for pull in pulls])
+
+        def step_of(messages: list[Any]) -> Step:
+            left = iter(messages)
+
+            def step() -> Awaitable[object] | None:
+                message = next(left, None)
+                return None if message is None else message.ack_sync(timeout=60)
+
+            return step
+
+        try:
+            return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
+        finally:
+            await _some_at_once([_ack_rest(messages) for messages in fetched])
+
+    def _rounds(self, count: int) -> int:
+        self._acked_rounds[count] = self._acked_rounds.get(count, 0) + 1
+        return self._acked_rounds[count]
+
+    async def _pull(self, name: str) -> Any:
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=_ACK_WAIT_S,
+            max_ack_pending=-1,
+            num_replicas=3,
+        )
+        return await self._streams.pull_subscribe(
+            _ACKED_SUBJECT, durable=name, stream=_ACKED_STREAM, config=config
+        )
+
+    async def _fill_acked(self, total: int) -> None:
+        if not self._acked:
+            await self._streams.add_stream(
+                StreamConfig(name=_ACKED_STREAM, subjects=[_ACKED_SUBJECT], num_replicas=3)
+            )
+        while self._acked < total:
+            publishes = (self._streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
+            await asyncio.gather(*publishes)
+            self._acked += 1000
+
+    async def idle(self) -> Figures:
+        """Nobody asks anything: what the consumers that there are cost."""
+        with (meter := Meter(self._pids)):
+            await asyncio.sleep(self._seconds)
+        return meter.figures(1, 1)
+
     # JetStream's own load generator: nats-py is bound by itself.
 
     async def nats_bench(self, in_flight: int) -> Figures:
@@ -195,3 +268,27 @@ class JetStream:
         # The program runs longer than it measures.
         meter.seconds = count / float(told["MsgsPerSec"])
         return meter, told
+
+
+async def _fetch(pull: Any, count: int) -> list[Any]:
+    messages: list[Any] = []
+    while len(messages) < count:
+        messages += await pull.fetch(count - len(messages), timeout=60)
+    return messages
+
+
+async def _ack_rest(messages: list[Any]) -> None:
+    """Acknowledge what a round had no time for."""
+    for message in messages:
+        if not message.is_acked:
+            await message.ack()
+
+
+async def _some_at_once(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(each: Coroutine[Any, Any, Any]) -> Any:
+        async with room:
+            return await each
+
+    return await asyncio.gather(*map(one, work))

@@ -1,23 +1,30 @@
-"""`make produce`: numbered records go to a log while its gateways and bookies are killed in turn.
+"""`make produce`: numbered records go to a log and through its consumers while all kinds of processes are killed.
 
-Producers append with retries on; one process after another gets SIGKILL, and is started again; a
-reader follows the log all the while. In the end the log is read back through every gateway. Exit
+Producers append with retries on; one gateway or bookie after another gets SIGKILL, and is started again; a
+reader follows the log all the while. Consumers have workers that are processes (`crowd.py`): the active one is killed
+and replaced, or stopped in its tracks beyond its lease. In the end the log is read back through every gateway. Exit
 status 0 only if each record that was sent is there once, in its producer's order, at the offset
-that was answered, and the follower saw the same.
+that was answered, the follower saw the same, and the consumers kept their promises (`consumed.py`).
 """
 
 import argparse
 import asyncio
 import itertools
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from loadtest.cluster import Cluster, running
-from loadtest.stores import Stores
+from loadtest.consumed import Consumed
+from loadtest.crowd import Crowd, CrowdPlan
+from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client, LogAppended, Producer
 from quorumlog.errors import ExpiredProducer, QuorumLogError
@@ -27,6 +34,8 @@ _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
 """For one request, deaths and takeovers included; then it is sent again, as the same one."""
 _CAUGHT_UP_S: Final = 300.0
+_SHOWN_EVERY_S: Final = 0.5
+_TOLD_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Plan:
     """Of each producer, between two requests."""
     bookies: int = 4
     gateways: int = 2
+    crowd: CrowdPlan = field(default_factory=CrowdPlan)
 
 
 @dataclass(slots=True)
@@ -69,17 +79,24 @@ class Result:
     duplicated: int
     misplaced: int
     problems: tuple[str, ...]
+    replaced: int = 0
+    """Workers of consumers that were killed, and whose place another one took."""
+    consumed: Consumed = field(default_factory=Consumed)
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is where it must be."""
-        return not (self.lost or self.duplicated or self.misplaced or self.problems)
+        """Whether everything is where it must be, and was processed."""
+        is_there = not (self.lost or self.duplicated or self.misplaced or self.problems)
+        return is_there and self.consumed.is_good
 
     def line(self) -> str:
         """The last line."""
+        found = self.consumed
         return (
-            f"produce: {self.records} records, {self.kills} kills, {self.lost} lost,"
-            f" {self.duplicated} duplicated, {self.misplaced} misplaced"
+            f"produce: {self.records} records, {self.kills} deaths, {self.replaced} consumers replaced,"
+            f" {found.zombies} zombies refused, {self.lost + found.lost} lost,"
+            f" {self.duplicated} duplicated, {self.misplaced} misplaced,"
+            f" {found.again} processed again (bound {found.bound}), {found.back} commits back"
         )
 
 
@@ -201,46 +218,68 @@ def judge(
     return Result(len(found), kills, repeats, lost, duplicated, misplaced, tuple(told))
 
 
+Say = Callable[[str], None]
+Show = Callable[[int], None]
+
+
+def _show_nobody(_done: int) -> None: ...
+
+
 async def produce(
-    plan: Plan, *, stores: Stores | None = None, say: Callable[[str], None] = lambda _line: None
+    plan: Plan,
+    *,
+    stores: Stores | None = None,
+    say: Say = lambda _line: None,
+    show: Show = _show_nobody,
 ) -> Result:
-    """Run a plan on a cluster of its own. Raises: DeadlineMissed when something hangs."""
-    async with running(stores, bookies=plan.bookies, gateways=plan.gateways) as cluster:
-        urls = cluster.gateways
-        sent = [
-            Sent(f"p{n}", len(range(n, plan.records, plan.producers)))
-            for n in range(plan.producers)
-        ]
-        kills: list[str] = []
-        seen: list[tuple[int, bytes]] = []
-        async with Client(*urls, deadline_s=_PATIENCE_S) as client:
-            await client.create_log(_NAME)
-            began = time.monotonic()
-            follower = asyncio.create_task(_follow(client, seen))
-            over = asyncio.Event()
-            killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills, over))
+    """Run a plan on a cluster of its own; `show` gets how many records are acknowledged.
+
+    Raises: DeadlineMissed when something hangs.
+    """
+    with scratch("ql-journals-") as folder:
+        async with running(stores, bookies=plan.bookies, gateways=plan.gateways) as cluster:
+            crowd = Crowd(plan.crowd, cluster.gateways, _NAME, folder, say)
+            return await _run(plan, cluster, crowd, say, show)
+
+
+async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show) -> Result:
+    urls = cluster.gateways
+    sent = [
+        Sent(f"p{n}", len(range(n, plan.records, plan.producers))) for n in range(plan.producers)
+    ]
+    kills: list[str] = []
+    seen: list[tuple[int, bytes]] = []
+    async with Client(*urls, deadline_s=_PATIENCE_S) as client:
+        await client.create_log(_NAME)
+        began = time.monotonic()
+        follower = asyncio.create_task(_follow(client, seen))
+        over = asyncio.Event()
+        killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills, over))
+        async with crowd.at_work(client):
             async with asyncio.TaskGroup() as group:
                 for n, one in enumerate(sent):
                     # Half of the producers begin at each gateway.
                     turned = urls[n % len(urls) :] + urls[: n % len(urls)]
                     group.create_task(_produce_alone(turned, one, plan))
-                group.create_task(_tell(sent, plan, say))
+                group.create_task(_tell(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
             # Not cancelled: between a signal and a death its victim would count as alive.
             over.set()
             await killer
-            await until(
-                lambda: len(seen) >= plan.records, "the follower has seen all", _CAUGHT_UP_S
-            )
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
-        problems = []
-        found = await _read_back(urls[0])
-        if any([await _read_back(url) != found for url in urls[1:]]):
-            problems.append("two gateways read different logs")
-        if seen != found:
-            problems.append("the follower saw another log than who read it back")
-        return judge(sent, found, len(kills), problems)
+            await crowd.settle(client, plan.records)
+            say(f"all were processed after {time.monotonic() - began:.1f} s")
+        await until(lambda: len(seen) >= plan.records, "the follower has seen all", _CAUGHT_UP_S)
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+    problems = []
+    found = await _read_back(urls[0])
+    if any([await _read_back(url) != found for url in urls[1:]]):
+        problems.append("two gateways read different logs")
+    if seen != found:
+        problems.append("the follower saw another log than who read it back")
+    consumed = crowd.judged([value for _, value in found])
+    result = judge(sent, found, len(kills), problems)
+    return replace(result, replaced=crowd.replaced, consumed=consumed)
 
 
 async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
@@ -248,36 +287,76 @@ async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
         await _produce(client, sent, plan)
 
 
-async def _tell(sent: Sequence[Sent], plan: Plan, say: Callable[[str], None]) -> None:
-    """Say how far it is, until all is acknowledged."""
+async def _tell(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
+    """Show how far it is, until all is acknowledged."""
     while (done := sum(len(one.offsets) for one in sent)) < plan.records:
-        say(f"{done} of {plan.records} records are acknowledged")
-        await asyncio.sleep(5)
+        show(done)
+        await asyncio.sleep(_SHOWN_EVERY_S)
+    show(done)
 
 
-def main() -> None:
-    """Run as the arguments say; the last line tells what came of it."""
-    plan = Plan()
-    parser = argparse.ArgumentParser(description=__doc__)
+class _Teller:
+    """Lines with the time, and a bar where there is a terminal; else a line every few seconds."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._total, self._told_s = total, 0.0
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self.bar.add_task("appending", total=total)
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(f"{time.monotonic() - self._began:7.1f} s  {line}")
+
+    def show(self, done: int) -> None:
+        self.bar.update(self._task, completed=done)
+        now_s = time.monotonic()
+        if self.bar.disable and now_s - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now_s
+            self.say(f"{done} of {self._total} records are acknowledged")
+
+
+def _plan(given: list[str] | None) -> Plan:
+    plan, crowd = Plan(), CrowdPlan()
+    parser = argparse.ArgumentParser(prog="make produce", description=__doc__)
     parser.add_argument("--records", type=int, default=plan.records)
     parser.add_argument("--producers", type=int, default=plan.producers)
     parser.add_argument("--batch", type=int, default=plan.batch, help="records of a request")
     parser.add_argument("--every", type=float, default=plan.every_s, help="seconds between deaths")
-    given = parser.parse_args()
-    plan = Plan(given.records, given.producers, given.batch, given.every)
-    began = time.monotonic()
+    parser.add_argument("--consumers", type=int, default=crowd.consumers, help="names; at least 1")
+    parser.add_argument("--workers", type=int, default=crowd.workers, help="of each; at least 2")
+    asked = parser.parse_args(given)
+    if asked.consumers < 1 or asked.workers < 2:
+        parser.error("without two workers of a consumer nobody takes over")
+    crowd = replace(crowd, consumers=asked.consumers, workers=asked.workers, every_s=asked.every)
+    return Plan(asked.records, asked.producers, asked.batch, asked.every, crowd=crowd)
 
-    def say(line: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - began:7.1f} s  {line}\n")
-        sys.stdout.flush()
 
-    result = asyncio.run(produce(plan, say=say))
-    for problem in result.problems:
-        say(problem)
-    say(f"{result.repeats} requests were answered as repeats")
+def main(given: list[str] | None = None) -> int:
+    """Run as the arguments say; the last line tells what came of it. Status 130 after Ctrl-C."""
+    plan = _plan(given)
+    teller = _Teller(plan.records)
+    try:
+        with teller.bar:
+            result = asyncio.run(produce(plan, say=teller.say, show=teller.show))
+    except KeyboardInterrupt:
+        teller.say("ended before all was judged")
+        return 128 + signal.SIGINT
+    for problem in (*result.problems, *result.consumed.problems):
+        teller.say(problem)
+    teller.say(
+        f"{result.repeats} requests were answered as repeats, {result.consumed.leases} leases"
+    )
     sys.stdout.write(result.line() + "\n")
-    raise SystemExit(0 if result.is_good else 1)
+    return 0 if result.is_good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

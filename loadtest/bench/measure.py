@@ -129,6 +129,32 @@ async def appends(
     return meter.figures(len(times_s) * count, size, times_s)
 
 
+Step = Callable[[], Awaitable[object] | None]
+"""Begins the next call of a worker; None where it has nothing left to do."""
+
+
+async def repeated(meter: Meter, steps: Sequence[Step], seconds: float) -> Figures:
+    """Call each of these again and again, all of them at once, until the time is over or one has nothing left."""
+    times_s: list[float] = []
+    is_over = False
+
+    async def work(step: Step) -> None:
+        nonlocal is_over
+        for began in during(seconds):
+            call = None if is_over else step()
+            if call is None:
+                is_over = True
+                return
+            await call
+            times_s.append(clock() - began)
+
+    with meter:
+        async with asyncio.TaskGroup() as group:
+            for step in steps:
+                group.create_task(work(step))
+    return meter.figures(len(times_s), 1, times_s)
+
+
 class Absent(Exception):
     """What a measurement needs is not on this machine."""
 

@@ -43,7 +43,7 @@ from services.gateway.edge.cluster import ClusterRoutes
 from services.gateway.edge.cluster_operations import SHARED
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.cors import allow_origins
-from services.gateway.edge.direct import DirectAppends
+from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.guard import Guard, needed, table_of
 from services.gateway.edge.ledgers import LedgerRoutes
@@ -147,13 +147,17 @@ def build_app(
             body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
         )
     if guard is None:
-        app[DIRECT] = DirectAppends(
+        app[DIRECT] = DirectRequests(
             engine,
+            None if logs is None else logs.consumers,
             room,
             app[_METRICS],
             hosts=app[HOSTS],
-            # What is added to each answer is added by aiohttp's way.
-            is_usual=lambda: app[DRAINING].is_set() or bool(app.on_response_prepare),
+            # What is added to each answer is added by aiohttp's way; streams have headers of their own.
+            is_usual=lambda: (
+                app[DRAINING].is_set()
+                or any(hook is not stream_headers for hook in app.on_response_prepare)
+            ),
         )
     app.middlewares.append(
         edge_middleware(

@@ -22,6 +22,7 @@ from quorumlog.protocol.position_keeper import (
     Effect,
     Event,
     Failed,
+    Gathered,
     Overtaken,
     Pause,
     Paused,
@@ -137,7 +138,7 @@ class World:
                 then(answer)
 
         keeper = self.random.choice(self.keepers)
-        self.after(self.soon_s(), lambda: keeper.post(Asked(told, request)))
+        self.after(self.soon_s(), lambda: keeper.gather(Asked(told, request)))
 
 
 class Keeper:
@@ -150,8 +151,7 @@ class Keeper:
         self.stands_until_s = 0.0
         self._stood_s = 0.0
         self.skew_ms = 0
-        self._is_posting = False
-        self._inbox: list[Event] = []
+        self._gathered: list[Asked] = []
 
     def awake_s(self) -> float:
         """Time, less what it stood still, as `net/awake.py` counts it."""
@@ -167,7 +167,14 @@ class Keeper:
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
         self.machine, self.life = PositionKeeper(), self.life + 1
-        self.stands_until_s, self._inbox = 0.0, []
+        self.stands_until_s, self._gathered = 0.0, []
+
+    def gather(self, asked: Asked) -> None:
+        """Post it at once, or with the next one."""
+        self._gathered.append(asked)
+        if self.world.is_calm or self.world.random.random() < 0.8:
+            gathered, self._gathered = self._gathered, []
+            self.post(Gathered(tuple(gathered)))
 
     def post(self, event: Event) -> None:
         if self.stands_until_s > self.world.now_s:

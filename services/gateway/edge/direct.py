@@ -1,23 +1,27 @@
-"""Appends that are answered without a task: those of a client that sends one small request after another.
+"""Requests that are answered without a task: those of a client that sends one small request after another.
 
-Only what is plain comes this way: a short body that came with its head, to a ledger that this process writes, without a
-password, from a caller whom no token has to name. Whatever else a request has or lacks, and whatever is wrong with it,
-goes the usual way (`EntryRoutes.append` behind `edge_middleware`), which says what the answer is. So this way has no rules
-of its own: what it answers, and what it counts, is what the usual way would.
+Only what is plain comes this way, in a short body that came with its head, from a caller whom no token has to name: an
+append to a ledger that this process writes, without a password, and a commit of a consumer with its fencing token, where
+this process owns the positions. Whatever else a request has or lacks, and whatever is wrong with it, goes the usual way
+(`EntryRoutes.append`, `ConsumerRoutes.put` behind `edge_middleware`), which says what the answer is. So this way has no
+rules of its own: what it answers, and what it counts, is what the usual way would.
 """
 
 import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import orjson
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import RawRequestMessage
+from multidict import CIMultiDictProxy
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
@@ -26,42 +30,64 @@ from quorumlog.net.budget import PEER
 from quorumlog.net.direct import DirectConnection
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
-from quorumlog.net.operations import JSON
-from services.gateway.edge import entry_operations as op
+from quorumlog.net.operations import JSON, Operation
+from quorumlog.protocol.positions import Position
+from quorumlog.wire.bodies import LOG_NAME
+from services.gateway.edge import consumer_operations, entry_operations
+from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body
 from services.gateway.edge.media import FRAMES, OCTETS
 from services.gateway.edge.middleware import Metrics
 from services.gateway.edge.payloads import from_frames, from_json
 from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, EntriesAppended
+from services.gateway.logs.consumers import Consumers
 
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 << 10
 """As much as one read brings. A longer body costs more than its way."""
-_PATH: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
+_APPEND: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
+_COMMIT: Final = re.compile(rf"/v1/logs/({LOG_NAME})/consumers/({LOG_NAME})", re.ASCII)
+_OFFSET: Final = re.compile(rb'\{"offset": ?(0|[1-9][0-9]{0,17})\}')
+"""The body of a commit as clients write it; any other one goes the usual way."""
+_TOKEN: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _TYPES: Final = frozenset((OCTETS, JSON, FRAMES))
 _OTHERS: Final = (
     hdrs.ORIGIN,
     hdrs.EXPECT,
     hdrs.CONTENT_ENCODING,
     hdrs.TRANSFER_ENCODING,
+    hdrs.IF_MATCH,
+    hdrs.IF_NONE_MATCH,
     header.LEDGER_PASSWORD,
 )
 """Headers of requests that go the usual way."""
-_CREATED: Final = (
-    "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nVary: Accept\r\nCache-Control: no-store\r\n"
+_HEAD: Final = (
+    "HTTP/1.1 %s\r\nContent-Type: application/json\r\nVary: Accept\r\nCache-Control: no-store\r\n%s"
     "X-Request-Id: %s\r\nContent-Length: %d\r\nDate: %s\r\nServer: %s\r\n\r\n"
 )
-_STATUS: Final = 201
+
+Said = tuple[int, str, str, bytes]
+"""An answer: status, with its reason, further headers' lines, body."""
 
 
-class DirectAppends:
-    """Takes plain appends (`net/direct.py`)."""
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A request that can be answered directly."""
+
+    operation: Operation
+    begin: Callable[[], asyncio.Future[Any]]
+    say: Callable[[Any], Said]
+
+
+class DirectRequests:
+    """Takes plain appends and commits (`net/direct.py`)."""
 
     def __init__(
         self,
         engine: EngineInterface,
+        consumers: Consumers | None,
         room: Room,
         metrics: Metrics,
         *,
@@ -69,7 +95,8 @@ class DirectAppends:
         is_usual: Callable[[], bool],
     ) -> None:
         """`is_usual`: whether all requests go the usual way just now."""
-        self._engine, self._room, self._metrics = engine, room, metrics
+        self._engine, self._consumers = engine, consumers
+        self._room, self._metrics = room, metrics
         self._hosts, self._is_usual = hosts, is_usual
         self.bytes_max = min(
             _SMALL_BYTES,
@@ -79,12 +106,11 @@ class DirectAppends:
         )
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
-        """Begin an append, if it is plain. Nothing is taken and nothing is done where it is not."""
+        """Begin a request, if it is plain. Nothing is taken and nothing is done where it is not."""
         started = time.perf_counter()
-        headers, found = message.headers, _PATH.fullmatch(message.path)
+        headers, method = message.headers, message.method
         if (
-            found is None
-            or message.method != hdrs.METH_POST
+            method not in (hdrs.METH_POST, hdrs.METH_PUT)
             or message.version != HttpVersion11
             or len(body) > self.bytes_max
             or headers.get(hdrs.CONTENT_TYPE) not in _TYPES
@@ -96,28 +122,55 @@ class DirectAppends:
         for name in _OTHERS:
             if name in headers:
                 return False
-        ledger_id, peer = int(found[1]), connection.peer
-        append = self._engine.at_hand(ledger_id)
-        if append is None:
-            return False
-        room, size = self._room, len(body)
+        room, size, peer = self._room, len(body), connection.peer
         try:
-            payloads, is_batch = self._payloads(headers[hdrs.CONTENT_TYPE], body)
+            find = self._append if method == hdrs.METH_POST else self._commit
+            plain = find(message.path, headers, body)
+            if plain is None:
+                return False
             room.requests.check(peer, 1)
             room.bodies.check(peer, size)
             instance = request_id(headers.get(header.REQUEST_ID))
             # Its own, as a task would have: timers and logs of what begins here are this request's.
-            submitted = copy_context().run(
-                _submit, append, payloads, peer, instance, headers.get(trace.HEADER)
+            begun = copy_context().run(
+                _begun, plain.begin, peer, instance, headers.get(trace.HEADER)
             )
         except QuorumLogError:
             return False
         room.requests.back(peer)
         room.bodies.back(peer, size)
-        submitted.add_done_callback(
-            partial(self._answer, connection, ledger_id, is_batch, size, instance, started)
-        )
+        begun.add_done_callback(partial(self._answer, connection, plain, size, instance, started))
         return True
+
+    def _append(self, path: str, headers: CIMultiDictProxy[str], body: bytes) -> _Plain | None:
+        found = _APPEND.fullmatch(path)
+        if found is None:
+            return None
+        ledger_id = int(found[1])
+        append = self._engine.at_hand(ledger_id)
+        if append is None:
+            return None
+        payloads, is_batch = self._payloads(headers[hdrs.CONTENT_TYPE], body)
+
+        def say(done: EntriesAppended) -> Said:
+            return 201, "201 Created", "", appended_body(ledger_id, done, is_batch=is_batch)
+
+        return _Plain(entry_operations.APPEND, partial(append, payloads), say)
+
+    def _commit(self, path: str, headers: CIMultiDictProxy[str], body: bytes) -> _Plain | None:
+        found, offset = _COMMIT.fullmatch(path), _OFFSET.fullmatch(body)
+        tokens = headers.getall(header.FENCING_TOKEN, ())
+        if (
+            self._consumers is None
+            or found is None
+            or offset is None
+            or len(tokens) != 1
+            or not _TOKEN.fullmatch(tokens[0])
+            or headers[hdrs.CONTENT_TYPE] != JSON
+        ):
+            return None
+        commit = self._consumers.commit_at_hand(found[1], found[2], int(offset[1]), int(tokens[0]))
+        return None if commit is None else _Plain(consumer_operations.PUT, commit, _committed)
 
     def _payloads(self, media: str, body: bytes) -> tuple[list[bytes], bool]:
         if media == OCTETS:
@@ -129,47 +182,48 @@ class DirectAppends:
     def _answer(
         self,
         connection: DirectConnection,
-        ledger_id: int,
-        is_batch: bool,
+        plain: _Plain,
         size: int,
         instance: str,
         started: float,
-        done: asyncio.Future[EntriesAppended],
+        done: asyncio.Future[Any],
     ) -> None:
         """Give the answer, and give back what the request took."""
-        room, peer = self._room, connection.peer
+        room, peer, operation = self._room, connection.peer, plain.operation
         room.requests.give(peer)
         room.bodies.give(peer, size)
         if done.cancelled():
             connection.answer(b"", closes=True)
             return
         try:
-            body = appended_body(ledger_id, done.result(), is_batch=is_batch)
-            head = _CREATED % (instance, len(body), rfc822_formatted_time(), SERVER_NAME)
-            status, data, closes = _STATUS, head.encode("ascii") + body, False
+            status, reason, more, body = plain.say(done.result())
+            now = rfc822_formatted_time()
+            head = _HEAD % (reason, more, instance, len(body), now, SERVER_NAME)
+            data, closes = head.encode("ascii") + body, False
         except Exception as raised:
             error = raised if isinstance(raised, QuorumLogError) else QuorumLogError()
             if error is not raised:
-                extra = {"request_id": instance, "path": op.APPEND.path}
+                extra = {"request_id": instance, "path": operation.path}
                 log.exception("unhandled-error", extra=extra)
             response = problem_response(error, instance)
             status, data = response.status, _serialized(response)
             closes = response.keep_alive is False
         seconds = time.perf_counter() - started
-        self._metrics.observe(hdrs.METH_POST, op.APPEND.path, status, seconds)
+        self._metrics.observe(operation.method, operation.path, status, seconds)
         connection.answer(data, closes=closes)
 
 
-def _submit(
-    append: Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]],
-    payloads: Sequence[bytes],
-    peer: str,
-    instance: str,
-    traceparent: str | None,
-) -> asyncio.Future[EntriesAppended]:
+def _committed(position: Position) -> Said:
+    etag = f'ETag: "{position.version}"\r\n'
+    return 200, "200 OK", etag, orjson.dumps(position_json(position))
+
+
+def _begun(
+    begin: Callable[[], asyncio.Future[Any]], peer: str, instance: str, traceparent: str | None
+) -> asyncio.Future[Any]:
     PEER.set(peer)
     trace.begin(instance, traceparent)
-    return append(payloads)
+    return begin()
 
 
 def _serialized(response: web.Response) -> bytes:

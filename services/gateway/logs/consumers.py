@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -12,12 +12,14 @@ from quorumlog.errors import (
     LogReplaced,
     MetadataUnavailable,
     NoSuchConsumer,
+    NoSuchLog,
     QuorumLogError,
 )
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.positions import (
     Acquire,
+    Answer,
     Commit,
     Delete,
     Look,
@@ -28,6 +30,7 @@ from quorumlog.protocol.positions import (
 )
 from services.gateway.engine import Engine
 from services.gateway.logs.ends import read_head, read_sized_head
+from services.gateway.logs.handle import resolve
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.positions import PositionService
@@ -85,6 +88,7 @@ class Consumers:
         self._engine, self._store, self._ownership = engine, store, ownership
         self._reader, self._positions = reader, positions
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._loop = asyncio.get_running_loop()
 
     async def look(self, name: str, consumer: str) -> ConsumerView:
         """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
@@ -139,6 +143,47 @@ class Consumers:
         row = await self._row_up_to(name, offset)
         return await self._positions.ask(replace(asked, created=row.created_at), row)
 
+    def commit_at_hand(
+        self, name: str, consumer: str, offset: int, token: int
+    ) -> Callable[[], asyncio.Future[Position]] | None:
+        """How to begin a commit with a token, where all that it needs is in memory. Its result is that of `commit`."""
+        known = self._known.get(name)
+        now_s = self._loop.time()
+        if known is None or now_s - known.read_s > _ROW_S or not self._positions.is_here:
+            return None
+        if offset > known.end:
+            owner = self._ownership.owner(name)
+            if owner is None or not owner.is_mine(known.row):
+                return None
+            known.end = max(known.end, owner.acknowledged_offset)
+            if offset > known.end:
+                return None
+        asked = Commit(name, consumer, known.row.created_at, offset, token)
+        return partial(self._begin_commit, asked)
+
+    def _begin_commit(self, asked: Commit) -> asyncio.Future[Position]:
+        answer: asyncio.Future[Position] = self._loop.create_future()
+        self._positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
+        return answer
+
+    def _committed(
+        self, asked: Commit, answer: asyncio.Future[Position], done: asyncio.Future[Answer]
+    ) -> None:
+        error = done.exception()
+        if isinstance(error, LogReplaced | NoSuchLog):
+            # It is the log's row that may be old, or the log of positions: the usual way finds out.
+            again = self.commit(
+                asked.log,
+                asked.consumer,
+                asked.offset,
+                token=asked.token,
+                version=None,
+                is_new=False,
+            )
+            _ = self._ownership.task(_resolved(again, answer))
+        else:
+            resolve(answer, done.result() if error is None else error)
+
     async def acquire(
         self, name: str, consumer: str, *, holder: str, lease_ms: int, start: Start
     ) -> Position:
@@ -190,7 +235,7 @@ class Consumers:
 
     async def _recent(self, name: str) -> _Known:
         """What is known of the log, not older than `_ROW_S`."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         known = self._known.get(name)
         if known is not None and now_s - known.read_s <= _ROW_S:
             return known
@@ -318,6 +363,14 @@ def _before(prefix: str) -> str:
     above all characters of names.
     """
     return prefix[:-1] + chr(ord(prefix[-1]) - 1) + "~" if prefix else ""
+
+
+async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]) -> None:
+    """Hand an answer on."""
+    try:
+        resolve(answer, await asked)
+    except QuorumLogError as error:
+        resolve(answer, error)
 
 
 def _out_of(row: LogMetadata, pointer: str, detail: str) -> InvalidRequest:

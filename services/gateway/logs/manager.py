@@ -435,6 +435,10 @@ class LogManager:
         handle = self.ownership.handle(name)
         return await self._answer(handle, handle.consult(call, is_forwarded=is_forwarded))
 
+    def is_owned(self, name: str) -> bool:
+        """Whether this process owns the log."""
+        return self.ownership.owner(name) is not None
+
     async def append(self, name: str, call: Append) -> RecordsAppended:
         """Append records as one batch, through the log's owner."""
         handle = self.ownership.handle(name)

@@ -34,6 +34,7 @@ from quorumlog.protocol.position_keeper import (
     Effect,
     Event,
     Failed,
+    Gathered,
     Overtaken,
     Pause,
     Paused,
@@ -91,6 +92,10 @@ class PositionLogs(Protocol):
         """Ask the owner."""
         ...
 
+    def is_owned(self, name: str) -> bool:
+        """Whether this process owns the log."""
+        ...
+
     async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
         """Drop whole ledgers."""
         ...
@@ -99,6 +104,12 @@ class PositionLogs(Protocol):
         self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
     ) -> Any:
         """Make a log."""
+        ...
+
+    async def change(
+        self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
+    ) -> Any:
+        """Change some of a log's limits, and its protection; nothing where they are so."""
         ...
 
 
@@ -177,20 +188,34 @@ class PositionService:
             if error.code != "log-exists":  # another gateway has made it, for another log
                 raise
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process owns the log of positions."""
+        return self._logs.is_owned(POSITIONS_LOG)
+
     async def _ask(self, request: Request) -> Answer:
+        return await self.submit(request)
+
+    def submit(self, request: Request) -> asyncio.Future[Answer]:
+        """Begin a request. The result: its answer, why it is refused, or QuorumTimeout."""
         future: asyncio.Future[Answer] = self._loop.create_future()
+        timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
+        future.add_done_callback(lambda _future: timer.cancel())
         if not self._gathered:
             self._loop.call_soon(self._flush)
         self._gathered.append((future, request))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await future
-        except TimeoutError:
-            late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
-            raise QuorumTimeout(late, log=request.log) from None
+        return future
+
+    def _late(self, future: asyncio.Future[Answer], log_name: str) -> None:
+        late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
+        resolve(future, QuorumTimeout(late, log=log_name))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
+        if self.is_here:
+            # The keeper is right wherever it runs; the owner's is not overtaken.
+            self._keep(gathered)
+            return
         # A request whose repeat could be refused falsely must not keep others from being repeated.
         for is_safe in (True, False):
             some = [one for one in gathered if is_repeatable(one[1]) is is_safe]
@@ -204,8 +229,7 @@ class PositionService:
                 POSITIONS_LOG, Consult(data, is_safe), is_forwarded=False
             )
             if told is HERE:
-                for future, request in gathered:
-                    self._keep(future, request)
+                self._keep(gathered)
                 return
             assert isinstance(told, bytes)
             answers = decode_answers(told)
@@ -225,19 +249,17 @@ class PositionService:
         requests = decode_requests(data)
         call = Consult(data, is_repeatable=True)
         await self._logs.consult(POSITIONS_LOG, call, is_forwarded=True)
-        futures: list[asyncio.Future[Answer]] = []
-        for request in requests:
-            future: asyncio.Future[Answer] = self._loop.create_future()
-            futures.append(future)
-            self._keep(future, request)
+        gathered: _Gathered = [(self._loop.create_future(), request) for request in requests]
+        self._keep(gathered)
+        futures = [future for future, _ in gathered]
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
         return encode_answers(answers)
 
     # --- the keeper ------------------------------------------------------------------------------
 
-    def _keep(self, future: asyncio.Future[Answer], request: Request) -> None:
-        self._waiting.add(future)
-        self._post(Asked(future, request))
+    def _keep(self, gathered: _Gathered) -> None:
+        self._waiting.update(future for future, _ in gathered)
+        self._post(Gathered(tuple(Asked(future, request) for future, request in gathered)))
 
     def _post(self, event: Event) -> None:
         """Step the keeper: now, or after the events that it is stepped with now."""
@@ -321,6 +343,9 @@ class PositionService:
 
     async def _truncate(self, before: int) -> None:
         try:
+            # A rebuild has made the row again without limits (rule 18d).
+            limits = {"roll_bytes": _ROLL_BYTES}
+            await self._logs.change(POSITIONS_LOG, limits, deletion_protection=True)
             await self._logs.retain(POSITIONS_LOG, lambda _row: before)
         except QuorumLogError as error:  # the next one tries again
             log.warning("positions-not-truncated", extra={"error": repr(error)})

@@ -46,6 +46,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """Requests of one moment, which share an append."""
+
+    requests: tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The batch is in the log, at the end that was expected."""
 
@@ -80,7 +87,7 @@ class Paused:
     """The pause is over."""
 
 
-Event = Asked | Appended | Overtaken | Failed | BatchesRead | Truncated | Paused
+Event = Asked | Gathered | Appended | Overtaken | Failed | BatchesRead | Truncated | Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,8 @@ class PositionKeeper:
         match event:
             case Asked(key, request):
                 self._queue.append(_Waiting(key, request))
+            case Gathered(requests):
+                self._queue.extend(_Waiting(asked.key, asked.request) for asked in requests)
             case Appended():
                 self._appended()
             case Overtaken():

@@ -1,0 +1,235 @@
+"""What workers of a consumer wrote down, and the judge of it: `make produce`.
+
+A worker has a journal: a line for each thing that happened, written before it goes on, so that a SIGKILL takes nothing
+of it. Times are of CLOCK_MONOTONIC, which all processes of a machine share.
+
+Each record has at least one `done` line; the records of a lease are in order and without a gap from its position on; an
+acknowledged commit is never missing at a later lease or look; a record comes again only if its lease ended before it was
+committed; and once a lease was given to another worker, no commit of the earlier holder was taken.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from quorumlog.errors import LeaseLost
+
+REFUSED: Final = LeaseLost.code
+TAKEN: Final = "taken"
+
+
+class Journal:
+    """One worker's, which it appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self.next = 0
+        """Behind the last record that was processed."""
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
+    def held(self, token: int, asked_ns: int, position: int) -> None:
+        """The lease is granted."""
+        self._write("held", token, asked_ns, time.monotonic_ns(), position)
+
+    def done(self, token: int, offset: int, value: bytes) -> None:
+        """A record is processed."""
+        self._write("done", token, offset, value.decode())
+        self.next = offset + 1
+
+    def told(self, token: int, asked_ns: int, offset: int) -> None:
+        """A commit is acknowledged."""
+        self._write("told", token, asked_ns, time.monotonic_ns(), offset)
+
+    def left(self, token: int) -> None:
+        """The lease was let go."""
+        self._write("left", token)
+
+    def zombie(self, token: int, what: str) -> None:
+        """A commit was sent although the lease was lost: TAKEN, or the code of the refusal."""
+        self._write("zombie", token, what)
+
+    def _write(self, *words: object) -> None:
+        self._file.write(" ".join(map(str, words)).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An offset that the cluster told, and between which times."""
+
+    asked_ns: int
+    told_ns: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Lease:
+    """What one worker did with one fencing token."""
+
+    token: int
+    granted: Known
+    """Its position is the offset."""
+    done: list[tuple[int, bytes]] = field(default_factory=list)
+    commits: list[Known] = field(default_factory=list)
+    zombies: list[str] = field(default_factory=list)
+    """What became of commits that were sent after the lease was lost."""
+
+    @property
+    def committed(self) -> int:
+        """The position, as far as the worker knows."""
+        return max((each.offset for each in self.commits), default=self.granted.offset)
+
+    @property
+    def uncommitted(self) -> int:
+        """Records that it processed and did not commit, as far as it knows."""
+        return sum(offset >= self.committed for offset, _ in self.done)
+
+
+def read_leases(path: Path) -> Iterator[Lease]:
+    """The leases of a worker by its journal. A last line that is cut off did not happen."""
+    lease: Lease | None = None
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        kind, token, *words = line.split(b" ")
+        if kind == b"held":
+            if lease is not None:
+                yield lease
+            lease = Lease(int(token), Known(*map(int, words)))
+            continue
+        assert lease is not None, line
+        assert lease.token == int(token), line
+        match kind:
+            case b"done":
+                lease.done.append((int(words[0]), words[1]))
+            case b"told":
+                lease.commits.append(Known(*map(int, words)))
+            case b"zombie":
+                lease.zombies.append(words[0].decode())
+            case b"left":
+                pass
+            case _:
+                raise AssertionError(line)
+    if lease is not None:
+        yield lease
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What came of the consumers of a run."""
+
+    leases: int = 0
+    lost: int = 0
+    """Records that no worker has processed."""
+    again: int = 0
+    """How often a record was processed that was processed before."""
+    bound: int = 0
+    """The most that this may be: what was uncommitted at each end of a lease."""
+    back: int = 0
+    """Leases and looks that were told less than an acknowledged commit."""
+    zombies: int = 0
+    """Commits of workers that had lost their lease, which were refused."""
+    problems: tuple[str, ...] = ()
+
+    def __add__(self, other: "Consumed") -> "Consumed":
+        """Of the consumers of both."""
+        return Consumed(
+            self.leases + other.leases,
+            self.lost + other.lost,
+            self.again + other.again,
+            self.bound + other.bound,
+            self.back + other.back,
+            self.zombies + other.zombies,
+            self.problems + other.problems,
+        )
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every promise was kept."""
+        return not (self.lost or self.back or self.problems or self.again > self.bound)
+
+
+def judge_consumer(
+    name: str,
+    leases: Sequence[Lease],
+    looks: Sequence[Known],
+    records: Sequence[bytes],
+    *,
+    commit_every: int,
+) -> Consumed:
+    """Compare what workers wrote down with the log. `looks`: positions that others were told; `commit_every`: the most
+    records that a worker processes before it commits.
+    """
+    leases = sorted(leases, key=lambda lease: lease.token)
+    problems = [*_of_tokens(leases), *_of_records(leases, records, commit_every)]
+    done = [offset for lease in leases for offset, _ in lease.done]
+    told = list(itertools.chain.from_iterable(lease.zombies for lease in leases))
+    if wrong := [what for what in told if what != REFUSED]:
+        problems.append(f"{len(wrong)} commits without the lease were not refused: {wrong[0]}")
+    return Consumed(
+        leases=len(leases),
+        lost=len(set(range(len(records))).difference(done)),
+        again=len(done) - len(set(done)),
+        bound=sum(lease.uncommitted for lease in leases[:-1]),
+        back=_back(leases, looks),
+        zombies=told.count(REFUSED),
+        problems=tuple(f"{name}: {problem}" for problem in problems),
+    )
+
+
+def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
+    """Tokens are given out once and rise, and nobody commits once a higher one is out."""
+    asked_ns = 0
+    for lease in leases:
+        if lease.granted.told_ns < asked_ns:
+            yield f"token {lease.token} was given out before a lower one"
+        asked_ns = max(asked_ns, lease.granted.asked_ns)
+    for before, after in itertools.pairwise(leases):
+        if before.token == after.token:
+            yield f"token {before.token} was given out twice"
+    higher_ns: int | None = None
+    for lease in reversed(leases):
+        late = [c for c in lease.commits if higher_ns is not None and c.asked_ns > higher_ns]
+        if late:
+            yield f"{len(late)} commits with token {lease.token} were taken after a higher token"
+        told_ns = lease.granted.told_ns
+        higher_ns = told_ns if higher_ns is None else min(higher_ns, told_ns)
+
+
+def _of_records(
+    leases: Sequence[Lease], records: Sequence[bytes], commit_every: int
+) -> Iterator[str]:
+    """Each lease has the log's records from its position on, and few of them uncommitted."""
+    for lease in leases:
+        start = lease.granted.offset
+        expected = list(enumerate(records[start : start + len(lease.done)], start))
+        if lease.done != expected:
+            yield f"the records of token {lease.token} are not those from {start} on"
+        offsets = [start, *(commit.offset for commit in lease.commits)]
+        if offsets != sorted(offsets):
+            yield f"the commits of token {lease.token} go back: {offsets}"
+        if lease.uncommitted > commit_every:
+            yield f"{lease.uncommitted} records of token {lease.token} were not committed"
+
+
+def _back(leases: Sequence[Lease], looks: Sequence[Known]) -> int:
+    """How often a lower position was told than one that was known before: by tokens, and by time."""
+    back = known = 0
+    for lease in leases:
+        back += lease.granted.offset < known
+        known = max(known, lease.committed)
+    told = [*looks]
+    for lease in leases:
+        told += [lease.granted, *lease.commits]
+    told.sort(key=lambda each: each.told_ns)
+    highest = list(itertools.accumulate((each.offset for each in told), max))
+    at = 0
+    asked = [*looks, *(lease.granted for lease in leases)]
+    for each in sorted(asked, key=lambda each: each.asked_ns):
+        while at < len(told) and told[at].told_ns < each.asked_ns:
+            at += 1
+        back += at > 0 and each.offset < highest[at - 1]
+    return back

@@ -1,0 +1,167 @@
+"""A worker of a consumer, as a process of its own: `make produce` kills, pauses and replaces it.
+
+It follows the log, writes down each record (`consumed.py`), and commits. A worker that has lost its lease does not believe
+it at first: it sends its commit all the same, to every gateway, and writes down what it was told.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from loadtest.consumed import TAKEN, Journal
+from quorumlog import header
+from quorumlog.client import Client, Consumer
+from quorumlog.errors import UNKNOWN, LeaseLost, QuorumLogError
+
+_PAUSE_S: Final = 0.1
+_DEADLINE_S: Final = 30.0
+"""Of one request; then it is sent again."""
+_INSIST_S: Final = 5.0
+_COMMITS: Final = (20, 200)
+"""After so many a worker lets the lease go of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker is told."""
+
+    gateways: tuple[str, ...]
+    log: str
+    consumer: str
+    holder: str
+    journal: Path
+    lease_s: float
+    commit_every: int
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As arguments."""
+        return (
+            *("--log", self.log, "--consumer", self.consumer, "--holder", self.holder),
+            *("--journal", str(self.journal), "--lease", str(self.lease_s)),
+            *("--commit-every", str(self.commit_every), *self.gateways),
+        )
+
+
+async def work(task: Task) -> None:
+    """Take the lease, process records, and begin again, until the process is killed."""
+    async with Client(*task.gateways, deadline_s=_DEADLINE_S) as client:
+        journal = Journal(task.journal)
+        while True:
+            consumer = client.log(task.log).consumer(
+                task.consumer, holder=task.holder, lease_s=task.lease_s
+            )
+            try:
+                await _hold(consumer, task, journal)
+            except LeaseLost:
+                await _insist(consumer, task, journal)
+            except QuorumLogError as error:
+                _require_temporary(error)
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _hold(consumer: Consumer, task: Task, journal: Journal) -> None:
+    """One lease. Raises: LeaseLost."""
+    asked_ns = time.monotonic_ns()
+    async with consumer:
+        journal.held(consumer.fencing_token, asked_ns, consumer.position)
+        left = random.randint(*_COMMITS)
+        while left > 0:
+            try:
+                # What was processed before an error is committed before anything else.
+                await _commit(consumer, journal)
+                left = await _process(consumer, task, journal, left)
+            except LeaseLost:
+                raise
+            except QuorumLogError as error:
+                _require_temporary(error)
+                await asyncio.sleep(_PAUSE_S)
+    journal.left(consumer.fencing_token)
+    await asyncio.sleep(task.lease_s)  # the others have their turn
+
+
+async def _process(consumer: Consumer, task: Task, journal: Journal, left: int) -> int:
+    """Process records until so many commits are acknowledged; how many are left."""
+    async with aclosing(consumer.records().pages()) as pages:
+        async for page in pages:
+            for at in range(0, len(page), task.commit_every):
+                for record in page[at : at + task.commit_every]:
+                    if not consumer.is_held:
+                        await consumer.check()
+                    journal.done(consumer.fencing_token, record.offset, record.value)
+                    consumer.taken(record)
+                await _commit(consumer, journal)
+                left -= 1
+            if left <= 0:
+                break
+    return left
+
+
+async def _commit(consumer: Consumer, journal: Journal) -> None:
+    asked_ns = time.monotonic_ns()
+    journal.told(consumer.fencing_token, asked_ns, await consumer.commit())
+
+
+async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
+    """Send a commit without the lease to each gateway, until one that runs has refused it, or taken it."""
+    token, offset = consumer.fencing_token, max(consumer.position, journal.next)
+    path = f"/v1/logs/{task.log}/consumers/{task.consumer}"
+    headers = {header.FENCING_TOKEN: str(token)}
+    timeout = aiohttp.ClientTimeout(_INSIST_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            for gateway in task.gateways:
+                try:
+                    async with session.put(
+                        gateway + path, json={"offset": offset}, headers=headers
+                    ) as answer:
+                        told = await answer.json()
+                except (aiohttp.ClientError, TimeoutError, ValueError):
+                    continue
+                if answer.ok:
+                    journal.zombie(token, TAKEN)
+                    return
+                if not told["retryable"] and told["outcome"] != UNKNOWN:
+                    journal.zombie(token, told["code"])
+                    return
+            await asyncio.sleep(_PAUSE_S)
+
+
+def _require_temporary(error: QuorumLogError) -> None:
+    """Raise an error that the next try would get too."""
+    if not error.retryable and error.outcome != UNKNOWN:
+        raise error
+
+
+def main() -> None:
+    """Work until the process is killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("gateways", nargs="+")
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--consumer", required=True)
+    parser.add_argument("--holder", required=True)
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--lease", type=float, required=True)
+    parser.add_argument("--commit-every", type=int, required=True)
+    given = parser.parse_args()
+    task = Task(
+        tuple(given.gateways),
+        given.log,
+        given.consumer,
+        given.holder,
+        given.journal,
+        given.lease,
+        given.commit_every,
+    )
+    asyncio.run(work(task))
+
+
+if __name__ == "__main__":
+    main()
