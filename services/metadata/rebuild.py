@@ -113,7 +113,8 @@ class _Tally:
             self.buried.add(judged.ledger_id)
             self.freed += judged.is_free
         elif row is not None and row.log is not None:
-            place = _place_of(row, has_row=judged.has_row)
+            hides_next = row.state is State.CLOSED and bookies.may_hide_later(row)
+            place = _place_of(row, has_row=judged.has_row, hides_next=hides_next)
             self.by_log.setdefault(row.log, []).append(place)
         if decision.row is not None:
             is_open = decision.row.state is not State.CLOSED
@@ -400,7 +401,7 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
     ]
 
 
-def _place_of(row: LedgerMetadata, *, has_row: bool) -> LedgerPlace:
+def _place_of(row: LedgerMetadata, *, has_row: bool, hides_next: bool) -> LedgerPlace:
     tags = dict(row.extra)
     return LedgerPlace(
         row.ledger_id,
@@ -413,6 +414,7 @@ def _place_of(row: LedgerMetadata, *, has_row: bool) -> LedgerPlace:
         has_row,
         custom=None if TRANSACTION_TAG in tags else row.custom,
         is_packed=tags.get(PACKED_TAG) == "true",
+        hides_next=hides_next,
     )
 
 

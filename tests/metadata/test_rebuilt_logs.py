@@ -263,6 +263,30 @@ async def test_a_log_that_was_made_after_the_deletion_that_the_database_has_is_m
     )
 
 
+async def test_a_lost_log_that_may_go_on_at_silent_bookies_waits_for_them(
+    stores: Stores, bookies: Bookies
+) -> None:
+    """Its last ledger that is told of is CLOSED: the next one may be on the other two."""
+    async with lost_after(stores, bookies) as (service, running):
+        log = await Written.of(service, 2)
+        await keep(running["b1"], *log.rows)
+
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await until_replayed(running["b1"])
+        waits, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
+        assert waits is not None, why
+        with pytest.raises(NoSuchLog):
+            await LogClient(service.client).get("events")
+        given_up, why = await rebuild(service, without=("b2", "b3"))
+        assert given_up is not None, why
+        found = await LogClient(service.client).get("events")
+
+    assert (waits.ledgers, waits.logs, waits.silent) == ({"write": 2}, {"wait": 1}, ("b2", "b3"))
+    assert "the one behind it may be on bookies" in waits.findings[0].why
+    assert given_up.logs == {"write": 1}
+    assert [item.ledger_id for item in found.items] == [row.ledger_id for row in log.rows]
+
+
 async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
     stores: Stores, bookies: Bookies
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog.protocol.access_key import salt_and_digest, sealed
+from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.metadata import (
     PREDECESSORS_KEPT,
@@ -425,6 +426,37 @@ def test_a_stream_sequence_comes_back_as_it_was_before_the_last_ledger() -> None
         row = told(log, *ledgers).row
         assert row is not None
         assert row.stream_seq == seq
+
+
+def test_a_lost_log_whose_next_ledger_may_be_on_silent_bookies_waits() -> None:
+    """Its next owner would give the offsets of acknowledged records to others."""
+    last = replace(ledger(2, 10, 3), hides_next=True)
+
+    decision = told(None, ledger(1, 0, 3), last)
+    opened = told(None, ledger(1, 0, 3), last, ledger(3, 20))
+
+    assert (decision.action, decision.row) == (Action.WAIT, None)
+    assert "ledger 2 is CLOSED, and the one behind it may be" in decision.why
+    assert opened.action is Action.WRITE
+
+
+def test_a_deleted_ledger_that_had_no_records_was_only_passed_over() -> None:
+    """The older row names the ledger last; a takeover closed it, and another one has its place."""
+    empty = replace(LOG, created_at=CREATED_AT)
+    before = behind(ledger(1, 0, 3))
+    later = behind(ledger(3, 10, 5), (1, 0))
+
+    decision = told(empty, before, later, deleted=[2])
+
+    assert places(decision.row) == [(1, 0, 9), (3, 10, None)]
+    ahead = replace(empty, items=(*empty.items[:1], LogItem(2, None)))
+    assert places(told(ahead, before, later, deleted=[2]).row) == [(1, 0, 9), (3, 10, None)]
+    # Where nobody tells what came later, it may have had records.
+    for nothing in ([before], [before, behind(ledger(3, 10, NO_ENTRY), (1, 0))], [ledger(3, 10)]):
+        assert told(empty, *nothing, deleted=[2]).action is Action.CONFLICT
+    # With records it was let go of, and all before it.
+    after = behind(ledger(3, 20), (1, 0), (2, 10))
+    assert places(told(empty, before, after, deleted=[2]).row) == [(3, 20, None)]
 
 
 def test_a_log_begins_where_its_first_ledger_does() -> None:

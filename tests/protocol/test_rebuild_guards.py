@@ -1,13 +1,13 @@
 """Guards of rule 18d, each taken out once: a claim of `test_rebuild` must miss it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
 
 from quorumlog.protocol import rebuild, rebuild_log
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.protocol.rebuild_log import LedgerPlace
@@ -54,6 +54,13 @@ def overlaps() -> None:
     claims.test_an_end_beyond_the_next_beginning_is_told(
         ledgers, "ledger 1 ends at 5, and ledger 2 begins at 4"
     )
+
+
+WITH_ITEMS: Final = rebuild_log._with_items
+
+
+def knowing_producers(row: LogMetadata, *given: Any, **named: Any) -> LogMetadata:
+    return replace(WITH_ITEMS(row, *given, **named), forgotten_end=row.forgotten_end)
 
 
 GUARDS: Final = (
@@ -157,6 +164,27 @@ GUARDS: Final = (
         "log_created_at",
         "",
         claims.test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one,
+    ),
+    Guard(
+        "a lost log ends where those who answer know no further ledger",
+        Found,
+        "hides_next",
+        lambda _found, _items: False,
+        claims.test_a_lost_log_whose_next_ledger_may_be_on_silent_bookies_waits,
+    ),
+    Guard(
+        "a ledger that is deleted in the middle of a log is none of it, whoever tells",
+        Found,
+        "unexplained",
+        nothing_wrong,
+        claims.test_a_deleted_ledger_that_had_no_records_was_only_passed_over,
+    ),
+    Guard(
+        "a rebuilt log knows its producers",
+        rebuild_log,
+        "_with_items",
+        knowing_producers,
+        claims.test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer,
     ),
     Guard(
         "a lost log has no metadata",

@@ -47,6 +47,8 @@ class LedgerPlace:
     """
     is_packed: bool = False
     """Whether the log packs its batches."""
+    hides_next: bool = False
+    """It is CLOSED, and all who hold copies of the ledger behind it may be silent, or have lost their data."""
 
     @property
     def log_created_at(self) -> str:
@@ -127,8 +129,9 @@ def decide_log(
     created_at = created_at if known is None else known.created_at
     start = 0 if known is None else known.first_offset
     found = _Found.of([one for one in ledgers if one.log_created_at in {"", created_at}], start)
-    items, problem = _without_deleted(() if known is None else known.items, deleted)
-    named = {item.ledger_id for item in (() if known is None else known.items)}
+    before = () if known is None else known.items
+    items = tuple(item for item in before if item.ledger_id not in deleted)
+    named = {item.ledger_id for item in before}
     fresh = [item for item in found.items if item.ledger_id not in named]
     missing = [item for item in found.missing if item.ledger_id not in named | set(deleted)]
     items = found.ordered((*map(found.with_place, items), *missing, *fresh))
@@ -137,11 +140,20 @@ def decide_log(
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(Action.WAIT, None, "no ledger of the log tells its place", unplaced)
-    if known is not None and known.items and not items:
+    if known is None and found.hides_next(items):
+        why = (
+            f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
+            " lost their data"
+        )
+        return LogDecision(Action.WAIT, None, why, unplaced)
+    if before and not items:
         problem = (
             "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on"
         )
-    problem = problem or found.misplaced(items) or found.gap(items)
+    else:
+        problem = (
+            found.unexplained(before, deleted, items) or found.misplaced(items) or found.gap(items)
+        )
     if known is not None and known.state is LogState.CLOSED and fresh:
         problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
     if problem:
@@ -161,18 +173,6 @@ def decide_log(
 
 def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[int, ...]:
     return tuple(one.ledger_id for one in ledgers if one.ledger_id not in placed)
-
-
-def _without_deleted(
-    items: tuple[LogItem, ...], deleted: Collection[int]
-) -> tuple[tuple[LogItem, ...], str]:
-    """The items without the first ones, which the log let go of, and what is wrong with the others."""
-    count = 0
-    while count < len(items) and items[count].ledger_id in deleted:
-        count += 1
-    kept = items[count:]
-    gone = next((item.ledger_id for item in kept if item.ledger_id in deleted), None)
-    return kept, "" if gone is None else f"ledger {gone} in the middle of the log is deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +277,38 @@ class _Found:
         """Whether the next ledger was placed at the item's own place, behind another ledger."""
         is_told = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
         return item.first_offset == after.first_offset and is_told
+
+    def hides_next(self, items: Sequence[LogItem]) -> bool:
+        """Whether the log may go on in a ledger with acknowledged records of which nobody has told: its next owner
+        would give their offsets to others.
+        """
+        last = self.ledgers.get(items[-1].ledger_id) if items else None
+        return last is not None and last.hides_next
+
+    def unexplained(
+        self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
+    ) -> str:
+        """Which ledger of the database's row is deleted though the log need not have let go of it, or "". It lets go of
+        its first ledgers, and of one without records once another one has the place. A ledger with records that came
+        later tells which of the two: by the one that it follows.
+        """
+        firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
+        first = next(firsts, None)
+        last_place = max((item.first_offset or 0 for item in known), default=0)
+        is_first = True
+        for item in known:
+            is_first = is_first and item.ledger_id != first
+            if is_first or item.ledger_id not in deleted:
+                continue
+            place = last_place if item.first_offset is None else item.first_offset
+            if not any(self._tells_behind(one, place) for one in items):
+                return f"ledger {item.ledger_id} in the middle of the log is deleted"
+        return ""
+
+    def _tells_behind(self, item: LogItem, place: int) -> bool:
+        """Whether a ledger with records, there or behind it, tells what it follows."""
+        is_behind = item.first_offset is not None and item.first_offset >= place
+        return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
         """Why these are no places in one log, or ""."""
