@@ -1,6 +1,5 @@
 """Dropping ledgers, and rewriting records so that segments can go (see collect.py, space.py)."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
@@ -44,24 +43,23 @@ class Moves:
         parts that are unreadable.
         """
         ledger_of = self._holdings.ledger
-        bodies = await asyncio.gather(
-            *[self._reads.fetch(ledger_of(ledger_id), [part]) for ledger_id, part in parts]
-        )
+        # Some hundred parts of a few entries each: one read in a thread for all of them.
+        read = await self._reads.fetch_each([(ledger_of(item), part) for item, part in parts])
+        bodies = {id(part): body for part, body in read}
         moved: set[StoredLedger] = set()
-        for (ledger_id, part), found in zip(parts, bodies, strict=True):
-            ledger = ledger_of(ledger_id)
+        for ledger_id, part in parts:
+            ledger, body = ledger_of(ledger_id), bodies.get(id(part))
             # The part may have been replaced or dropped during the read.
-            if not found or not ledger.holds(part):
+            if body is None or not ledger.holds(part):
                 continue
-            run = Run(bytes(found[0][1])).where(part.has)
+            run = Run(bytes(body)).where(part.has)
             if run is not None:
                 self._pending.submit(ledger, ledger.replica.moved(run))
                 moved.add(ledger)
         for ledger in moved:
             await self._pending.wait_synced(ledger)
         return [
-            bool(found) or not ledger_of(ledger_id).holds(part)
-            for (ledger_id, part), found in zip(parts, bodies, strict=True)
+            id(part) in bodies or not ledger_of(ledger_id).holds(part) for ledger_id, part in parts
         ]
 
     async def rewrite_state(self, ledger_id: int) -> None:

@@ -6,7 +6,7 @@ store.py decides what may be told; this module fetches, checks and cuts.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -141,6 +141,28 @@ class Reads:
         if stored:
             wanted = extents(self._segments, stored)
             found += await self._read(ledger, wanted, from_disk=from_disk)
+        return found
+
+    async def fetch_each(
+        self, items: Sequence[tuple[StoredLedger, Part]]
+    ) -> list[tuple[Part, Bytes]]:
+        """The runs of some parts of any ledgers, without damaged ones: one hand-over to a thread for all of them."""
+        parts: dict[StoredLedger, list[Part]] = {}
+        found: FoundParts = []
+        for ledger, part in items:
+            if part.body is not None:
+                found.append((part, part.body))
+            else:
+                parts.setdefault(ledger, []).append(part)
+        wanted = [(ledger, extents(self._segments, own)) for ledger, own in parts.items()]
+
+        def work() -> list[FoundParts]:
+            return [read_all(own, ledger.ledger_id) for ledger, own in wanted]
+
+        read = await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        for (ledger, own), good in zip(parts.items(), read, strict=True):
+            self._note_damage(ledger, own, good)
+            found += good
         return found
 
     async def stored(self, ledger: StoredLedger, ranges: Ranges) -> tuple[Run | None, Ranges]:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowCopy, RowName
 from quorumlog.wire.bodies import PROOFS_MAX
+from services.bookie import scan, space
 from services.bookie.collect import Collector, Found
 from services.bookie.fresh import FRESH_MAX, FreshCopies
 from services.bookie.log import Kind, LogDamaged
@@ -25,6 +27,7 @@ from tests.bookie.support import (
     ids_of,
     image,
     keep_row,
+    large_run,
     opened,
     read,
     read_lac,
@@ -72,6 +75,20 @@ class Rows:
     async def ledgers_naming(self, bookie: str) -> set[int]:
         assert bookie == "b1"
         return self.listed
+
+
+class Counted:
+    """Notes the arguments of each call of a method."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        original = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            self.calls.append(args)
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, counted)
 
 
 def collector_of(store: Store, rows: Rows) -> Collector:
@@ -268,9 +285,10 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
         # Much of ledger 9 keeps the segments that hold 7 in use.
         await add(store, run_of(7, range(number * 2, number * 2 + 2)))
         await add(store, run_of(9, range(number * 20, number * 20 + 20), "w" * 20))
-    store.moves.drop(7, keep_stub=False)
     for number in range(12):
         await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
+        if number == 0:  # its segment is full, so this begins the next one
+            store.moves.drop(7, keep_stub=False)
     rows = Rows()
     rows.rows = {8: GONE}
     rows.listed = {9}
@@ -467,6 +485,109 @@ async def test_compaction_orders_moved_parts_by_ledger(root: Path) -> None:
         if (part.segment, part.offset) in old
     ]
     assert by_ledger == sorted(by_ledger)
+    await store.stop()
+
+
+async def test_however_many_segments_are_empty_few_looks_at_the_index_free_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "SEGMENTS_AT_ONCE", 1)
+    store = await filled(root / "d")
+    rows = Rows()
+    rows.rows = {7: GONE, 8: GONE}
+    before = set(store.segments.numbers())
+    looks = Counted(monkeypatch, store.index, "_all_parts")
+    collector = collector_of(store, rows)
+    for _ in range(2):
+        await collector.round()
+    looks.calls.clear()
+    # The entries of 9 are all that is left, in the first segment.
+    await collector.free_segments()
+    assert len(before - set(store.segments.numbers())) > 3
+    assert len(looks.calls) <= 2
+    assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
+    await store.stop()
+
+
+async def test_segments_that_go_together_have_each_ledgers_state_written_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    for number in range(12):
+        await add(store, run_of(7, range(number * 10, number * 10 + 10), "w" * 200))
+        await add(store, run_of(8, [number]))
+    await fence(store, 8)
+    await add(store, run_of(7, range(120, 140), "w" * 200))
+    rows = Rows()
+    rows.rows = {7: GONE}
+    rewritten = Counted(monkeypatch, store.moves, "rewrite_state")
+    before = set(store.segments.numbers())
+    collector = collector_of(store, rows)
+    for _ in range(2):
+        await collector.round()
+    assert len(before - set(store.segments.numbers())) > 3
+    assert rewritten.calls.count((8,)) <= 2, (
+        "of the empty ones together, and of those with a part in use"
+    )
+    await store.stop()
+    shutil.rmtree(root / "d" / "index")
+    store = started(root / "d")
+    assert (await add(store, run_of(8, [30]))).status is Status.FENCED
+    assert ids_of(await read(store, 8, 0, 20)) == list(range(12))
+    await store.stop()
+
+
+async def test_what_a_segment_records_is_found_without_reading_its_entries(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = started(root / "d")
+    for number in range(6):
+        await add(store, large_run(7, number, 400_000))
+        await fence(store, 20 + number)
+    await store.checkpoint()
+    read_bytes = 0
+    original = scan._read
+
+    def counted(fd: int, at: int, size: int, end: int) -> bytes:
+        nonlocal read_bytes
+        data = original(fd, at, size, end)
+        read_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(scan, "_read", counted)
+    numbers = [n for n in store.segments.numbers() if n < store.position.segment]
+    states = [scan.state_of(store.segments, number) for number in numbers]
+    found = set().union(*(state.ledgers for state in states))
+    assert all(state.is_whole for state in states)
+    assert {7, 20, 21, 22, 23, 24} <= found
+    assert read_bytes < 400_000 * len(numbers) / 2
+    await store.stop()
+
+
+async def test_after_long_looks_at_the_index_segments_are_freed_later_unless_room_is_short(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await filled(root / "d")
+    rows = Rows()
+    collector = collector_of(store, rows)
+    freed = 0
+
+    async def free() -> None:
+        nonlocal freed
+        freed += 1
+        collector._space.scan_s = 1000.0
+
+    monkeypatch.setattr(collector._space, "free", free)
+    await collector.round()
+    assert freed == 1
+    rows.rows = {7: GONE}
+    for _ in range(3):
+        await collector.round()
+    assert store.row(7) is None
+    assert freed == 1
+    store.is_closed_to_adds = True
+    await collector.round()
+    assert freed == 2
     await store.stop()
 
 

@@ -294,6 +294,35 @@ async def test_a_damaged_segment_loses_no_deleted_id(root: Path) -> None:
     await store.stop()
 
 
+async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(root: Path) -> None:
+    store = started(root / "d")
+    gone = list(range(100, 140))
+    for ledger in gone:
+        await add(store, run_of(ledger, [0]))
+    drop(store, *gone)
+    store = await again(store)
+    await Collector(store, Rows(), "", grace_s=0).free_segments()
+    store = await again(store)
+    (path, record) = next(
+        (store.segments.path(number), record)
+        for number in store.segments.numbers()
+        for batch in batches_of(store.segments.path(number))
+        for record in batch.records
+        if record.kind is Kind.DELETED
+    )
+    with path.open("r+b") as file:
+        file.seek(record.offset + 3)
+        file.write(b"\x55")
+
+    await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
+
+    assert not path.exists()
+    store = await again(store, lost_index=True)
+    for ledger in gone:
+        await assert_deleted(store, ledger)
+    await store.stop()
+
+
 def found_by(command: str) -> Callable[[Path], str]:
     def run(directory: Path) -> str:
         result = CliRunner().invoke(app, [command, str(directory), "--json"])

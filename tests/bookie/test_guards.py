@@ -118,7 +118,7 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     """Rules 16 and 17: compaction writes nothing that is not held any more."""
     store = await filled(root / "d")
     await store.checkpoint()
-    held = Held(monkeypatch, store._reads, "fetch")
+    held = Held(monkeypatch, store._reads, "fetch_each")
     parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
     moving = asyncio.create_task(store.moves.move(parts))
     await held.reached.wait()

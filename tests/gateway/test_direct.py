@@ -10,6 +10,7 @@ from aiohttp.http import RawRequestMessage
 
 from quorumlog.errors import NotEnoughBookies, Overloaded, QuorumLogError, TooLarge
 from quorumlog.net.direct import Direct, DirectConnection
+from quorumlog.net.listen import _Connection
 from services.gateway.edge.limits import Limits
 from tests.gateway.conftest import Gateway, held_bytes, running, until_nothing_held
 from tests.support.waiting import until, within
@@ -147,7 +148,8 @@ async def test_a_body_whose_end_is_a_read_away_is_waited_for(gateway: Gateway) -
         assert connection._is_coming
         connection.data_received(body[70_000:150_000])
         connection.data_received(body[150_000:])
-        assert not connection._is_idle(), "no timer runs for a head"
+        assert isinstance(connection, _Connection)
+        assert connection._head_timer is None, "the head has come"
         assert (await client.answer()).startswith(b"HTTP/1.1 201 ")
         assert recorder.direct == [True]
     assert gateway.engine.entries[ledger] == [b"x" * 1024] * 200
