@@ -251,10 +251,12 @@ class Crowd:
         self, method: str, below: str, body: Callable[[], bytes], every_s: float, seconds: float
     ) -> Load:
         at = urlsplit(self._ours.cluster.gateways[0])
-        host = at.netloc
+        host, port = at.hostname, at.port
+        assert host is not None
+        assert port is not None
         heads = [
             (
-                f"{method} /v1/logs/{_LOG}/consumers/{name}{below} HTTP/1.1\r\nHost: {host}\r\n"
+                f"{method} /v1/logs/{_LOG}/consumers/{name}{below} HTTP/1.1\r\nHost: {at.netloc}\r\n"
                 f"Content-Type: application/json\r\n{header.FENCING_TOKEN}: {token}\r\nContent-Length: "
             ).encode()
             for name, token in self._tokens.items()
@@ -265,7 +267,7 @@ class Crowd:
         async def work(number: int) -> None:
             mine = heads[number :: self._connections]
             _, connection = await asyncio.get_running_loop().create_connection(
-                _Connection, at.hostname, at.port
+                _Connection, host, port
             )
             beat = every_s / len(mine)
             due = began + beat * number / self._connections

@@ -39,7 +39,7 @@ from services.gateway.engine.batches import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
-from services.gateway.logs.handle import LogHandle
+from services.gateway.logs.handle import LogHandle, resolve
 from services.gateway.logs.lags import Lags
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
@@ -446,6 +446,19 @@ class LogManager:
         future = handle.append(call, is_forwarded=False)
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
+    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
+        """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
+        handle, loop = self.ownership.handle(name), asyncio.get_running_loop()
+        future = handle.append(call, is_forwarded=False)
+
+        def late() -> None:
+            resolve(future, self._late(name))
+            handle.abandon(future)
+
+        timer = loop.call_later(self.times.append_s, late)
+        future.add_done_callback(lambda _future: timer.cancel())
+        return future
+
     async def append_here(self, name: str, call: Append) -> RecordsAppended:
         """Append for another gateway. Raises: WriterLost, not done, if this is not the owner."""
         handle = self.ownership.handle(name)
@@ -467,13 +480,15 @@ class LogManager:
             raise
         except TimeoutError:
             handle.abandon(future)
-            detail = f"the log did not answer within {self.times.append_s:g} s"
-            error: QuorumLogError = QuorumTimeout(detail, log=handle.name)
+            error: QuorumLogError = self._late(handle.name)
         except QuorumLogError as failed:
             error = failed
         if is_repeatable and error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer):
             error = error.replace(retryable=True)
         raise error
+
+    def _late(self, name: str) -> QuorumTimeout:
+        return QuorumTimeout(f"the log did not answer within {self.times.append_s:g} s", log=name)
 
 
 async def _packed(handle: LogHandle, call: Append) -> Append:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from quorumlog.errors import (
@@ -84,8 +85,8 @@ _Gathered = list[tuple[asyncio.Future[Answer], Request]]
 class PositionLogs(Protocol):
     """The logs of this gateway, as far as positions need them."""
 
-    async def append(self, name: str, call: Append) -> RecordsAppended:
-        """Append through the owner."""
+    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
+        """Begin an append through the owner."""
         ...
 
     async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
@@ -290,15 +291,31 @@ class PositionService:
                 resolve(future, answer)
             case Truncate(before):
                 _ = self._start(self._truncate(before))
-            case AppendBatch() | ReadLog() | Pause():
+            case AppendBatch(expect, batch):
+                call = Append.of([Record(encode_batch(batch))], expect=expect)
+                done = partial(self._appended, self._keeper)
+                self._logs.submit(POSITIONS_LOG, call).add_done_callback(done)
+            case ReadLog() | Pause():
                 _ = self._start(self._answer(self._keeper, effect))
 
-    async def _answer(self, keeper: PositionKeeper, effect: AppendBatch | ReadLog | Pause) -> None:
+    def _appended(self, keeper: PositionKeeper, done: asyncio.Future[RecordsAppended]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or keeper is not self._keeper:
+            return
+        match error:
+            case None:
+                self._post(Appended())
+            case UnexpectedOffset():
+                self._post(Overtaken())
+            case QuorumLogError():
+                self._post(Failed(error))
+            case _:
+                self._post(Failed(QuorumLogError(repr(error), log=POSITIONS_LOG)))
+
+    async def _answer(self, keeper: PositionKeeper, effect: ReadLog | Pause) -> None:
         event: Event
         try:
             match effect:
-                case AppendBatch():
-                    event = await self._append(effect)
                 case ReadLog(start):
                     event = await self._read("earliest" if start is None else start)
                 case Pause():
@@ -311,14 +328,6 @@ class PositionService:
             event = Failed(QuorumLogError(repr(error), log=POSITIONS_LOG))
         if keeper is self._keeper:
             self._post(event)
-
-    async def _append(self, effect: AppendBatch) -> Event:
-        record = Record(encode_batch(effect.batch))
-        try:
-            await self._logs.append(POSITIONS_LOG, Append.of([record], expect=effect.expect))
-        except UnexpectedOffset:
-            return Overtaken()
-        return Appended()
 
     async def _read(self, start: Any) -> Event:
         while True:
