@@ -110,6 +110,8 @@ class LogStore(RowStore):
             current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
         await check_name_free(connection, row.name)
+        if request.fork is None and row.forked_at is not None:
+            raise InvalidRequest("/row/forked_at: goes with /fork", log=row.name)
         if request.fork is not None:
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source

@@ -28,7 +28,7 @@ API_TABLE = {
     "log-closed log-fenced sequence-gap stream-seq-regression stream-conflict expired-producer transaction-committed "
     "transaction-aborted loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost "
     "position-behind too-many-consumers",
-    410: "offset-truncated entry-lost",
+    410: "offset-truncated entry-lost log-deleted",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     428: "precondition-required",
     429: "overloaded",

@@ -231,6 +231,25 @@ async def test_what_retention_dropped_of_the_source_is_in_no_fork(http: Served) 
     assert await read(http) == b""
 
 
+async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(
+    http: Served,
+) -> None:
+    """Its ledgers are still there: the source has them."""
+    await http.put(TEXT, b"old")
+    await forked(http)
+    other = http.gateway.cluster.gateway()
+    before = await other.logs.read(FORK_LOG, 0)
+    await http.ask("DELETE", FORK)
+    await http.ask("PUT", FORK, headers=TEXT, body=b"new")
+
+    after = await other.logs.read(FORK_LOG, 0)
+    await other.end()
+
+    found = [[each.record.value for each in page.records] for page in (before, after)]
+    assert found == [[b"old"], [b"new"]]
+    assert await read(http, STREAM) == b"old"
+
+
 async def test_a_search_for_a_time_ends_within_what_a_fork_has(http: Served) -> None:
     await http.put(TEXT, b"a")
     await http.post(TEXT, b"b")
