@@ -278,8 +278,7 @@ async def _forked(connection: Connection, wanted: LogRow, fork: ForkBody) -> Log
             f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
             log=fork.source,
         )
-    core = wanted.to_core()
-    made = source.forked(core.name, core.settings, fork.at)
+    made = source.forked(wanted.to_core(), fork.at)
     await share(connection, made)
     return LogRow.from_core(made)
 

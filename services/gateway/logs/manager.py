@@ -130,10 +130,10 @@ class LogManager:
         return await self._store.create(LogMetadata(name, settings, next_offset=0))
 
     async def fork(
-        self, name: str, settings: LogSettings, source: LogMetadata, at: int
+        self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """The row of the log of this name, whatever it is, and whether this call created it: as a fork of another log, of
-        which `source` is a row, with its records below the offset `at` (rule 27a).
+        """The row of the log of this name, whatever it is, and whether this call created it: as it is wanted, and a fork of
+        another log, of which `source` is a row, with its records below the offset `at` (rule 27a).
 
         Raises: NoSuchLog, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
         """
@@ -146,7 +146,7 @@ class LogManager:
                 )
             if source.is_sealed_below(at):
                 with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
-                    return await self._store.fork(LogMetadata(name, settings), source, at)
+                    return await self._store.fork(wanted, source, at)
             else:
                 # Only what is CLOSED is shared: nobody else's append can come into it.
                 with contextlib.suppress(LogClosed):

@@ -153,7 +153,7 @@ class StreamForks:
     ) -> tuple[LogMetadata, bool]:
         """The row of the fork's log, or of what has its name, and whether this call created it."""
         try:
-            return await self._logs.fork(name, settings, plan.source, plan.at)
+            return await self._logs.fork(LogMetadata(name, settings), plan.source, plan.at)
         except (OffsetTruncated, InvalidRequest) as error:
             raise BadRequest(f"/header/Stream-Fork-Offset: {error.detail}") from error
 

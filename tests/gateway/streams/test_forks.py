@@ -7,6 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from quorumlog.protocol.log import LogMetadata
 from services.gateway.logs.values import Since
 from services.gateway.streams.config import Forked, StreamConfig
 from tests.gateway.streams.test_streams import CLOSED, JSON, STREAM, TEXT, Served, producer, served
@@ -170,7 +171,7 @@ async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http
     await http.post(TEXT, b"world")
     source = await http.gateway.logs.row("durable-stream.chat_2F42")
     config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2))
-    await http.gateway.logs.fork(FORK_LOG, config.settings("records"), source, 1)
+    await http.gateway.logs.fork(LogMetadata(FORK_LOG, config.settings("records")), source, 1)
 
     assert (await http.ask("GET", FORK)).status == 404
     assert (await forked(http, {"Stream-Forked-From": FORK}, path=f"{FORK}-x")).status == 404
