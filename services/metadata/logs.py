@@ -5,7 +5,6 @@ never both named by a log and deleted as unnamed (rule 22). A fork names ledgers
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import asyncpg
@@ -111,6 +110,8 @@ class LogStore(RowStore):
             current = row_of(old)
             raise LogExists(log=row.name, current=current.model_dump(mode="json"))
         await check_name_free(connection, row.name)
+        if request.fork is None and row.forked_at is not None:
+            raise InvalidRequest("/row/forked_at: goes with /fork", log=row.name)
         if request.fork is not None:
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source
@@ -277,8 +278,7 @@ async def _forked(connection: Connection, wanted: LogRow, fork: ForkBody) -> Log
             f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
             log=fork.source,
         )
-    core = wanted.to_core()
-    made = replace(source.forked(core.name, core.settings, fork.at), expiry=core.expiry)
+    made = source.forked(wanted.to_core(), fork.at)
     await share(connection, made)
     return LogRow.from_core(made)
 

@@ -16,7 +16,7 @@ from quorumlog.errors import (
     QuorumLogError,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings
 from services.gateway.logs.values import Append
 from tests.logs.demands import PATIENCE_S
 from tests.logs.judge import Violation
@@ -84,7 +84,7 @@ class Forks:
         at = self.random.choice((end, self.random.randint(row.first_offset, end)))
         try:
             made, _ = await self.insist(
-                lambda gateway: gateway.logs.fork(name, self.settings, row, at)
+                lambda gateway: gateway.logs.fork(LogMetadata(name, self.settings), row, at)
             )
         except (OffsetTruncated, InvalidRequest):
             return None

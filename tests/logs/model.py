@@ -652,7 +652,7 @@ class Store(MetadataLogs):
             raise NoSuchLog(log=source.name)
         if at < current.first_offset or not current.is_sealed_below(at):
             raise InvalidRequest("the source is not sealed there", log=source.name)
-        made = current.forked(log.name, log.settings, at)
+        made = current.forked(log, at)
         made.check()
         return await self._created(made)
 

@@ -193,6 +193,16 @@ def nothing(_original: Any) -> Any:
     return does_nothing
 
 
+def only_added(original: Any) -> Any:
+    """What a name was forked from before is not forgotten."""
+
+    async def note(connection: Connection, name: str, source: str | None) -> None:
+        if source is not None:
+            await original(connection, name, source)
+
+    return note
+
+
 def one_level(_original: Any) -> Any:
     """Only forks of the log itself keep its name."""
     return "SELECT EXISTS (SELECT FROM forks JOIN logs ON name = fork WHERE source = $1 AND body IS NOT NULL)"
@@ -282,7 +292,7 @@ GUARDS: Final = (
         "a name that was a fork's stays one",
         logs,
         "note_source",
-        nothing,
+        only_added,
         a_name_that_is_given_again_is_no_fork,
     ),
 )

@@ -165,6 +165,8 @@ async def test_what_a_log_shares_is_what_it_began_with(logs: Logs) -> None:
     source = await logs.source()
     fork = await logs.fork(source, 13)
 
+    with pytest.raises(InvalidRequest):
+        await logs.client.create(replace(fork, name="another"))
     for wrong in (
         replace(fork, forked_at=14),
         replace(fork, forked_at=None),

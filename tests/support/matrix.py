@@ -156,7 +156,9 @@ def hunted() -> Iterator[tuple[str, set[str]]]:
         yield _finder(mutant), cited(mutant.rule)
     for stored in STORAGE_MUTANTS:
         yield SEARCHES.get(stored.search, "P"), cited(stored.rule)
-    for rule in (guard.rule for guard in (*METADATA, *FORKS, *FORKS_READ)):
+    rules = [guard.rule for guard in METADATA]
+    rules += [guard.rule for guard in FORKS] + [guard.rule for guard in FORKS_READ]
+    for rule in rules:
         yield "P", cited(rule)
     for guarded, _ in AUTORECOVERY:
         yield "P", cited(guarded.rule)

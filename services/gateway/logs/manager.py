@@ -150,12 +150,13 @@ class LogManager:
         """The row of the log of this name, whatever its settings are, and whether this call created it. `idle_s`: it
         expires once nobody has used it for so long.
         """
-        wanted = LogMetadata(name, settings, next_offset=0, expiry=self._expiry(idle_s))
+        wanted = replace(self.draft(name, settings, idle_s=idle_s), next_offset=0)
         return self._begun(*await self._store.create(wanted))
 
-    def _expiry(self, idle_s: int | None) -> Expiry | None:
-        """The expiry of a log that this process creates, and of which it remembers the last use."""
-        return None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
+    def draft(self, name: str, settings: LogSettings, *, idle_s: int | None = None) -> LogMetadata:
+        """The row of a log that this process is to create, and of which it remembers the last use where that counts."""
+        expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
+        return LogMetadata(name, settings, expiry=expiry)
 
     def _begun(self, row: LogMetadata, is_new: bool) -> tuple[LogMetadata, bool]:
         """Remember when a log was created, if this process did it."""
@@ -164,16 +165,10 @@ class LogManager:
         return row, is_new
 
     async def fork(
-        self,
-        name: str,
-        settings: LogSettings,
-        source: LogMetadata,
-        at: int,
-        *,
-        idle_s: int | None = None,
+        self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """The row of the log of this name, whatever it is, and whether this call created it: as a fork of another log, of
-        which `source` is a row, with its records below the offset `at` (rule 27a). `idle_s`: as in `create`.
+        """The row of the log of this name, whatever it is, and whether this call created it: as it is wanted (`draft`), and a
+        fork of another log, of which `source` is a row, with its records below the offset `at` (rule 27a).
 
         Raises: NoSuchLog, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
         """
@@ -186,7 +181,6 @@ class LogManager:
                 )
             if source.is_sealed_below(at):
                 with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
-                    wanted = LogMetadata(name, settings, expiry=self._expiry(idle_s))
                     return self._begun(*await self._store.fork(wanted, source, at))
             else:
                 # Only what is CLOSED is shared: nobody else's append can come into it.

@@ -25,6 +25,7 @@ from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.seeking import find_time
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import (
+    STREAM_PREFIX,
     Last,
     LogBatches,
     LogRead,
@@ -171,6 +172,12 @@ class LogReader:
             del self._rows[next(iter(self._rows))]
         return row
 
+    def _known(self, name: str) -> LogMetadata | None:
+        """A row from before, of a log whose ledgers are gone when the log is: a reader of the old row finds that out. A
+        stream's may live on in its forks, or in what it is a fork of, while its name is another stream's (rule 27a).
+        """
+        return None if name.startswith(STREAM_PREFIX) else self._rows.get(name)
+
     async def read(
         self,
         name: str,
@@ -179,13 +186,15 @@ class LogReader:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
+        row: LogMetadata | None = None,
     ) -> LogRead:
-        """Records from `start` on, including all that were acknowledged before the call.
+        """Records from `start` on, including all that were acknowledged before the call. `row`: one that was read after the
+        client had asked.
 
         Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
         """
         page = _Records(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s)
+        row, is_end = await self._gather(name, start, page, wait_s, row)
         return LogRead(
             tuple(page.records),
             page.at,
@@ -209,15 +218,22 @@ class LogReader:
         return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
 
     async def _gather(
-        self, name: str, start: Start, page: _Page, wait_s: float
+        self,
+        name: str,
+        start: Start,
+        page: _Page,
+        wait_s: float,
+        row: LogMetadata | None = None,
     ) -> tuple[LogMetadata, bool]:
         """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        row = self._rows.get(name)
-        is_fresh = row is None or not isinstance(start, int)
-        if row is None or is_fresh:
-            row = await self.row(name)
+        is_fresh = row is not None
+        if row is None:
+            row = self._known(name)
+            is_fresh = row is None or not isinstance(start, int)
+            if row is None or is_fresh:
+                row = await self.row(name)
         if row.settings.batch_compression != "none":
             page.plain = _SHRINKS
         page.at, row = await self.begin(name, start, row)

@@ -163,9 +163,8 @@ class StreamForks:
     ) -> tuple[LogMetadata, bool]:
         """The row of the fork's log, or of what has its name, and whether this call created it."""
         try:
-            return await self._logs.fork(
-                name, settings, plan.source, plan.at, idle_s=plan.config.ttl_s
-            )
+            wanted = self._logs.draft(name, settings, idle_s=plan.config.ttl_s)
+            return await self._logs.fork(wanted, plan.source, plan.at)
         except (OffsetTruncated, InvalidRequest) as error:
             raise BadRequest(f"/header/Stream-Fork-Offset: {error.detail}") from error
 

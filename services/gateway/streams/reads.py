@@ -72,7 +72,12 @@ class StreamReads:
 
     async def _page(self, found: Found, at: op.Position, wait_s: float = 0.0) -> LogRead:
         page = await self._logs.read(
-            found.row.name, at, limit=BATCH_ENTRIES_MAX, max_bytes=CHUNK_BYTES, wait_s=wait_s
+            found.row.name,
+            at,
+            limit=BATCH_ENTRIES_MAX,
+            max_bytes=CHUNK_BYTES,
+            wait_s=wait_s,
+            row=found.row,
         )
         if not page.records and isinstance(at, int):
             await self._check(found, at)

@@ -56,7 +56,7 @@ class LogClient:
         self, log: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
         """The row of this name, and whether this call created it, as a fork of the log of the row `source`. It shares what
-        that log's row names below the offset `at` when it is created; of `log` only name, settings and expiry count.
+        that log's row names below the offset `at` when it is created, and is otherwise as `log`, which is empty.
 
         Raises: NoSuchLog of the source, LogDeleted; InvalidRequest where the source is not sealed up to `at`, or
         begins later.

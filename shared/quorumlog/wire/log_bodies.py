@@ -236,8 +236,8 @@ class LogCreateBody(Body):
     """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
     an attempt gets the same row.
 
-    With `fork` the log begins with the records of another one below an offset, which are in CLOSED ledgers: only name
-    and settings of `row` count. 404 `no-such-log` of the source, 422 `invalid` where the source has an open ledger there.
+    With `fork` the log, which is empty in `row`, begins with the records of another one below an offset, which are in CLOSED
+    ledgers. 404 `no-such-log` of the source, 422 `invalid` where the source has an open ledger there.
     """
 
     row: LogRow

@@ -8,6 +8,7 @@ import pytest
 
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.logs import reading
+from services.gateway.logs.ends import read_head
 from services.gateway.logs.reading import LogReader
 from tests.gateway.streams import test_forks as claims
 from tests.gateway.streams.test_streams import Served, served
@@ -43,7 +44,7 @@ def by_anybody(_original: Any) -> Any:
         item = row.last_item
         assert item is not None
         last = (await self._engine.get(item.ledger_id)).last_entry
-        return await reading.read_head(self._engine, item.ledger_id, last or 0)
+        return await read_head(self._engine, item.ledger_id, last or 0)
 
     return last_batch
 
@@ -100,6 +101,13 @@ GUARDS: Final = (
         "last_batch",
         by_anybody,
         claims.test_a_fork_that_is_closed_with_nothing_of_its_own_knows_no_producer_of_the_source,
+    ),
+    Guard(
+        "a stream is read by a row from before",
+        LogReader,
+        "_known",
+        lambda _original: lambda self, name: self._rows.get(name),
+        claims.test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
     ),
     Guard(
         "a fork within an open ledger needs no roll",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from quorumlog.protocol.log import LogMetadata
 from services.gateway.logs.values import Since
 from services.gateway.streams.config import Forked, StreamConfig
 from tests.gateway.streams.test_streams import CLOSED, JSON, STREAM, TEXT, Served, producer, served
@@ -170,7 +171,7 @@ async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http
     await http.post(TEXT, b"world")
     source = await http.gateway.logs.row("durable-stream.chat_2F42")
     config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2))
-    await http.gateway.logs.fork(FORK_LOG, config.settings("records"), source, 1)
+    await http.gateway.logs.fork(LogMetadata(FORK_LOG, config.settings("records")), source, 1)
 
     assert (await http.ask("GET", FORK)).status == 404
     assert (await forked(http, {"Stream-Forked-From": FORK}, path=f"{FORK}-x")).status == 404
@@ -229,6 +230,25 @@ async def test_what_retention_dropped_of_the_source_is_in_no_fork(http: Served) 
     assert await read(http, f"{FORK}-before") == b"a"
     assert (await forked(http, at(2))).status == 201
     assert await read(http) == b""
+
+
+async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(
+    http: Served,
+) -> None:
+    """Its ledgers are still there: the source has them."""
+    await http.put(TEXT, b"old")
+    await forked(http)
+    other = http.gateway.cluster.gateway()
+    before = await other.logs.read(FORK_LOG, 0)
+    await http.ask("DELETE", FORK)
+    await http.ask("PUT", FORK, headers=TEXT, body=b"new")
+
+    after = await other.logs.read(FORK_LOG, 0)
+    await other.end()
+
+    found = [[each.record.value for each in page.records] for page in (before, after)]
+    assert found == [[b"old"], [b"new"]]
+    assert await read(http, STREAM) == b"old"
 
 
 async def test_a_search_for_a_time_ends_within_what_a_fork_has(http: Served) -> None:

@@ -4,6 +4,9 @@ import aiohttp
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
+from quorumlog.wire import row_copies
+from quorumlog.wire.bodies import received
+from quorumlog.wire.rebuild_bodies import RowsPage
 from tests.logs.support import Http
 from tests.logs.test_cluster import has_dropped
 from tests.support.waiting import SETTLED_S, UNHURRIED, until
@@ -25,6 +28,21 @@ async def dropped(cluster: Cluster, *ledgers: int) -> None:
         f"ledgers {ledgers} are dropped",
         SETTLED_S,
     )
+
+
+async def told_deleted(cluster: Cluster) -> set[int]:
+    """The ledgers that bookies hold for deleted: what a rebuild would bury (rule 18d)."""
+    told = set[int]()
+    async with cluster.session() as session:
+        for name in ("bookie-1", "bookie-2", "bookie-3"):
+            async with session.get(f"{cluster.url(name)}/v1/rows?after=-1&limit=100") as answer:
+                page = received(RowsPage, await answer.read())
+            told |= {
+                held.ledger_id
+                for held in page.ledgers
+                if held.deleted or any(row_copies.decode(copy).deleted for copy in held.copies)
+            }
+    return told
 
 
 async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores: Stores) -> None:
@@ -65,6 +83,9 @@ async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores
             assert (await http.ask("GET", SOURCE, at=at)).status == 410
         refused = await http.ask("PUT", SOURCE, headers=TEXT, body=b"")
         assert refused.status == 409
+        told = await told_deleted(cluster)
+        assert last in told
+        assert told.isdisjoint((first, second))
         for ledger_id in (first, second):
             assert (await http.ask("GET", f"/v1/ledgers/{ledger_id}")).json["state"] == "CLOSED"
 

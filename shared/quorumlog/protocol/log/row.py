@@ -374,9 +374,9 @@ class LogMetadata:
         last = self.base
         return last is not None and last.first_offset is not None and offset <= last.first_offset
 
-    def forked(self, name: str, settings: LogSettings, at: int) -> "LogMetadata":
-        """A log that begins with this one's records below `at`, as they are, and goes on by itself (rule 27a). It has no
-        producers, and no stream sequence.
+    def forked(self, wanted: "LogMetadata", at: int) -> "LogMetadata":
+        """A new log, empty as it is wanted, that begins with this one's records below `at`, as they are, and goes on by
+        itself (rule 27a): it takes over no producers, and no stream sequence.
         """
         assert self.first_offset <= at, "what was dropped is in no fork"
         assert self.is_sealed_below(at), "what is shared is sealed"
@@ -388,10 +388,9 @@ class LogMetadata:
             and item.last_offset is not None
             and not item.is_empty
         )
-        return LogMetadata(
-            name,
-            settings,
-            items,
+        return replace(
+            wanted,
+            items=items,
             first_offset=self.first_offset,
             next_offset=None if items else at,
             appended_ms=self.appended_ms,
