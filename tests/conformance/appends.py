@@ -1,5 +1,6 @@
 """Every append that was acknowledged, by stream and offset, and whether it is there at the end."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from tests.support.waiting import SETTLED_S, until
 
 _PIECE: Final = 1 << 20
 """A body of bytes becomes records of this size."""
+_AT_ONCE: Final = 8
+"""Streams that are read back at once."""
 _ROUTE: Final = "/v1/stream/"
 
 
@@ -72,11 +75,16 @@ class Appends:
         there. Each gateway is asked.
         """
         lost: list[str] = []
+        left = iter(self._streams.items())
         async with aiohttp.ClientSession() as session:
             http = Http(session, urls)
-            for path, stream in self._streams.items():
-                if not stream.is_deleted and not stream.expires and stream.records:
-                    lost += await _missing(http, path, stream)
+
+            async def read() -> None:
+                for path, stream in left:
+                    if not stream.is_deleted and not stream.expires and stream.records:
+                        lost.extend(await _missing(http, path, stream))
+
+            await asyncio.gather(*(read() for _ in range(_AT_ONCE)))
         return self.count, lost
 
 
