@@ -149,15 +149,16 @@ def test_what_a_log_may_not_become(changes: dict[str, Any], pointer: str) -> Non
 
 
 def test_a_log_that_expires_gets_another_keeper_and_nothing_else() -> None:
-    log = replace(LOG, expiry=Expiry(60, Writer("g1", "http://g1"), "t1"))
+    expiry = Expiry(60, Writer("g1", "http://g1"), "t1")
+    log = replace(LOG, expiry=expiry)
     kept = log.kept_by(Writer("g2", "http://g2"), "t2")
     assert kept.expiry == Expiry(60, Writer("g2", "http://g2"), "t2")
     check_log(log, kept)
     for old, new in (
         (log, LOG),
         (LOG, log),
-        (log, replace(log, expiry=replace(log.expiry, idle_s=61))),
-        (LOG, replace(log, expiry=replace(log.expiry, idle_s=0))),
+        (log, replace(log, expiry=replace(expiry, idle_s=61))),
+        (LOG, replace(log, expiry=replace(expiry, idle_s=0))),
     ):
         assert refused(check_log, old, new) == ["/row/expiry"]
 
