@@ -198,8 +198,8 @@ e2e-compose: setup ## compose.yaml on an engine of its own (root, apt-get, Go): 
 produce: setup ## RECORDS= numbered records go to a log and its consumers while gateways, bookies and workers are killed
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
 
-conformance: setup ## the Durable Streams suite against a cluster of its own, where Node is
-	@exec $(PY) -m tests.conformance $(ARGS)
+conformance: setup ## the Durable Streams suite against a cluster of its own, where Node is; KILLS=1: processes are killed
+	@exec $(PY) -m tests.conformance $(if $(KILLS),--kills) $(ARGS)
 
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)

@@ -6,10 +6,11 @@ on the same machine.
 """
 
 import argparse
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import uvloop
@@ -17,6 +18,10 @@ import uvloop
 from loadtest.bench_idle import WATCHED, Watch, opened, say
 from loadtest.cluster import running
 
+_DONE: Final = (200, 201, 204)
+_AGAIN: Final = (429, 503, 504)
+"""A machine that others use may refuse a request, which is then sent again."""
+_PAUSE_S: Final = 0.1
 _TYPE: Final = {"Content-Type": "application/json"}
 _MESSAGE: Final = b'{"user":42,"text":"a small message of some hundred bytes, as a chat or the answer of a model has them"}'
 
@@ -28,24 +33,28 @@ async def run(streams: int, seconds: float) -> None:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         watch = Watch(cluster, seconds)
 
-        async def ask(method: str, number: int, status: int, **more: object) -> None:
+        async def ask(method: str, number: int, **more: Any) -> None:
             # Streams are spread over the gateways, and each stays at one.
             gateway = cluster.gateways[number % len(cluster.gateways)]
             url = f"{gateway}/v1/stream/bench/{number}"
-            async with session.request(method, url, **more) as answer:  # type: ignore[arg-type]
-                assert answer.status == status, (answer.status, await answer.text())
+            while True:
+                async with session.request(method, url, **more) as answer:
+                    if answer.status in _DONE:
+                        return
+                    assert answer.status in _AGAIN, (answer.status, await answer.text())
+                await asyncio.sleep(_PAUSE_S)
 
         async def create(number: int) -> None:
-            await ask("PUT", number, 201, headers=_TYPE)
+            await ask("PUT", number, headers=_TYPE)
 
         async def append(number: int) -> None:
-            await ask("POST", number, 204, headers=_TYPE, data=_MESSAGE)
+            await ask("POST", number, headers=_TYPE, data=_MESSAGE)
 
         async def close(number: int) -> None:
-            await ask("POST", number, 204, headers={"Stream-Closed": "true"})
+            await ask("POST", number, headers={"Stream-Closed": "true"})
 
         async def read(number: int) -> None:
-            await ask("GET", number, 200)
+            await ask("GET", number)
 
         await create(streams)
         await append(streams)

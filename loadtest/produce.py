@@ -140,10 +140,10 @@ async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _kill_in_turn(
+async def kill_in_turn(
     cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str], over: asyncio.Event
 ) -> None:
-    """Until it is over; who was killed last is back then."""
+    """Kill one process after another, and start it again, until it is over; who was killed last is back then."""
     names = [name for name in cluster.names if name.startswith(("gateway", "bookie"))]
     gateways = [name for name in names if name.startswith("gateway")]
     bookies = [name for name in names if name.startswith("bookie")]
@@ -254,7 +254,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
         began = time.monotonic()
         follower = asyncio.create_task(_follow(client, seen))
         over = asyncio.Event()
-        killer = asyncio.create_task(_kill_in_turn(cluster, plan, say, kills, over))
+        killer = asyncio.create_task(kill_in_turn(cluster, plan, say, kills, over))
         async with crowd.at_work(client):
             async with asyncio.TaskGroup() as group:
                 for n, one in enumerate(sent):

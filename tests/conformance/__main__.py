@@ -1,10 +1,17 @@
 """`make conformance`: the suite that any server of the Durable Streams protocol is judged by.
 
-The last line is `conformance: N passed, N failed, N skipped`. Tests of what is not served are left out by name
-(`UNSERVED`), each group is named with its reason, and all of them count as skipped. So is the whole suite where there
-is no Node.
+The last line is `conformance: N passed, N failed, N skipped`. What the suite has for those who ask for it (subscriptions) is
+named, and counts as skipped. So does the whole suite where there is no Node, or no way to npm's registry.
+
+With `--kills` (`KILLS=1`) a gateway or a bookie is killed every few seconds. A proxy stands for a client that repeats what
+the protocol lets it repeat (`repeats.py`), and remembers every acknowledged append; at the end all of them are read
+back, and the last line is `streams: N kills, N acknowledged, N lost`.
+
+The suite waits by the clock on the wall, which a slow machine may miss: tests that failed are run once more. The first
+failure is told as `again:`, and a test fails that fails both times.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -13,67 +20,106 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from loadtest.cluster import running
+from tests.conformance.repeats import Repeats, killing
 
 HERE: Final = Path(__file__).resolve().parent
 ROOM: Final = HERE.parents[1] / "build" / "conformance"
 """Where npm puts the packages: nothing of them is beside the tests."""
 FILES: Final = ("package.json", "package-lock.json", "streams.test.js", "vitest.config.js")
-UNSERVED: Final = MappingProxyType({})
-"""Tests of parts of the protocol that are not served: how their names begin, and the reason."""
 _OPT_IN: Final = "Reserved subscription APIs"
 _TIMEOUT_S: Final = 1500.0
 _LINE_MAX: Final = 300
+_UNREACHABLE: Final = re.compile(
+    r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|E403|E407)\b"
+)
+"""What npm says where it has no way to its registry."""
 
 
-async def main() -> int:
+async def main(*, has_kills: bool) -> int:
     """Run the suite; returns the exit status."""
     if shutil.which("npm") is None or shutil.which("node") is None:
-        print("conformance: there is no Node here: the whole suite is skipped")
-        print("conformance: 0 passed, 0 failed, 1 skipped")
-        return 0
+        return _skipped("there is no Node here")
     ROOM.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copyfile(HERE / name, ROOM / name)
-    status, said = await _run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error")
+    status, said = await _run(
+        *("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"),
+        *("--prefer-offline", "--fetch-retries=1", "--fetch-timeout=30000"),
+    )
+    if status and _UNREACHABLE.search(said):
+        return _skipped("npm's registry can't be reached")
     if status:
         print(said)
-        print("conformance: the packages can't be had")
+        print("conformance: the packages can't be installed")
         return 1
-    report = ROOM / "report.json"
-    report.unlink(missing_ok=True)
-    served = f"^(?!.*(?:{'|'.join(UNSERVED)}))"
     # Browsers of other origins are what the suite's preflight stands for.
     async with running(None, environment={"CORS_ORIGINS": "*"}) as cluster:
-        _, said = await _run(
-            *("npx", "--no-install", "vitest", "run", "--reporter=json", f"--outputFile={report}"),
-            *(("-t", served) if UNSERVED else ()),
-            STREAMS_URL=cluster.gateways[0],
-        )
+        if not has_kills:
+            return _tell(await _results(cluster.gateways[0]))
+        async with Repeats(cluster.gateways) as repeats:
+            async with killing(cluster) as kills:
+                status = _tell(await _results(repeats.url))
+            acknowledged, lost = await repeats.appends.read_back(cluster.gateways)
+    for problem in lost:
+        print(f"lost: {problem}")
+    print(f"streams: {len(kills)} kills, {acknowledged} acknowledged, {len(lost)} lost")
+    return status or int(bool(lost) or not kills or not acknowledged)
+
+
+async def _results(url: str) -> dict[str, dict[str, Any]]:
+    """The results of all tests, by full name."""
+    results = await _judged(".", url)
+    failed = {name: test for name, test in results.items() if test["status"] == "failed"}
+    if failed:
+        for name, test in failed.items():
+            print(f"again: {name}: {_why(test)}")
+        again = await _judged(f"(?:{'|'.join(map(re.escape, failed))})$", url)
+        results |= {name: test for name, test in again.items() if name in failed}
+    return results
+
+
+def _skipped(why: str) -> int:
+    print(f"conformance: {why}: the whole suite is skipped")
+    print("conformance: 0 passed, 0 failed, 1 skipped")
+    return 0
+
+
+async def _judged(names: str, url: str) -> dict[str, dict[str, Any]]:
+    """The results of the tests whose full names match, and of the others as skipped, by full name."""
+    report = ROOM / "report.json"
+    report.unlink(missing_ok=True)
+    _, said = await _run(
+        *("npx", "--no-install", "vitest", "run", "--reporter=json", f"--outputFile={report}"),
+        *("-t", names),
+        STREAMS_URL=url,
+    )
     if not report.exists():
-        print(said)
-        print("conformance: the suite did not run")
-        return 1
-    return _tell(json.loads(report.read_bytes()))
+        raise RuntimeError(f"the suite did not run: {said}")
+    suites = json.loads(report.read_bytes())["testResults"]
+    tests = [test for suite in suites for test in suite["assertionResults"]]
+    results = {test["fullName"]: test for test in tests}
+    assert len(results) == len(tests), "two tests have one name"
+    return results
 
 
-def _tell(report: dict[str, Any]) -> int:
+def _why(test: dict[str, Any]) -> str:
+    return " ".join(test["failureMessages"])[:_LINE_MAX]
+
+
+def _tell(results: dict[str, dict[str, Any]]) -> int:
     """Print how each test that was not passed ended, and the counts."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    for suite in report["testResults"]:
-        for test in suite["assertionResults"]:
-            status = test["status"]
-            counts[status if status in ("passed", "failed") else "skipped"] += 1
-            if status == "failed":
-                print(
-                    f"failed: {test['fullName']}: {' '.join(test['failureMessages'])[:_LINE_MAX]}"
-                )
-            elif status != "passed":
-                skipped[_reason(test["fullName"])] += 1
+    for name, test in results.items():
+        status = test["status"]
+        counts[status if status in ("passed", "failed") else "skipped"] += 1
+        if status == "failed":
+            print(f"failed: {name}: {_why(test)}")
+        elif status != "passed":
+            skipped[_reason(name)] += 1
     for reason, count in sorted(skipped.items()):
         print(f"skipped: {count} tests: {reason}")
     print(
@@ -85,8 +131,7 @@ def _tell(report: dict[str, Any]) -> int:
 def _reason(name: str) -> str:
     if _OPT_IN in name:
         return "the suite has them for those who ask: subscriptions are not served"
-    found = (why for start, why in UNSERVED.items() if re.search(start, name))
-    return next(found, f"nobody knows why: {name}")
+    return f"nobody knows why: {name}"
 
 
 async def _run(*command: str, **environment: str) -> tuple[int, str]:
@@ -109,4 +154,6 @@ async def _run(*command: str, **environment: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    parser = argparse.ArgumentParser(prog="make conformance", description=__doc__)
+    parser.add_argument("--kills", action="store_true", help="kill processes meanwhile")
+    sys.exit(asyncio.run(main(has_kills=parser.parse_args().kills)))

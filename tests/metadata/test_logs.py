@@ -13,9 +13,9 @@ from quorumlog.errors import InvalidRequest, LogProtected, NoSuchLedger, NoSuchL
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, LedgerMetadata, Lineage
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, LedgerMetadata, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import LogRow
 from services.metadata.database import Connection
@@ -498,6 +498,19 @@ async def test_the_limits_of_a_log_change_by_compare_and_swap(logs: LogClient) -
     assert current == changed == await logs.get("a-log")
     assert changed.settings == replace(made.settings, retention_seconds=60)
     assert changed.version == made.version + 1
+
+
+async def test_a_deletion_by_the_row_of_a_former_keeper_changes_nothing(logs: LogClient) -> None:
+    one, two = Writer("g1", "http://g1"), Writer("g2", "http://g2", "http://g2:1")
+    made, _ = await logs.create(replace(LOG, expiry=Expiry(60, one, "t1")))
+    is_done, kept = await logs.cas(made.kept_by(two, "t2"))
+
+    assert is_done
+    assert kept.expiry == Expiry(60, two, "t2")
+    assert await logs.delete(made) == kept == await logs.get("a-log")
+    with pytest.raises(InvalidRequest):
+        await logs.cas(replace(kept, expiry=None))
+    assert await logs.delete(kept) is None
 
 
 async def test_logs_are_listed_by_the_beginning_of_their_names(logs: LogClient) -> None:

@@ -83,8 +83,9 @@ def _only_asked(original: Any) -> Any:
 
 
 def _kept_for_ever(_original: Any) -> Any:
-    async def sweep(self: Accesses, *args: Any) -> None:
+    async def sweep(self: Accesses, *args: Any) -> bool:
         del self, args
+        return True
 
     return sweep
 

@@ -8,8 +8,8 @@ import pytest
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.changes import check_ledger, check_log, check_new_ledger, published_by
-from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.log import LIMITS, Expiry, LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
 from tests.protocol.hands import B1, B2, B3, B4, B5, ledger
@@ -146,6 +146,21 @@ def test_what_a_log_may_become(changes: dict[str, Any]) -> None:
 )
 def test_what_a_log_may_not_become(changes: dict[str, Any], pointer: str) -> None:
     assert refused(check_log, LOG, replace(LOG, **changes)) == [pointer]
+
+
+def test_a_log_that_expires_gets_another_keeper_and_nothing_else() -> None:
+    expiry = Expiry(60, Writer("g1", "http://g1"), "t1")
+    log = replace(LOG, expiry=expiry)
+    kept = log.kept_by(Writer("g2", "http://g2"), "t2")
+    assert kept.expiry == Expiry(60, Writer("g2", "http://g2"), "t2")
+    check_log(log, kept)
+    for old, new in (
+        (log, LOG),
+        (LOG, log),
+        (log, replace(log, expiry=replace(expiry, idle_s=61))),
+        (LOG, replace(log, expiry=replace(expiry, idle_s=0))),
+    ):
+        assert refused(check_log, old, new) == ["/row/expiry"]
 
 
 def test_a_closed_log_is_not_opened_again() -> None:

@@ -1,10 +1,13 @@
 """A log's row survives the wire, and what breaks its invariants does not get in."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from pydantic import ValidationError
 
-from quorumlog.protocol.log import Answer, LogItem, LogMetadata, LogSettings, Producer
+from quorumlog.protocol.log import Answer, Expiry, LogItem, LogMetadata, LogSettings, Producer
+from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import LogRow
 
@@ -28,6 +31,15 @@ def test_a_row_is_read_as_it_was_sent() -> None:
     sent = LogRow.from_core(LOG).model_dump_json()
 
     assert LogRow.model_validate_json(sent).to_core() == LOG
+
+
+def test_a_row_tells_its_expiry_only_where_it_has_one() -> None:
+    keeper = Writer("g1", "http://g1", "http://g1:1")
+    row = replace(LOG, expiry=Expiry(0, keeper, "t"))
+    sent = LogRow.from_core(row).model_dump_json()
+
+    assert LogRow.model_validate_json(sent).to_core() == row
+    assert "expiry" not in orjson.loads(LogRow.from_core(LOG).model_dump_json())
 
 
 def test_a_row_whose_borders_do_not_meet_is_refused() -> None:

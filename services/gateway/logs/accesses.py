@@ -147,15 +147,18 @@ class Accesses:
 
     # --- the sweep -------------------------------------------------------------------------------
 
-    async def sweep(self, row: LogMetadata, is_alive: Callable[[Writer], Awaitable[bool]]) -> None:
-        """Delete the log of a row if it has expired, or keep it in place of a process that does not live."""
+    async def sweep(self, row: LogMetadata, is_alive: Callable[[Writer], Awaitable[bool]]) -> bool:
+        """Delete the log of a row if it has expired, or keep it in place of a process that does not live. Returns whether
+        the log is still there.
+        """
         expiry = row.expiry
         if expiry is None or row.deletion_protection:
-            return
+            return True
         if expiry.keeper.id == self._me.id:
-            await self.here(row.name, expiry, is_access=False)
-        elif not await is_alive(expiry.keeper):
+            return await self.here(row.name, expiry, is_access=False) is not Verdict.GONE
+        if not await is_alive(expiry.keeper):
             await self._appoint(row.name, expiry.term)
+        return True
 
     def terms(self) -> frozenset[str]:
         """Of the logs that this process remembers as their keeper."""

@@ -94,7 +94,8 @@ class Sweep:
         return alive[writer.id]
 
     async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
-        await self._logs.accesses.sweep(row, partial(self._is_alive, alive=alive))
+        if not await self._logs.accesses.sweep(row, partial(self._is_alive, alive=alive)):
+            return
         ownership = self._logs.ownership
         is_owned = ownership.tick(row)
         last = row.last_item
