@@ -394,6 +394,7 @@ def test_an_answer_that_was_lost_is_no_takeover(
 def test_gateways_that_are_away_are_asked_once_for_all_logs(
     cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(publishing, "_RETRY_S", 3600.0)
     logs = {made(cluster, f"away-{at}", 2): 2 for at in range(3)}
     mine = publisher(cluster)
     asked: list[str] = []
