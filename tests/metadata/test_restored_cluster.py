@@ -19,6 +19,7 @@ from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.client import Client
 from quorumlog.client.ledger import Ledger
+from quorumlog.errors import DatabaseWentBack
 from tests.metadata.restores import dump, restore
 from tests.support.waiting import UNHURRIED, until
 
@@ -236,6 +237,10 @@ async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_e
         await restore(stores, old)
         await world.restart(METADATA)
         await world.until_told()
+        # Appends to open ledgers go on; nothing new begins.
+        await kept.append_batch(payloads[30:35])
+        with pytest.raises(DatabaseWentBack):
+            await client.create_ledger()
         accept = ["cluster", "accept", *await world.missing(), "--metadata", cluster.url(METADATA)]
         refused = await world.run(*accept, status=1)
         assert "rows of 2 ledgers are missing, or older than copies that bookies hold" in refused
@@ -250,7 +255,7 @@ async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_e
         told = await ledger.recover()
         assert (told["state"], told["last_entry"]) == ("CLOSED", 39)
         assert [entry.payload async for entry in ledger.entries()] == payloads
-        await kept.append_batch(payloads[30:])
+        await kept.append_batch(payloads[35:])
         assert (await kept.close())["last_entry"] == 39
         assert [entry.payload async for entry in kept.entries()] == payloads
 
