@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.ports import free_ports
 from quorumlog.net.listen import listening
+from quorumlog.protocol import positions as protocol_positions
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.app import build_app
 from services.gateway.edge.consumer_models import ConsumerList, ConsumerModel, PositionModel
@@ -355,3 +356,19 @@ async def test_bad_requests_are_refused(
 ) -> None:
     assert code(await http.ask(method, path, json, headers=headers)) == (422, "invalid")
     assert (await http.ask("GET", f"{LOG}/consumers")).json["consumers"] == []
+
+
+async def test_one_consumer_more_than_the_most_is_a_conflict_which_changes_nothing(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await commit(http, 1, If_None_Match="*")).status == 200
+    monkeypatch.setattr(protocol_positions, "CONSUMERS_MAX", 1)
+    other = f"{LOG}/consumers/other"
+    leased = await http.ask("POST", f"{other}/lease", {"holder": "w"})
+    made = await http.ask("PUT", other, {"offset": 1}, headers={"If-None-Match": "*"})
+
+    assert code(leased) == code(made) == (409, "too-many-consumers")
+    listed = (await http.ask("GET", f"{LOG}/consumers")).json["consumers"]
+    assert [consumer["consumer"] for consumer in listed] == ["me"]
+    assert (await http.ask("DELETE", ME)).status == 204
+    assert (await http.ask("POST", f"{other}/lease", {"holder": "w"})).status == 200
