@@ -158,8 +158,11 @@ async def test_a_stream_of_no_ttl_is_gone_once_it_is_made(http: Served) -> None:
     assert (await http.put(TEXT)).status == 201
 
 
-async def test_a_protected_stream_does_not_expire(http: Served) -> None:
-    assert (await http.put(TEXT | {"Stream-TTL": "0"})).status == 201
+@pytest.mark.parametrize(
+    "over", [{"Stream-TTL": "0"}, {"Stream-Expires-At": "2020-01-02T03:04:05Z"}], ids=["ttl", "at"]
+)
+async def test_a_protected_stream_does_not_expire(http: Served, over: dict[str, str]) -> None:
+    assert (await http.put(TEXT | over)).status == 201
     await http.gateway.logs.change(LOG, {}, deletion_protection=True)
     assert (await http.ask("GET", STREAM)).status == 200
     await http.gateway.logs.change(LOG, {}, deletion_protection=False)
