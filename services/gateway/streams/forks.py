@@ -105,8 +105,11 @@ class StreamForks:
         """Keeps no state."""
         self._logs, self._find = logs, find
 
-    async def made(self, name: str, wanted: ForkAsked) -> Found | None:
-        """The stream of this name, if it is what an earlier try of the request made; None if there is none.
+    async def made(
+        self, name: str, wanted: ForkAsked, is_expired: Callable[[StreamConfig], bool]
+    ) -> Found | None:
+        """The stream of this name, if it is what an earlier try of the request made; None if there is none. One that has
+        expired is deleted.
 
         Raises: StreamConflict.
         """
@@ -117,6 +120,9 @@ class StreamForks:
         except NoSuchLog:
             return None
         config = config_of(row)
+        if config is not None and is_expired(config):
+            await self._logs.remove(row)
+            return None
         if config is None or not wanted.is_made(config):
             raise StreamConflict("the stream exists with other settings", log=name)
         return Found(row, config)

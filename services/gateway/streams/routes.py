@@ -106,10 +106,7 @@ class StreamRoutes:
         """PUT of a fork (section 4.2)."""
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         data = await self._body(request)
-        made = await self._forks.made(name, wanted)
-        if made is not None and self._is_expired(made.config):
-            await self._logs.remove(made.row)
-            made = None
+        made = await self._forks.made(name, wanted, self._is_expired)
         if made is not None and not await self._is_unfinished(made.row):
             sent = _Sent((), closes)
             return await self._created(request, made.row, sent, wanted.is_made, is_new=False)
@@ -164,7 +161,7 @@ class StreamRoutes:
                 await self._logs.remove(row)
                 row, is_new = await make(settings)
         except LogDeleted as error:
-            raise taken(name) from error
+            raise taken(error.log or name) from error
         if not is_new:
             is_part = row.settings == settings and await self._is_unfinished(row)
             if not is_part:
