@@ -284,7 +284,7 @@ GUARDS: Final = (
     Guard(
         "a deleted log's name is free while forks of its forks are there",
         forks,
-        "_KEPT",
+        "KEPT",
         one_level,
         a_deleted_name_is_taken_while_something_came_of_it,
     ),

@@ -14,6 +14,7 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
+from services.metadata.forks import KEPT
 from services.metadata.ledgers import NAMING, LedgerFilter, list_query
 from services.metadata.logs import ORPHANS
 from services.metadata.logs import PAGE as LOG_PAGE
@@ -113,6 +114,9 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((LOG_PAGE, ["log-7", 9, ""]), "logs_live"),
     ((LOG_PAGE, ["", 9, "log-7"]), "logs_live"),
     ((ORPHANS, [7, 40, 9]), "unnamed_ledgers_pkey"),
+    ((KEPT, ["log-7"]), "forks_of"),
+    (("SELECT FROM shared_ledgers WHERE ledger_id = $1", [7]), "shared_ledgers_of"),
+    (("DELETE FROM shared_ledgers WHERE log = $1", ["log-7"]), "shared_ledgers_pkey"),
     ((CLAIM, ["w", 30.0, 2]), "repairs_in_order"),
     ((REPAIR_PAGE, [7, "b1@1", 9]), "repairs_pkey"),
     ((HURRY, []), "repairs_waiting"),
@@ -142,6 +146,8 @@ INSERT INTO cookies SELECT 'b' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO logs SELECT 'log-' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO unnamed_ledgers SELECT n, now() - make_interval(secs => n)
     FROM generate_series(1, 5000) n;
+INSERT INTO shared_ledgers SELECT n, 'log-' || n FROM generate_series(1, 5000) n;
+INSERT INTO forks SELECT 'log-' || n, 'log-' || n / 10 FROM generate_series(1, 5000) n;
 INSERT INTO repairs (ledger_id, member, ranges, survivors, failures, next_try_at)
     SELECT n, 'b' || n % 500 || '@1', '{[0,9]}', n % 9, 1,
     now() + make_interval(mins => CASE WHEN n % 500 = 0 THEN 1 ELSE -1 END)

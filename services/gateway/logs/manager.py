@@ -184,8 +184,12 @@ class LogManager:
                     return self._begun(*await self._store.fork(wanted, source, at))
             else:
                 # Only what is CLOSED is shared: nobody else's append can come into it.
-                with contextlib.suppress(LogClosed):
+                try:
                     await self.roll(source.name)
+                except LogClosed:
+                    await self.finish(
+                        source.name
+                    )  # a batch has ended it, which the row may not say yet
             now = await self._reader.row(source.name)
             if now.created_at != source.created_at:
                 raise NoSuchLog(f"the log {source.name} was deleted", log=source.name)

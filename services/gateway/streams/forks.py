@@ -115,8 +115,11 @@ class StreamForks:
         """Keeps no state."""
         self._logs, self._find = logs, find
 
-    async def made(self, name: str, wanted: ForkAsked) -> Found | None:
-        """The stream of this name, if it is what an earlier try of the request made; None if there is none.
+    async def made(
+        self, name: str, wanted: ForkAsked, exists: Callable[[LogMetadata], Awaitable[bool]]
+    ) -> Found | None:
+        """The stream of this name, if it is what an earlier try of the request made; None if there is none. `exists`:
+        whether a row's stream has not expired; one that has is deleted.
 
         Raises: StreamConflict.
         """
@@ -127,6 +130,8 @@ class StreamForks:
         except NoSuchLog:
             return None
         config = config_of(row)
+        if config is not None and not await exists(row):
+            return None
         if config is None or not wanted.is_made(config):
             raise StreamConflict("the stream exists with other settings", log=name)
         return Found(row, config)

@@ -107,9 +107,7 @@ class StreamRoutes:
         """PUT of a fork (section 4.2)."""
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         data = await self._body(request)
-        made = await self._forks.made(name, wanted)
-        if made is not None and not await self._exists(made.row):
-            made = None
+        made = await self._forks.made(name, wanted, self._exists)
         if made is not None and not await self._is_unfinished(made.row):
             sent = _Sent((), closes)
             return await self._created(request, made.row, sent, wanted.is_made, is_new=False)
@@ -162,7 +160,7 @@ class StreamRoutes:
             if not is_new and not await self._exists(row):
                 row, is_new = await make(settings)
         except LogDeleted as error:
-            raise taken(name) from error
+            raise taken(error.log or name) from error
         if not is_new:
             found = config_of(row)
             is_same = row.settings == settings and found is not None and found.ttl_s == wanted.ttl_s

@@ -7,8 +7,9 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from quorumlog.protocol.log import LogMetadata
-from services.gateway.logs.values import Since
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import LogMetadata, LogState
+from services.gateway.logs.values import Append, Since
 from services.gateway.streams.config import Forked, StreamConfig
 from tests.gateway.streams.test_streams import CLOSED, JSON, STREAM, TEXT, Served, producer, served
 from tests.logs.support import Answer
@@ -214,6 +215,29 @@ async def test_a_fork_has_the_sources_expiry_or_its_own(http: Served) -> None:
 
     heads = [await http.ask("HEAD", path) for path in (FORK, f"{FORK}-2")]
     assert [head.headers["Stream-Expires-At"] for head in heads] == [later, latest]
+
+
+async def test_a_path_whose_stream_has_expired_is_free_for_a_fork(http: Served) -> None:
+    past = {"Stream-Expires-At": "2020-01-02T03:04:05Z"}
+    await http.put(TEXT, b"a")
+    await http.ask("PUT", FORK, headers=JSON | past, body=b"[1]")
+
+    assert (await forked(http)).status == 201
+
+    assert await read(http) == b"a"
+
+
+async def test_a_source_that_a_batch_has_ended_is_forked_before_its_row_says_so(
+    http: Served,
+) -> None:
+    await http.put(TEXT, b"a")
+    name = "durable-stream.chat_2F42"
+    await http.gateway.logs.append(name, Append.of((Record(b"b"),), is_end=True))
+    assert (await http.gateway.logs.row(name)).state is LogState.OPEN
+
+    assert (await forked(http)).status == 201
+
+    assert await read(http) == b"ab"
 
 
 async def test_what_retention_dropped_of_the_source_is_in_no_fork(http: Served) -> None:
