@@ -117,6 +117,10 @@ bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= re
 bench-tokens: setup ## what the check of an access token costs a request at the edge of a gateway
 	@exec $(PY) -m loadtest.bench_tokens
 
+.PHONY: bench-durable-streams
+bench-durable-streams: setup ## streams beside the Durable Streams server of npm: appends, reads, 500 readers: TIME= ROUNDS=
+	@exec $(PY) -m loadtest.durable_streams $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
 

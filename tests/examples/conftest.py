@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from loadtest import npm
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
-from tests.support import browser, npm
+from tests.support import browser
 from tests.support.waiting import UNHURRIED
 
 

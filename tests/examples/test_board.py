@@ -12,11 +12,11 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from loadtest import npm
 from loadtest.cluster import Cluster
 from loadtest.ports import free_ports
 from quorumlog.client import Client
 from tests.examples.support import ROOT, Running, losing_answers, up
-from tests.support import npm
 from tests.support.browser import page
 from tests.support.waiting import until
 

@@ -26,6 +26,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogRead
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import StreamConfig
+from services.gateway.streams.kept import KeptPages, Page
 from services.gateway.streams.messages import body_of
 
 CHUNK_BYTES: Final = 1 << 20
@@ -55,8 +56,9 @@ class StreamReads:
     """Reads of all streams at this gateway."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
-        """Keeps no state."""
+        """Keeps pages for catch-up reads, and no other state."""
         self._logs, self._room = logs, room
+        self._kept = KeptPages()
 
     async def answer(self, request: web.Request, given: Given, found: Found) -> web.StreamResponse:
         """The answer to a GET."""
@@ -85,13 +87,13 @@ class StreamReads:
 
     async def _check(self, found: Found, at: int) -> None:
         """Raise BadRequest for an offset beyond the tail: this stream has not given it out."""
-        if at and at > (await self._logs.tail(found.row.name))[0]:
+        if at and at > (await self._logs.tail(found.row.name, found.row))[0]:
             raise BadRequest("/query/offset: is beyond the stream's tail")
 
     async def _catch_up(
         self, request: web.Request, given: Given, found: Found, at: op.Position
     ) -> web.Response:
-        page = await self._page(found, at)
+        page, body = await self._whole(found, at)
         is_now = at == "latest"
         headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
         if is_now or not page.records:
@@ -104,7 +106,17 @@ class StreamReads:
             headers["ETag"] = tag
             if tag in (given[op.IF_NONE_MATCH] or ""):
                 return web.Response(status=304, headers=headers)
-        return web.Response(body=body_of(page, is_json=found.config.is_json), headers=headers)
+        return web.Response(body=body, headers=headers)
+
+    async def _whole(self, found: Found, at: op.Position) -> Page:
+        """A page and its body. Of a kept page only the place counts."""
+        kept = self._kept.find(found.row, at)
+        if kept is not None:
+            return kept
+        page = await self._page(found, at)
+        body = body_of(page, is_json=found.config.is_json)
+        self._kept.keep(found.row, page, body)
+        return page, body
 
     def _cache(self, request: web.Request, config: StreamConfig) -> str:
         """Who may keep an answer with records, which never change."""

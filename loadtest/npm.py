@@ -1,4 +1,4 @@
-"""Packages of npm for tests: those of a lock file, in a folder below `build/`, installed once for all workers."""
+"""Packages of npm for tests and benchmarks: those of a lock file, in a folder below `build/`, installed once for all."""
 
 import fcntl
 import hashlib
@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-ROOM: Final = Path(__file__).resolve().parents[2] / "build" / "npm"
+from loadtest.bench.measure import Absent
+
+ROOM: Final = Path(__file__).resolve().parents[1] / "build" / "npm"
 _FILES: Final = ("package.json", "package-lock.json")
 _DEADLINE_S: Final = 600.0
 _NO_WAY: Final = re.compile(
@@ -17,8 +19,7 @@ _NO_WAY: Final = re.compile(
 """What npm says where it can't reach its registry. Anything else is a defect of the lock file, say."""
 
 
-class Absent(Exception):
-    """What is missing on this machine."""
+__all__ = ["Absent", "installed", "needs"]
 
 
 def needs(*programs: str) -> None:

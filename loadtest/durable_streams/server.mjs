@@ -1,0 +1,6 @@
+// The protocol's own server with its file-backed store, as shipped: a port, and the folder of its data.
+import { DurableStreamTestServer } from "@durable-streams/server"
+
+const [port, dataDir] = process.argv.slice(2)
+const server = new DurableStreamTestServer({ port: Number(port), host: "127.0.0.1", dataDir })
+await server.start()

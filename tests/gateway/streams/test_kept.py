@@ -1,0 +1,144 @@
+"""Kept pages: many readers cost one read, and nothing is told that is not true any more."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quorumlog.protocol.batch import Record
+from services.gateway.logs.values import LogRead, ReadRecord
+from services.gateway.streams.kept import KeptPages
+from tests.gateway.streams.test_streams import LOG, STREAM, Served, served
+from tests.logs.support import Answer
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+MIB = 1 << 20
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Served]:
+    async with served() as found:
+        yield found
+
+
+@pytest.fixture
+def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Where the log was read, read by read."""
+    places: list[Any] = []
+    read = http.gateway.logs.read
+
+    async def counted(name: str, start: Any, **options: Any) -> LogRead:
+        places.append(start)
+        return await read(name, start, **options)
+
+    monkeypatch.setattr(http.gateway.logs, "read", counted)
+    return places
+
+
+async def fill(http: Served, *letters: str) -> None:
+    """A stream of records of 600 KiB: two fill a page."""
+    assert (await http.put(OCTETS)).status in (200, 201)
+    for letter in letters:
+        assert (await http.post(OCTETS, letter.encode() * (600 << 10))).status == 204
+
+
+async def get(http: Served, offset: str | int) -> Answer:
+    text = offset if isinstance(offset, str) else f"{offset:019d}"
+    return await http.ask("GET", f"{STREAM}?offset={text}")
+
+
+def shown(answer: Answer) -> tuple[int, str, str, bool]:
+    """Status, the letters of the body, where to go on, and whether that is the tail."""
+    letters = "".join(dict.fromkeys(answer.body.decode()))
+    following = answer.headers["Stream-Next-Offset"].lstrip("0")
+    return answer.status, letters, following, "Stream-Up-To-Date" in answer.headers
+
+
+async def test_a_full_page_is_read_once_for_all_readers(http: Served, asked: list[Any]) -> None:
+    await fill(http, "a", "b", "c")
+
+    first, again, by_number = await get(http, "-1"), await get(http, "-1"), await get(http, 0)
+    other = await get(http, 1)
+
+    assert shown(first) == (200, "ab", "2", False)
+    assert asked == ["earliest", 1], "the others were kept"
+    for answer in (again, by_number):
+        assert (answer.status, answer.body) == (200, first.body)
+        own = {"Date": "", "X-Request-ID": ""}
+        assert {**answer.headers, **own} == {**first.headers, **own}
+    assert shown(other) == (200, "bc", "3", False)
+    same = await http.ask(
+        "GET", f"{STREAM}?offset=-1", headers={"If-None-Match": first.headers["ETag"]}
+    )
+    assert same.status == 304
+
+
+async def test_a_page_at_the_tail_is_not_kept(http: Served) -> None:
+    await fill(http, "a")
+    assert shown(await get(http, "-1")) == (200, "a", "1", True)
+    await fill(http, "b", "c")
+    assert shown(await get(http, "-1")) == (200, "ab", "2", False)
+    assert shown(await get(http, 2)) == (200, "c", "3", True)
+    assert (await http.post(OCTETS | {"Stream-Closed": "true"}, b"d")).status == 204
+    closed = await get(http, 2)
+    assert shown(closed) == (200, "cd", "4", True)
+    assert closed.headers["Stream-Closed"] == "true"
+
+
+async def test_nothing_is_told_of_a_stream_that_was_deleted_or_made_again(http: Served) -> None:
+    await fill(http, "a", "b", "c")
+    before = await get(http, "-1")
+    assert (await http.ask("DELETE", STREAM)).status == 204
+    assert (await get(http, "-1")).status == 404
+
+    await fill(http, "x", "y", "z")
+    after = await get(http, "-1")
+
+    assert shown(after) == (200, "xy", "2", False)
+    assert after.headers["ETag"] != before.headers["ETag"]
+
+
+async def test_nothing_is_told_of_records_that_were_truncated(http: Served) -> None:
+    await fill(http, "a", "b", "c")
+    assert shown(await get(http, "-1")) == (200, "ab", "2", False)
+    assert (await http.ask("POST", f"/v1/logs/{LOG}/roll", {})).status == 200
+    await fill(http, "d", "e", "f")
+    cut = await http.ask("POST", f"/v1/logs/{LOG}/truncate", {"before": 3})
+    assert cut.json["first_offset"] == 3
+
+    assert (await get(http, 0)).status == 410
+    assert shown(await get(http, "-1")) == (200, "de", "5", False)
+    assert shown(await get(http, "-1")) == (200, "de", "5", False)
+
+
+async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(http: Served) -> None:
+    await fill(http, "a")
+    row = await http.gateway.logs.row(LOG)
+    kept = KeptPages(bytes_max=3 * MIB)
+
+    def page(at: int) -> LogRead:
+        return LogRead((ReadRecord(at, 0, Record(b"value"), 1, at),), at + 1, 0, closed=False)
+
+    for at in range(2):
+        kept.keep(row, page(at), b"x" * MIB)
+    assert kept.find(row, 0) is not None
+    kept.keep(row, page(2), b"y" * MIB)
+
+    assert kept.find(row, 1) is None
+    assert [kept.find(row, at) is not None for at in (0, 2)] == [True, True]
+    assert MIB < len(kept) <= 3 * MIB
+    # The same page again counts once, and one that alone is too large is not kept.
+    before = len(kept)
+    kept.keep(row, page(2), b"y" * MIB)
+    assert len(kept) == before
+    kept.keep(row, page(3), b"z" * 4 * MIB)
+    assert (kept.find(row, 3), len(kept)) == (None, 0)
+    # Neither is what may change.
+    for changing in (
+        replace(page(4), closed=True),
+        replace(page(4), is_at_end=True),
+        replace(page(4), records=()),
+    ):
+        kept.keep(row, changing, b"x")
+    assert len(kept) == 0
