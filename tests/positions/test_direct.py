@@ -162,3 +162,17 @@ async def test_the_row_of_the_log_is_read_again_in_time(ways: Ways) -> None:
     assert code(old) == (409, "lease-lost")
     token = str((await acquire(ways.http, "w1")).json["lease"]["fencing_token"])
     assert b"HTTP/1.1 200 OK" in (await ways.answer(b'{"offset":2}', token))[1]
+
+
+async def test_a_gateway_with_logs_answers_appends_directly_too(ways: Ways) -> None:
+    """The headers of streams are no headers of all answers."""
+    ledger = (await ways.http.ask("POST", "/v1/ledgers", {})).json["ledger_id"]
+    ways.taken.clear()
+    head = (
+        f"POST /v1/ledgers/{ledger}/entries HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/octet-stream\r\nContent-Length: 1\r\n\r\n"
+    )
+    ways.client.send(head.encode() + b"x")
+
+    assert (await ways.client.answer()).startswith(b"HTTP/1.1 201 Created\r\n")
+    assert ways.taken == [True]
