@@ -375,6 +375,8 @@ REBUILT_OF_LOG = {
     "attempt": "tokens of other changes",
     "archived_through": LOST_SETTINGS,
     "deletion_protection": LOST_SETTINGS,
+    "expiry": "times to live of streams",
+    "forked_at": "",
 }
 """Each field of a log's row, and what of it no bookie holds."""
 REBUILT_OF_ITEM = {

@@ -27,6 +27,7 @@ NOT_REBUILT: Final = (
     "writer tokens of logs",
     "producers of logs",
     "sources of forks",
+    "times to live of streams",
     "open transactions",
     "versions of apps",
     "deletions that no answering bookie heard of",
