@@ -42,6 +42,9 @@ from services.gateway.streams.reads import Found, StreamReads
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
+_BEGUN_S: Final = 5.0
+"""How long a creation waits for what another one, at the same time, puts into the stream (taste)."""
+
 _Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
 """Creates the log of a stream: its row, whatever it is, and whether this call created it."""
 
@@ -176,7 +179,11 @@ class StreamRoutes:
                 await self._logs.append(name, sent.call())
             if sent.closes:
                 await self._logs.finish(name)
-        except (UnexpectedOffset, LogClosed):
+        except UnexpectedOffset:
+            # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
+            await self._logs.read(name, sent.expect or 0, limit=1, wait_s=_BEGUN_S)
+            return False
+        except LogClosed:
             return False
         return True
 
