@@ -1,6 +1,6 @@
 """Bodies of catch-up reads, kept for the next reader: what many read from a stream's beginning is read from bookies once.
 
-A page of 1,000 records of 1 KiB costs a gateway 16 ms, and a kept one a quarter of that (docs/performance.md).
+A page of 1,000 records of 1 KiB costs a gateway 16 ms, and a kept one a seventh of that (docs/performance.md).
 """
 
 from collections import OrderedDict
