@@ -28,6 +28,7 @@ from loadtest.cluster import Cluster
 from loadtest.jetstream import JetStream
 from loadtest.waiting import until_sync
 from quorumlog.client import Client
+from services.local.process import Become, in_child
 
 SECONDS: Final = 0.05
 LARGE: Final = (
@@ -107,7 +108,12 @@ def test_a_run_writes_its_figures_as_json_and_svg(
 def test_ctrl_c_ends_a_run_with_what_was_measured() -> None:
     argv = [sys.executable, "-m", "loadtest.bench", "--only", "disk", "--time", "0.05"]
     with subprocess.Popen(
-        [*argv, "--rounds", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*argv, "--rounds", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A CI may ignore SIGINT, which children would inherit.
+        preexec_fn=in_child(Become.SELF, signal.SIGKILL),  # noqa: PLW1509
     ) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("round 2"):
