@@ -65,7 +65,13 @@ async def measure(
     """
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    is_over = asyncio.Event()
+
+    def end() -> None:
+        is_over.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
     async with AsyncExitStack() as stack:
         systems: dict[str, Any] = {}
         for name in dict.fromkeys(work.system for work in report.works):
@@ -81,6 +87,8 @@ async def measure(
                 if work.system in systems and work.name not in report.left_out:
                     with console.status(work.name):
                         await _measure(work, systems[work.system], report)
+                    if is_over.is_set():  # a peer's library may have swallowed the cancellation
+                        raise asyncio.CancelledError
                     line = f"round {number + 1} of {report.rounds}: {report.line(work)}"
                     console.print(line, soft_wrap=True)
 
