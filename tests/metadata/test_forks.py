@@ -158,7 +158,9 @@ async def test_a_fork_goes_on_in_ledgers_of_its_own_and_keeps_what_it_shares(log
     assert places(grown) == [*places(fork), (mine.ledger_id, 13, None)]
     placed = await logs.service.client.get(mine.ledger_id)
     shared = tuple((item.ledger_id, item.first_offset or 0) for item in fork.items)
-    assert placed.lineage == Lineage(fork.created_at, shared, forked_at=13, shared=shared)
+    assert placed.lineage == Lineage(
+        fork.created_at, shared, placed_by=grown.attempt, forked_at=13, shared=shared
+    )
 
 
 async def test_what_a_log_shares_is_what_it_began_with(logs: Logs) -> None:
