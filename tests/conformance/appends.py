@@ -40,14 +40,28 @@ class Appends:
     count: int = 0
     """Of acknowledged records, those of streams that are gone since too."""
 
-    def created(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        """A stream was created with a body, perhaps an empty one."""
-        given = {name.lower(): value for name, value in headers.items()}
-        media = given.get("content-type", "").partition(";")[0].strip().lower()
+    def created(
+        self, path: str, asked: Mapping[str, str], told: Mapping[str, str], body: bytes
+    ) -> None:
+        """A stream was created with a body, perhaps an empty one; headers of the request and of the answer. A fork has what
+        its source had been told below the place where the fork begins.
+        """
+        given = {name.lower(): value for name, value in asked.items()}
+        answer = {name.lower(): value for name, value in told.items()}
+        media = answer["content-type"].partition(";")[0].strip().lower()
+        source = self._streams.get(given.get("stream-forked-from", ""))
         expires = not given.keys().isdisjoint(("stream-ttl", "stream-expires-at"))
+        expires = expires or (source is not None and source.expires)
         stream = self._streams[path] = _Stream(media == "application/json", expires)
         records = _records(body, stream)
-        self._note(stream, 0, records)
+        first = int(answer["stream-next-offset"]) - len(records)
+        if source is not None:
+            # A record that the fork cuts is another one there.
+            is_cut = "stream-fork-sub-offset" in given and not stream.is_json
+            below = first - 1 if is_cut else first
+            stream.records |= {at: one for at, one in source.records.items() if at < below}
+            stream.end = first
+        self._note(stream, first, records)
 
     def deleted(self, path: str) -> None:
         """Somebody asks for a stream's deletion: from then on it may be gone."""

@@ -32,6 +32,8 @@ PATIENCE_S: Final = 45.0
 _ATTEMPT_S: Final = 75.0
 """For one attempt: a long poll takes 20 s."""
 _PAUSE_S: Final = 0.1
+_EVERY_S: Final = 5.0
+"""Between deaths: each fourth one is the same gateway's, which must live for a long poll meanwhile."""
 _AGAIN: Final = (429, 503, 504)
 _HOP: Final = frozenset(
     ("host", "connection", "keep-alive", "content-length", "transfer-encoding", "expect", "date", "server")
@@ -50,6 +52,10 @@ class _Call:
     body: bytes
     is_doubtful: bool = False
     """Whether an attempt was perhaps done that has no answer."""
+    gateway: str | None = None
+    """To which all attempts go; None: to each in turn. A long poll lasts nearly as long as a gateway lives here, and the
+    one that has just come back lives longest.
+    """
 
     @property
     def path(self) -> str:
@@ -112,6 +118,8 @@ class Repeats:
             case "DELETE":
                 answer = await self._delete(call)
             case _:
+                if request.query.get("live") == "long-poll":
+                    call.gateway = next(self._turns)
                 answer = await self._settled(call)
         body = None if call.method == "HEAD" else answer.body
         return web.Response(status=answer.status, headers=answer.headers, body=body)
@@ -146,7 +154,7 @@ class Repeats:
         return answer
 
     def _sent(self, call: _Call) -> "aiohttp.client._RequestContextManager":
-        url = URL(next(self._turns) + call.target, encoded=True)
+        url = URL((call.gateway or next(self._turns)) + call.target, encoded=True)
         # A connection that a killed process leaves must not meet the next request.
         headers = {**call.headers, "Connection": "close"}
         return self._session.request(call.method, url, headers=headers, data=call.body or None)
@@ -160,7 +168,7 @@ class Repeats:
             found = {**answer.headers, "Location": self.url + call.target}
             answer = _Answer(201, found, answer.body)
         if answer.status == 201:
-            self.appends.created(call.path, call.headers, call.body)
+            self.appends.created(call.path, call.headers, answer.headers, call.body)
         if answer.status in (200, 201):
             self._exist.add(call.path)
         return answer
@@ -295,7 +303,7 @@ async def killing(cluster: Cluster, plan: Plan | None = None) -> AsyncIterator[l
     kills: list[str] = []
     over = asyncio.Event()
     killer = asyncio.create_task(
-        kill_in_turn(cluster, plan or Plan(), lambda _line: None, kills, over)
+        kill_in_turn(cluster, plan or Plan(every_s=_EVERY_S), lambda _line: None, kills, over)
     )
     try:
         yield kills
