@@ -35,8 +35,9 @@ class KeptPages:
         self._bytes = 0
         self._pages: OrderedDict[tuple[str, str, int], Page] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Bytes that are kept."""
+    @property
+    def bytes_kept(self) -> int:
+        """Of all pages: a length would be taken for their number, and an empty cache for none."""
         return self._bytes
 
     def find(self, row: LogMetadata, start: Start) -> Page | None:

@@ -127,13 +127,13 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
 
     assert kept.find(row, 1) is None
     assert [kept.find(row, at) is not None for at in (0, 2)] == [True, True]
-    assert MIB < len(kept) <= 3 * MIB
+    assert MIB < kept.bytes_kept <= 3 * MIB
     # The same page again counts once, and one that alone is too large is not kept.
-    before = len(kept)
+    before = kept.bytes_kept
     kept.keep(row, page(2), b"y" * MIB)
-    assert len(kept) == before
+    assert kept.bytes_kept == before
     kept.keep(row, page(3), b"z" * 4 * MIB)
-    assert (kept.find(row, 3), len(kept)) == (None, 0)
+    assert (kept.find(row, 3), kept.bytes_kept) == (None, 0)
     # Neither is what may change.
     for changing in (
         replace(page(4), closed=True),
@@ -141,4 +141,4 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
         replace(page(4), records=()),
     ):
         kept.keep(row, changing, b"x")
-    assert len(kept) == 0
+    assert kept.bytes_kept == 0
