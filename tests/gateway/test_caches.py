@@ -15,7 +15,8 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine import keys, peers
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import INSTANCE, Peers
-from services.gateway.logs import offsets, ownership, reading
+from services.gateway.logs import offsets, ownership
+from services.gateway.logs import rows as log_rows
 from services.gateway.logs.values import Append
 from tests.gateway.engine.hands import ROW
 from tests.logs.model import Cluster
@@ -86,7 +87,7 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
     """Rows, writers, and the places of offsets: each is remembered of one log, or ledger, only."""
     for module, bound in (
         (ownership, "_WRITERS_MAX"),
-        (reading, "_ROWS_MAX"),
+        (log_rows, "_ROWS_MAX"),
         (offsets, "LEDGERS_MAX"),
         (offsets, "POINTS_MAX"),
     ):
@@ -118,4 +119,4 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
         await gateway.end()
 
     assert len(gateway.logs.ownership._writers) == 1
-    assert len(gateway.logs._reader._rows) == 1
+    assert len(gateway.logs._rows._rows) == 1

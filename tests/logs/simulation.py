@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -37,8 +37,9 @@ from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
+from services.gateway.logs.rows import Given
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.values import Append, LogRead, ReadRecord, Since
+from services.gateway.logs.values import Append, LogRead, LogValues, ReadRecord, Since
 from tests.logs.attempts import write
 from tests.logs.demands import (
     ABORT,
@@ -305,7 +306,7 @@ class Run:
         for _ in range(200):
             gateway = self.random.choice(self.alive())
             try:
-                found = await self.through(gateway, gateway.logs.read(NAME, offset, limit=1), READ)
+                found = await self.through(gateway, self.page(gateway, offset, limit=1), READ)
             except OffsetTruncated:
                 return
             except QuorumLogError:
@@ -315,8 +316,23 @@ class Run:
             return
         raise Violation(f"offset {offset} stays unreadable")
 
-    def fetched(self, offset: int, found: LogRead, *, acknowledged: int = 0) -> None:
-        records = ((record.offset, record.record.value) for record in found.records)
+    async def page(
+        self, gateway: Gateway, at: int, *, limit: int, wait_s: float = 0.0
+    ) -> LogRead | LogValues:
+        """A page as clients of logs get it, or as those of streams do, who may have a recent row."""
+        logs = gateway.logs
+        if self.random.random() < 0.5:
+            return await logs.read(NAME, at, limit=limit, wait_s=wait_s)
+        row = logs.recent(NAME)
+        given = None if row is None else Given(row, is_fresh=False)
+        return await logs.values(NAME, at, limit=limit, wait_s=wait_s, given=given)
+
+    def fetched(self, offset: int, found: LogRead | LogValues, *, acknowledged: int = 0) -> None:
+        records: Iterable[tuple[int, bytes]]
+        if isinstance(found, LogValues):
+            records = zip(range(found.first, found.next), map(bytes, found.values), strict=True)
+        else:
+            records = ((record.offset, record.record.value) for record in found.records)
         self.judge.fetched(LOG, offset, *records, acknowledged=acknowledged)
 
     # --- transactions ---
@@ -435,9 +451,7 @@ class Run:
         while not self.is_over:
             gateway = self.random.choice(self.alive())
             try:
-                found = await self.through(
-                    gateway, gateway.logs.read(NAME, at, limit=5, wait_s=1), READ
-                )
+                found = await self.through(gateway, self.page(gateway, at, limit=5, wait_s=1), READ)
             except OffsetTruncated as gone:
                 at = int(gone.members["first_offset"])
                 continue
@@ -445,7 +459,7 @@ class Run:
                 await asyncio.sleep(0.05)
                 continue
             self.fetched(at, found)
-            at += len(found.records)
+            at = found.next
 
     async def hurt(self) -> None:
         """Kill, duel, roll, truncate, sweep."""

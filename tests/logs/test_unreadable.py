@@ -75,7 +75,7 @@ async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skippe
         if is_sealed:
             await gateway.logs.roll(LOG)
             await gateway.logs.append(LOG, Append.of((Record(b"d"),)))
-        gateway.logs._reader._rows.clear()
+        gateway.logs._rows._rows.clear()
         found = cluster.ledger
 
         def ledger(ledger_id: int) -> object:

@@ -288,8 +288,9 @@ def believing(_original: Any) -> Any:
 def any_row(original: Any) -> Any:
     """A row that is old may say where the log ends."""
 
-    async def fill(self: LogReader, *args: Any, **_kwargs: Any) -> Any:
-        return await original(self, *args, is_fresh=True)
+    async def fill(self: LogReader, sight: Any, page: Any) -> None:
+        sight.is_fresh = True
+        await original(self, sight, page)
 
     return fill
 

@@ -45,6 +45,7 @@ from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.rows import LogRows
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import Append, Publish, RecordsAppended
 from services.gateway.logs.views import LogView, LogViews
@@ -88,7 +89,8 @@ class LogManager:
             times=self.times,
             now=lambda: Now(wall(), store.database_ms(), loop.time()),
         )
-        self._reader = LogReader(engine, store, self.ownership)
+        self._rows = LogRows(store)
+        self._reader = LogReader(engine, self._rows, self.ownership)
 
         async def bookies() -> int:
             return len((await engine.bookies()).bookies)
@@ -107,7 +109,7 @@ class LogManager:
             me=self.me,
             ask=peers.access,
             is_alive=self.ownership.is_other_alive,
-            read=self._reader.row,
+            read=self._rows.row,
             appoint=self._appoint,
             remove=self._remove_expired,
             start=self.ownership.task,
@@ -121,7 +123,9 @@ class LogManager:
         self.batches = self._reader.batches
         self.end = self._reader.end
         self.tail = self._reader.tail
-        self.row = self._reader.row
+        self.row = self._rows.row
+        self.recent = self._rows.recent
+        self.values = self._reader.values
         self._wall_ms = wall_ms or _wall_ms
         self.last_batch = self._reader.last_batch
         self.page = self._views.page
@@ -190,7 +194,7 @@ class LogManager:
                     await self.finish(
                         source.name
                     )  # a batch has ended it, which the row may not say yet
-            now = await self._reader.row(source.name)
+            now = await self._rows.row(source.name)
             if now.created_at != source.created_at:
                 raise NoSuchLog(f"the log {source.name} was deleted", log=source.name)
             source = now
@@ -205,7 +209,7 @@ class LogManager:
 
     async def get(self, name: str) -> LogView:
         """The log. Raises: NoSuchLog."""
-        return await self._views.view(await self._reader.row(name))
+        return await self._views.view(await self._rows.row(name))
 
     async def _appoint(self, name: str, term: str) -> None:
         """Make this process the keeper of a log in place of that of a term, unless another one is by then."""
@@ -239,7 +243,10 @@ class LogManager:
         """
         # Before the log's writer is fenced; the metadata service refuses too.
         check_unprotected(await self._store.get(name))
-        row = await self.ownership.handle(name).delete(created_at, term)
+        try:
+            row = await self.ownership.handle(name).delete(created_at, term)
+        finally:
+            self._rows.changed(name)
         await self._drop([item.ledger_id for item in row.items])
 
     async def truncate(self, name: str, before: int) -> LogView:
@@ -331,7 +338,10 @@ class LogManager:
             changed = await change(row)
             if changed == row:
                 return row, row
-            new = await self._store.cas(changed)
+            try:
+                new = await self._store.cas(changed)
+            finally:
+                self._rows.changed(name)
             if not isinstance(new, RowChanged):
                 self.ownership.tell(name, RowTaken(new))
                 return row, new

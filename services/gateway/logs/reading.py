@@ -10,10 +10,17 @@ import asyncio
 import contextlib
 import random
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from quorumlog.errors import EntryLost, EntryUnavailable, NoSuchLedger, OffsetTruncated
+from quorumlog.errors import (
+    EntryLost,
+    EntryUnavailable,
+    NoSuchLedger,
+    NoSuchLog,
+    OffsetTruncated,
+)
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
@@ -22,13 +29,13 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.rows import Given, LogRows
 from services.gateway.logs.seeking import find_time
-from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import (
-    STREAM_PREFIX,
     Last,
     LogBatches,
     LogRead,
+    LogValues,
     ReadRecord,
     Since,
     Start,
@@ -37,9 +44,6 @@ from services.gateway.logs.values import (
 
 _ROW_POLL_S: Final = 0.2
 """How often a tail reads the row of a log without an open ledger."""
-
-_ROWS_MAX: Final = 2000
-"""Rows that are kept for reads within sealed ledgers."""
 
 _TRIES_MAX: Final = 5
 """Rows read in turn that name a ledger which is gone: more is no race."""
@@ -52,6 +56,9 @@ _SHRINKS: Final = 4
 too much reads what the page has no room for.
 """
 
+_REST: Final = 8
+"""A page of which less than this part is left ends where a read of bookies ended (taste)."""
+
 _RECORD_BYTES: Final = 64
 """Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
 
@@ -61,8 +68,9 @@ class _Page(ABC):
 
     def __init__(self, limit: int, bytes_left: int) -> None:
         self.at, self.limit, self.bytes_left, self.count = 0, limit, bytes_left, 0
+        self._rest = bytes_left // _REST
         self.is_cut = False
-        """Whether the page ends before a record that cannot be read now."""
+        """Whether the page ends before a record that is not read now."""
         self.stored = self.plain = 1
         """Bytes of the batches that were taken, as they are stored and as they are read: so much is asked for at once
         as is expected to fill the page.
@@ -81,6 +89,11 @@ class _Page(ABC):
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
 
     @property
+    def is_all_but_full(self) -> bool:
+        """Whether what the page lacks is not worth another read of bookies."""
+        return self.count > 0 and self.bytes_left < self._rest
+
+    @property
     def is_through(self) -> bool:
         """Whether the page has all of the ledger that is read."""
         return self.stop is not None and self.at >= self.stop
@@ -90,7 +103,7 @@ class _Page(ABC):
         """About how many stored bytes have what the page lacks."""
         return max(self.bytes_left * self.stored // self.plain, 1)
 
-    def plain_batch(self, data: bytes) -> bytes:
+    def plain_batch(self, data: batch.Stored) -> batch.Stored:
         """A stored batch with plain columns. Raises BadBatch."""
         plain = packed.unpack(data)
         self.stored += len(data)
@@ -98,7 +111,7 @@ class _Page(ABC):
         return plain
 
     @abstractmethod
-    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
         """Take the records from `at` on of an entry. Raises BadBatch."""
 
 
@@ -109,7 +122,7 @@ class _Records(_Page):
         super().__init__(limit, bytes_left)
         self.records: list[ReadRecord] = []
 
-    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
         """Decode the entry."""
         head, records = batch.decode(self.plain_batch(data))
         first = (item.first_offset or 0) + head.records_before
@@ -131,13 +144,13 @@ class _Batches(_Page):
         super().__init__(limit, bytes_left)
         self.batches: list[StoredBatch] = []
 
-    def unpack(self, item: LogItem, entry_id: int, data: bytes) -> batch.BatchHead:
+    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
         """Keep the entry; the limit may exclude its last records."""
         head = batch.decode_head(data)
         first = (item.first_offset or 0) + head.records_before
         skip = self.at - first
         if 0 <= skip < head.count and not self.is_through:
-            data = self.plain_batch(data)
+            data = bytes(self.plain_batch(data))
             left = head.count if self.stop is None else self.stop - self.at
             count = min(head.count - skip, self.limit - self.count, left)
             self.batches.append(StoredBatch(first, item.ledger_id, entry_id, data, skip, count))
@@ -147,6 +160,47 @@ class _Batches(_Page):
         return head
 
 
+class _Values(_Page):
+    """The records' values, as they are stored."""
+
+    def __init__(self, limit: int, bytes_left: int) -> None:
+        super().__init__(limit, bytes_left)
+        self.values: list[memoryview] = []
+
+    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
+        """Take the values of the entry."""
+        del entry_id
+        head, values, sizes = batch.values(self.plain_batch(data))
+        skip = self.at - (item.first_offset or 0) - head.records_before
+        if not 0 <= skip < head.count:
+            return head
+        start = sum(sizes[:skip])
+        for size in sizes[skip:]:
+            if self.is_full or self.is_through:
+                break
+            self.values.append(values[start : start + size])
+            start += size
+            self.bytes_left -= size + _RECORD_BYTES
+            self.count += 1
+            self.at += 1
+        return head
+
+
+@dataclass(slots=True)
+class _Sight:
+    """A log's row as a read has it.
+
+    A row that is not fresh, which means read after the read began, serves for what never changes: where a sealed
+    ledger's records are. A recent one also says which ledger is open: what was acknowledged in that is the log's for
+    good. That a log ends only a fresh row says.
+    """
+
+    row: LogMetadata
+    is_fresh: bool
+    is_recent: bool = False
+    is_given: bool = False
+
+
 class _Resealed(Exception):
     """The row does not say any more which ledger of the log grows."""
 
@@ -154,29 +208,11 @@ class _Resealed(Exception):
 class LogReader:
     """Reads of all logs, in this process."""
 
-    def __init__(self, engine: Engine, store: MetadataLogs, ownership: Ownership) -> None:
-        """No row is kept yet."""
-        self._engine, self._store, self._ownership = engine, store, ownership
+    def __init__(self, engine: Engine, rows: LogRows, ownership: Ownership) -> None:
+        """Keeps no state but rows."""
+        self._engine, self._rows, self._ownership = engine, rows, ownership
         self._index = ownership.index
-        self._rows: dict[str, LogMetadata] = {}
-
-    async def row(self, name: str) -> LogMetadata:
-        """The row from the primary."""
-        try:
-            row = await self._store.get(name)
-        except Exception:
-            self._rows.pop(name, None)
-            raise
-        self._rows[name] = row
-        if len(self._rows) > _ROWS_MAX:
-            del self._rows[next(iter(self._rows))]
-        return row
-
-    def _known(self, name: str) -> LogMetadata | None:
-        """A row from before, of a log whose ledgers are gone when the log is: a reader of the old row finds that out. A
-        stream's may live on in its forks, or in what it is a fork of, while its name is another stream's (rule 27a).
-        """
-        return None if name.startswith(STREAM_PREFIX) else self._rows.get(name)
+        self.row = rows.row
 
     async def read(
         self,
@@ -186,15 +222,13 @@ class LogReader:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
-        row: LogMetadata | None = None,
     ) -> LogRead:
-        """Records from `start` on, including all that were acknowledged before the call. `row`: one that was read after the
-        client had asked.
+        """Records from `start` on, including all that were acknowledged before the call.
 
         Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
         """
         page = _Records(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s, row)
+        row, is_end = await self._gather(name, start, page, wait_s)
         return LogRead(
             tuple(page.records),
             page.at,
@@ -217,28 +251,47 @@ class LogReader:
         row, is_end = await self._gather(name, start, page, wait_s)
         return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
 
+    async def values(
+        self,
+        name: str,
+        start: Start,
+        *,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+        wait_s: float = 0.0,
+        given: Given | None = None,
+    ) -> LogValues:
+        """The same as `read`, with the records' values alone. Raises NoSuchLog too where `given` is of a log that has a
+        namesake by now.
+        """
+        page = _Values(limit, max_bytes)
+        _, is_end = await self._gather(name, start, page, wait_s, given)
+        return LogValues(
+            tuple(page.values),
+            page.at - page.count,
+            page.at,
+            is_end,
+            is_at_end=is_end or not page.is_full,
+        )
+
     async def _gather(
         self,
         name: str,
         start: Start,
         page: _Page,
         wait_s: float,
-        row: LogMetadata | None = None,
+        given: Given | None = None,
     ) -> tuple[LogMetadata, bool]:
         """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        is_fresh = row is not None
-        if row is None:
-            row = self._known(name)
-            is_fresh = row is None or not isinstance(start, int)
-            if row is None or is_fresh:
-                row = await self.row(name)
-        if row.settings.batch_compression != "none":
+        sight = await self._sight(name, start, given)
+        if sight.row.settings.batch_compression != "none":
             page.plain = _SHRINKS
-        page.at, row = await self.begin(name, start, row)
+        page.at, sight.row = await self.begin(name, start, sight.row)
         while True:
-            row = await self._fill(name, row, page, is_fresh=is_fresh)
+            await self._fill(sight, page)
+            row = sight.row
             left_s = deadline - loop.time()
             is_closed = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
             is_end = is_closed or page.is_over
@@ -246,7 +299,30 @@ class LogReader:
                 return row, is_end
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
                 await self._wait(row, page.at, left_s)
-            row, is_fresh = await self.row(name), True
+            await self._look(sight, page)
+
+    async def _sight(self, name: str, start: Start, given: Given | None) -> _Sight:
+        """The row that a read begins with."""
+        if given is not None:
+            return _Sight(given.row, is_fresh=given.is_fresh, is_recent=True, is_given=True)
+        known = self._rows.known(name) if isinstance(start, int) else None
+        if known is not None:
+            return _Sight(known, is_fresh=False)
+        return _Sight(await self._rows.row(name), is_fresh=True)
+
+    async def _look(self, sight: _Sight, page: _Page) -> None:
+        """Read the row again. A page that has records of the log ends where a namesake is in its place.
+
+        Raises: NoSuchLog for a given row that is another log's by now.
+        """
+        row = await self._rows.row(sight.row.name)
+        if row.created_at != sight.row.created_at:
+            if page.count:
+                page.is_cut = True
+                return
+            if sight.is_given:
+                raise NoSuchLog(f"the log {row.name} was deleted", log=row.name)
+        sight.row, sight.is_fresh = row, True
 
     async def begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
         """The offset at which a read begins, and the row by which it is there."""
@@ -285,7 +361,7 @@ class LogReader:
                     raise _without_row(name, error.ledger_id, at) from error
             else:
                 return at, row
-            row = await self.row(name)
+            row = await self._rows.row(name)
         raise _unstable(name)
 
     async def _last_entry(self, name: str, item: LogItem) -> int | None:
@@ -303,7 +379,7 @@ class LogReader:
     async def tail(self, name: str, row: LogMetadata | None = None) -> tuple[int, bool]:
         """The same, with whether the log is closed there."""
         for _ in range(_TRIES_MAX):
-            found = await self._end(name, row or await self.row(name))
+            found = await self._end(name, row or await self._rows.row(name))
             if found is not None:
                 return found
             row = None
@@ -344,20 +420,16 @@ class LogReader:
             return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after, head.is_end
 
-    async def _fill(
-        self, name: str, row: LogMetadata, page: _Page, *, is_fresh: bool
-    ) -> LogMetadata:
-        """Gather records until the page is full or the log ends; returns the row that says so.
-
-        `is_fresh`: the row was read after the read began. An older row is used only for what never
-        changes: where a sealed ledger's records are.
-        """
-        tries = 0
+    async def _fill(self, sight: _Sight, page: _Page) -> None:
+        """Gather records until the page is full or the log ends, as a fresh row says then."""
+        name, tries = sight.row.name, 0
         while not page.is_full:
+            row = sight.row
             item = row.item_at(page.at)
             is_sealed = item is not None and item.last_offset is not None
-            if not is_fresh and (page.at < row.first_offset or not is_sealed):
-                row, is_fresh = await self.row(name), True
+            is_known = item is not None and (is_sealed or sight.is_recent)
+            if not sight.is_fresh and (page.at < row.first_offset or not is_known):
+                await self._look(sight, page)
                 continue
             if page.at < row.first_offset:
                 raise OffsetTruncated(
@@ -366,26 +438,25 @@ class LogReader:
                     first_offset=row.first_offset,
                 )
             if item is None:
-                return row
+                return
             before = page.at
             try:
-                is_known = await self._fill_from(name, item, page, is_shared=row.is_shared(item))
+                is_through = await self._fill_from(name, item, page, is_shared=row.is_shared(item))
             except NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
                 if page.count:
                     page.is_cut = True
-                    return row
+                    return
                 if error.members.get("deleted") is False:
                     raise _without_row(name, item.ledger_id, page.at) from error
                 if tries > _TRIES_MAX:
                     raise _unstable(name) from None
-                is_known = False
-            if not is_known:
-                row, is_fresh = await self.row(name), True
-            elif page.at == before:
-                return row
-        return row
+                is_through = False
+            if is_through and page.at == before and sight.is_fresh:
+                return
+            if not is_through or page.at == before:
+                await self._look(sight, page)
 
     async def _fill_from(self, name: str, item: LogItem, page: _Page, *, is_shared: bool) -> bool:
         """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
@@ -398,6 +469,9 @@ class LogReader:
         entry_id = await self._entry_at(item, page.at, last)
         while entry_id is not None and entry_id <= last and not page.is_full:
             if page.is_through:
+                break
+            if page.is_all_but_full:
+                page.is_cut = True
                 break
             try:
                 entry_id = await self._take(item, entry_id, last, page)
@@ -426,9 +500,10 @@ class LogReader:
                 "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
             )
         for run in found.runs:
-            for index, at in enumerate(run.ids):
-                if not page.is_full and not page.is_through:
-                    self._unpack(item, at, bytes(run.payload(index)), page)
+            for at, payload in zip(run.ids, run.payloads(), strict=True):
+                if page.is_full or page.is_through:
+                    break
+                self._unpack(item, at, payload, page)
         return found.next
 
     async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: _Page) -> bool:
@@ -454,7 +529,7 @@ class LogReader:
             ) from error
         return True
 
-    def _unpack(self, item: LogItem, entry_id: int, data: bytes, page: _Page) -> None:
+    def _unpack(self, item: LogItem, entry_id: int, data: batch.Stored, page: _Page) -> None:
         try:
             if item.published_ms:
                 data = batch.restamped(data, item.published_ms)  # rule 26b

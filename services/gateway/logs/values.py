@@ -11,6 +11,7 @@ __all__ = [
     "Append",
     "LogBatches",
     "LogRead",
+    "LogValues",
     "Publish",
     "ReadRecord",
     "RecordsAppended",
@@ -62,6 +63,30 @@ class LogRead:
     first_offset: int
     closed: bool
     is_at_end: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record."""
+        return not self.records
+
+
+@dataclass(frozen=True, slots=True)
+class LogValues:
+    """A `LogRead` with the values of its records alone, in the memory that they were received into.
+
+    `first` is the offset of the first one. They are none where a page is kept without them.
+    """
+
+    values: tuple[memoryview, ...]
+    first: int
+    next: int
+    closed: bool
+    is_at_end: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record."""
+        return self.first == self.next
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata
-from services.gateway.logs.values import LogRead, Start
+from services.gateway.logs.values import LogValues, Start
 
 KEPT_BYTES_MAX: Final = 32 << 20
 """Of all bodies (taste)."""
@@ -17,7 +16,7 @@ KEPT_BYTES_MAX: Final = 32 << 20
 _PAGE_BYTES: Final = 1 << 10
 """Of a page in memory besides its body."""
 
-Page = tuple[LogRead, bytes]
+Page = tuple[LogValues, bytes]
 """A page that tells where it begins and ends, and its body."""
 
 
@@ -25,8 +24,8 @@ class KeptPages:
     """Pages by where they begin; the one that was not asked for longest goes first.
 
     Invariant: each kept page is full. So neither its records nor its end ever change: records at an offset of one
-    creation of a log never do, and only a page with room grows. Who asks shows a row that was read for the request: of
-    a log that was deleted, made again or truncated since, nothing is found.
+    creation of a log never do, and only a page with room grows. Who asks shows a row that was read for the request, or
+    a moment before: of a log that was deleted, made again or truncated before that, nothing is found.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -51,16 +50,15 @@ class KeptPages:
             self._pages.move_to_end(key)
         return found
 
-    def keep(self, row: LogMetadata, page: LogRead, body: bytes) -> None:
+    def keep(self, row: LogMetadata, page: LogValues, body: bytes) -> None:
         """Keep a page that is full; any other one may change."""
-        if page.closed or page.is_at_end or not page.records:
+        if page.closed or page.is_at_end or page.is_empty:
             return
-        first = replace(page.records[0], record=Record(b""))  # its bytes are in the body
-        key = (row.name, row.created_at, first.offset)
+        key = (row.name, row.created_at, page.first)
         replaced = self._pages.pop(key, None)
         if replaced is not None:
             self._bytes -= _size(replaced)
-        self._pages[key] = replace(page, records=(first,)), body
+        self._pages[key] = replace(page, values=()), body  # the body has them
         self._bytes += _size(self._pages[key])
         while self._bytes > self._bytes_max:
             self._bytes -= _size(self._pages.popitem(last=False)[1])

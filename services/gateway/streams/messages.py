@@ -1,12 +1,11 @@
 """Bodies of requests as records, and records as bodies of answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.protocol.batch import RECORDS_MAX, Record
-from services.gateway.logs.values import LogRead
 
 RECORD_BYTES: Final = 1 << 20
 """A body of bytes is cut into records of this size (taste)."""
@@ -27,9 +26,8 @@ def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
     return tuple(map(Record, values))
 
 
-def body_of(page: LogRead, *, is_json: bool) -> bytes:
-    """The records of a page as the body of an answer."""
-    values = (found.record.value for found in page.records)
+def body_of(values: Iterable[bytes | memoryview], *, is_json: bool) -> bytes:
+    """The records' values as the body of an answer."""
     return b"[%b]" % b",".join(values) if is_json else b"".join(values)
 
 

@@ -13,7 +13,7 @@ import pybase64
 from aiohttp import web
 
 from quorumlog.errors import BadRequest, QuorumLogError
-from quorumlog.net.parameters import Given
+from quorumlog.net.parameters import Given as Values
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.follows import SharedPage
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
@@ -23,7 +23,8 @@ from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
 from services.gateway.edge.streams import opened
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import LogRead
+from services.gateway.logs.rows import Given
+from services.gateway.logs.values import LogRead, LogValues
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import StreamConfig
 from services.gateway.streams.kept import KeptPages, Page
@@ -46,10 +47,28 @@ _NO_STORE: Final = "no-store"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stream: its log's row as it was read for the request, and its settings."""
+    """A stream: its log's row, and its settings. `is_fresh`: the row was read for the request; else it is a recent one."""
 
     row: LogMetadata
     config: StreamConfig
+    is_fresh: bool = True
+
+    @property
+    def given(self) -> Given:
+        """The row as reads of the log take it."""
+        return Given(self.row, self.is_fresh)
+
+    @property
+    def fresh_row(self) -> LogMetadata | None:
+        """The row, if it was read for the request."""
+        return self.row if self.is_fresh else None
+
+
+def is_recent_enough(given: Values) -> bool:
+    """Whether a read may begin with a recent row: a catch-up from a place that the client knows. What it is told of what
+    does not change may be as old as any cache's answer; where the log ends a fresh row says.
+    """
+    return given[op.LIVE] is None and given[op.OFFSET] != "latest"
 
 
 class StreamReads:
@@ -60,7 +79,7 @@ class StreamReads:
         self._logs, self._room = logs, room
         self._kept = KeptPages()
 
-    async def answer(self, request: web.Request, given: Given, found: Found) -> web.StreamResponse:
+    async def answer(self, request: web.Request, given: Values, found: Found) -> web.StreamResponse:
         """The answer to a GET."""
         live, start = given[op.LIVE], given[op.OFFSET]
         if live is not None and start is None:
@@ -72,31 +91,30 @@ class StreamReads:
             return await self._long_poll(given, found, at)
         return await self._catch_up(request, given, found, at)
 
-    async def _page(self, found: Found, at: op.Position, wait_s: float = 0.0) -> LogRead:
-        page = await self._logs.read(
+    async def _page(self, found: Found, at: op.Position) -> LogValues:
+        page = await self._logs.values(
             found.row.name,
             at,
             limit=BATCH_ENTRIES_MAX,
             max_bytes=CHUNK_BYTES,
-            wait_s=wait_s,
-            row=found.row,
+            given=found.given,
         )
-        if not page.records and isinstance(at, int):
+        if page.is_empty and isinstance(at, int):
             await self._check(found, at)
         return page
 
     async def _check(self, found: Found, at: int) -> None:
         """Raise BadRequest for an offset beyond the tail: this stream has not given it out."""
-        if at and at > (await self._logs.tail(found.row.name, found.row))[0]:
+        if at and at > (await self._logs.tail(found.row.name, found.fresh_row))[0]:
             raise BadRequest("/query/offset: is beyond the stream's tail")
 
     async def _catch_up(
-        self, request: web.Request, given: Given, found: Found, at: op.Position
+        self, request: web.Request, given: Values, found: Found, at: op.Position
     ) -> web.Response:
         page, body = await self._whole(found, at)
         is_now = at == "latest"
         headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
-        if is_now or not page.records:
+        if is_now or page.is_empty:
             # A tail is no answer to keep: the next record may come at once.
             headers["Cache-Control"] = _NO_STORE
         else:
@@ -114,7 +132,7 @@ class StreamReads:
         if kept is not None:
             return kept
         page = await self._page(found, at)
-        body = body_of(page, is_json=found.config.is_json)
+        body = body_of(page.values, is_json=found.config.is_json)
         self._kept.keep(found.row, page, body)
         return page, body
 
@@ -137,11 +155,11 @@ class StreamReads:
             return now
         return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
 
-    async def _place(self, found: Found, page: LogRead) -> dict[str, str]:
+    async def _place(self, found: Found, page: LogRead | LogValues) -> dict[str, str]:
         """Where a page ends, and whether that is the tail, and the end."""
         headers = {"Stream-Next-Offset": op.offset_text(page.next)}
         is_closed = page.closed
-        if not is_closed and page.is_at_end and not page.records:
+        if not is_closed and page.is_at_end and page.is_empty:
             end, is_over = await self._logs.tail(found.row.name)
             is_closed = is_over and end == page.next
         if is_closed or page.is_at_end:
@@ -150,11 +168,11 @@ class StreamReads:
             headers["Stream-Closed"] = "true"
         return headers
 
-    async def _long_poll(self, given: Given, found: Found, at: op.Position) -> web.Response:
+    async def _long_poll(self, given: Values, found: Found, at: op.Position) -> web.Response:
         page = await self._page(found, at)
-        if not page.records and not page.closed:
+        if page.is_empty and not page.closed:
             news = await self._room.wait(
-                self._logs.read(
+                self._logs.values(
                     found.row.name,
                     page.next,
                     limit=BATCH_ENTRIES_MAX,
@@ -167,14 +185,15 @@ class StreamReads:
         if "Stream-Closed" not in headers:
             headers["Stream-Cursor"] = str(self._cursor(given[op.CURSOR]))
         headers["Cache-Control"] = _NO_STORE
-        if not page.records:
+        if page.is_empty:
             return web.Response(status=204, headers=headers)
         headers["Content-Type"] = found.config.content_type
         headers["ETag"] = _tag(found, page)
-        return web.Response(body=body_of(page, is_json=found.config.is_json), headers=headers)
+        body = body_of(page.values, is_json=found.config.is_json)
+        return web.Response(body=body, headers=headers)
 
     async def _events(
-        self, request: web.Request, given: Given, found: Found, at: op.Position
+        self, request: web.Request, given: Values, found: Found, at: op.Position
     ) -> web.StreamResponse:
         """Events for a minute, or until the stream's end. The tail is read once for all who follow it."""
         if isinstance(at, int):
@@ -233,7 +252,7 @@ class StreamReads:
 
 def _data_of(page: LogRead, config: StreamConfig) -> bytes:
     """A page as one event. Whatever ends a line becomes the next line of the same event."""
-    data = body_of(page, is_json=config.is_json)
+    data = body_of((found.record.value for found in page.records), is_json=config.is_json)
     if not config.is_text:
         return b"event: data\ndata:" + pybase64.b64encode(data) + b"\n\n"
     lines = b"".join(b"data:" + _spaced(line) + b"\n" for line in _LINES.split(data))
@@ -245,10 +264,9 @@ def _spaced(line: bytes) -> bytes:
     return b" " + line if line.startswith(b" ") else line
 
 
-def _tag(found: Found, page: LogRead) -> str:
+def _tag(found: Found, page: LogValues) -> str:
     """A page's ETag: the log of this name and this creation, where the page begins and ends, and whether the log ends
     there.
     """
-    first = page.records[0].offset if page.records else page.next
     end = ":c" if page.closed else ""
-    return f'"{found.row.created_at}:{first}:{page.next}{end}"'
+    return f'"{found.row.created_at}:{page.first}:{page.next}{end}"'

@@ -38,7 +38,7 @@ from services.gateway.streams.config import (
 )
 from services.gateway.streams.forks import ForkAsked, StreamForks, asked, taken
 from services.gateway.streams.messages import records_of
-from services.gateway.streams.reads import Found, StreamReads
+from services.gateway.streams.reads import Found, StreamReads, is_recent_enough
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
@@ -208,16 +208,21 @@ class StreamRoutes:
         return await self._logs.accesses.lives(row, is_access=is_access)
 
     async def _find(
-        self, name: str, *, is_unfinished_too: bool = False, is_access: bool = False
+        self,
+        name: str,
+        recent: LogMetadata | None = None,
+        *,
+        is_unfinished_too: bool = False,
+        is_access: bool = False,
     ) -> Found:
         """The stream of a log. Raises: NoSuchLog, for one whose creation is not at its end too."""
-        row = await self._logs.row(name)
+        row = recent or await self._logs.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
             raise NoSuchLog("there is no such stream", log=name)
         if not await self._exists(row, is_access=is_access):
             raise NoSuchLog("the stream has expired", log=name)
-        return Found(row, found)
+        return Found(row, found, is_fresh=recent is None)
 
     # --- append and close ------------------------------------------------------------------------
 
@@ -299,9 +304,11 @@ class StreamRoutes:
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET and HEAD (sections 5.5 to 5.8)."""
         is_head = request.method == hdrs.METH_HEAD
-        found = await self._find(given[op.STREAM], is_access=not is_head)
+        name = given[op.STREAM]
         if is_head:
-            return await self._head(found)
+            return await self._head(await self._find(name))
+        row = self._logs.recent(name) if is_recent_enough(given) else None
+        found = await self._find(name, row, is_access=True)
         with self._logs.accesses.during(found.row):
             return await self._reads.answer(request, given, found)
 

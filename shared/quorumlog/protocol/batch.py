@@ -31,6 +31,7 @@ VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
+_COLUMNS: Final = _HAS_TIMES | _HAS_KEYS | _HAS_HEADERS
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 _HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
@@ -46,6 +47,10 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 
 STREAM_SEQ_BYTES_MAX: Final = 255
 """Most bytes of a stream sequence: its size is one byte of each batch that follows it."""
+
+
+Stored = bytes | memoryview
+"""A batch as an entry's payload: a view into the memory that it was received into, or a copy."""
 
 
 class BadBatch(ValueError):
@@ -187,7 +192,7 @@ def is_marked(data: bytes) -> bool:
     return data[2:4] != b"\0\0"
 
 
-def restamped(data: bytes, append_time_ms: int) -> bytes:
+def restamped(data: Stored, append_time_ms: int) -> bytes:
     """A batch with another append time. Raises BadBatch."""
     if len(data) < _HEAD.size:
         raise BadBatch("a record batch is cut short")
@@ -196,7 +201,7 @@ def restamped(data: bytes, append_time_ms: int) -> bytes:
     return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
-def decode_head(data: bytes) -> BatchHead:
+def decode_head(data: Stored) -> BatchHead:
     """Decode a batch without its records. Raises BadBatch."""
     return _parse_head(data)[0]
 
@@ -219,12 +224,12 @@ def content(data: bytes) -> str:
     return digest.hexdigest()[:32]
 
 
-def is_packed(data: bytes) -> bool:
+def is_packed(data: Stored) -> bool:
     """Whether the columns of a batch are packed."""
     return len(data) > 1 and bool(data[1] & _PACKED)
 
 
-def columns_begin(data: bytes) -> int:
+def columns_begin(data: Stored) -> int:
     """Where the columns of a batch begin, or what stands in their place. Raises BadBatch."""
     return _parse_head(data)[2]
 
@@ -236,14 +241,14 @@ def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
     return b"".join((*parts, digest, frame))
 
 
-def packed_columns(data: bytes) -> tuple[int, memoryview]:
+def packed_columns(data: Stored) -> tuple[int, memoryview]:
     """The size of the columns of a packed batch, and their frame. Raises BadBatch."""
     _, flags, at = _parse_head(data)
     (size,) = _SIZE.unpack_from(data, at)
     return size, memoryview(data)[at + _SIZE.size + _digest_bytes(flags) :]
 
 
-def with_plain(data: bytes, columns: bytes) -> bytes:
+def with_plain(data: Stored, columns: bytes) -> bytes:
     """A packed batch with its columns in place of their frame."""
     at = columns_begin(data)
     return b"".join((data[:1], bytes([data[1] & ~_PACKED]), data[2:at], columns))
@@ -253,11 +258,13 @@ def _digest_bytes(flags: int) -> int:
     return _DIGEST_BYTES if flags & _HAS_PRODUCER else 0
 
 
-def layout(data: bytes) -> Layout:
+def layout(data: Stored) -> Layout:
     """Locate a batch's columns, without a check of the sizes in them. Raises BadBatch."""
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         raise BadBatch("a record batch is packed")
+    if not flags & _COLUMNS:  # most have values alone, which their head's count is checked for
+        return Layout(head, None, None, None, at, at + 4 * head.count)
     places: list[int | None] = []
     for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
@@ -267,18 +274,28 @@ def layout(data: bytes) -> Layout:
     return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
 
 
-def check(data: bytes) -> BatchHead:
+def check(data: Stored) -> BatchHead:
     """Decode a batch without its records. Raises BadBatch where `decode` would."""
     found, key_sizes, header_sizes, _ = _sizes(data)
     at = found.columns_at + _bytes_of_keys(key_sizes)
     for size in filter(None, header_sizes):
-        decode_headers(data[at : at + size])
+        decode_headers(bytes(data[at : at + size]))
         at += size
     return found.head
 
 
-def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
+def values(data: Stored) -> tuple[BatchHead, memoryview, Sequence[int]]:
+    """The values of a batch's records, one after another and without a copy, and their sizes. Keys and headers are
+    passed over. Raises BadBatch where the sizes do not add up.
+    """
+    found, key_sizes, header_sizes, value_sizes = _sizes(data)
+    at = found.columns_at + _bytes_of_keys(key_sizes) + sum(header_sizes)
+    return found.head, memoryview(data)[at:], value_sizes
+
+
+def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
     """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
+    data = bytes(data)  # what already is bytes is not copied
     found, key_sizes, header_sizes, value_sizes = _sizes(data)
     count = found.head.count
     times: Sequence[int | None] = [None] * count
@@ -301,7 +318,7 @@ def decode(data: bytes) -> tuple[BatchHead, list[Record]]:
     return found.head, records
 
 
-def _sizes(data: bytes) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
+def _sizes(data: Stored) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
     """A batch's layout with the sizes of the records' keys (-1: none), headers and values; a column that the
     batch does not have is empty.
     """
@@ -324,7 +341,7 @@ def _bytes_of_keys(sizes: Sequence[int]) -> int:
     return sum(size for size in sizes if size > 0)
 
 
-def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
+def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
     try:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
         is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
@@ -333,14 +350,14 @@ def _parse_head(data: bytes) -> tuple[BatchHead, int, int]:
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:
             size = data[at]
-            name = data[at + 1 : at + 1 + size].decode()
+            name = str(data[at + 1 : at + 1 + size], "utf-8")
             epoch, number = _PRODUCER.unpack_from(data, at + 1 + size)
             producer, at = ProducerSeq(name, epoch, number), at + 1 + size + _PRODUCER.size
         if marks & _HAS_SEQ:
             size = data[at]
             if at + 1 + size > len(data):
                 raise BadBatch("a record batch is cut short")
-            seq, at = data[at + 1 : at + 1 + size].decode(), at + 1 + size
+            seq, at = str(data[at + 1 : at + 1 + size], "utf-8"), at + 1 + size
         size = len(data) - at
         if flags & _PACKED:
             (size,) = _SIZE.unpack_from(data, at)

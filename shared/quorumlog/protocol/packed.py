@@ -4,7 +4,7 @@ The head stays as it is, so that a log's ends, offsets and producers are known w
 reads or forwards records unpacks them: readers get the same records as from a plain batch.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 from backports import zstd
 
@@ -23,6 +23,9 @@ _OPTIONS: Final = {
 }
 
 
+S = TypeVar("S", bound=batch.Stored)
+
+
 def pack(data: bytes) -> bytes:
     """The batch with compressed columns; the batch itself where that is not shorter, or it is packed already.
 
@@ -37,7 +40,7 @@ def pack(data: bytes) -> bytes:
     return packed if len(packed) < len(data) else data
 
 
-def unpack(data: bytes) -> bytes:
+def unpack(data: S) -> S | bytes:
     """The batch with plain columns, of BATCH_BYTES_MAX at most; the batch itself where it is plain.
 
     Raises: BadBatch, before more is unpacked than its head says.

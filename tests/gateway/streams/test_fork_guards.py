@@ -10,6 +10,7 @@ from quorumlog.protocol.log import LogMetadata
 from services.gateway.logs import reading
 from services.gateway.logs.ends import read_head
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.rows import LogRows
 from tests.gateway.streams import test_forks as claims
 from tests.gateway.streams.test_streams import Served, served
 
@@ -104,9 +105,9 @@ GUARDS: Final = (
     ),
     Guard(
         "a stream is read by a row from before",
-        LogReader,
-        "_known",
-        lambda _original: lambda self, name: self._rows.get(name),
+        LogRows,
+        "known",
+        lambda _original: lambda self, name: self._rows.get(name, (None,))[0],
         claims.test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
     ),
     Guard(

@@ -7,11 +7,22 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from quorumlog.errors import NoSuchLog
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogState
+from services.gateway.logs.rows import Given
 from services.gateway.logs.values import Append, Since
 from services.gateway.streams.config import Forked, StreamConfig
-from tests.gateway.streams.test_streams import CLOSED, JSON, STREAM, TEXT, Served, producer, served
+from tests.gateway.streams.test_streams import (
+    CLOSED,
+    JSON,
+    LOG,
+    STREAM,
+    TEXT,
+    Served,
+    producer,
+    served,
+)
 from tests.logs.support import Answer
 
 FORK = "/v1/stream/fork"
@@ -273,6 +284,28 @@ async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(
     found = [[each.record.value for each in page.records] for page in (before, after)]
     assert found == [[b"old"], [b"new"]]
     assert await read(http, STREAM) == b"old"
+
+
+@pytest.mark.parametrize("before", [b"", b"old"])
+async def test_a_page_has_records_of_one_stream_only(http: Served, before: bytes) -> None:
+    """A read has the row of a stream that was deleted and made again since, and its ledgers are there for a fork."""
+    await http.put(TEXT, before)
+    logs = http.gateway.logs
+    if before:
+        await forked(http)  # which rolls the source
+    row = await logs.row(LOG)
+    row = replace(row, items=row.items[:1])  # as it is between the two steps of a roll
+    await http.ask("DELETE", STREAM)
+    await http.put(TEXT, b"new")
+    await http.post(TEXT, b"newer")
+
+    read = logs.values(LOG, 0, given=Given(row, is_fresh=False))
+    if before:
+        page = await read
+        assert ([bytes(value) for value in page.values], page.is_at_end) == ([b"old"], False)
+    else:
+        with pytest.raises(NoSuchLog):
+            await read
 
 
 async def test_a_search_for_a_time_ends_within_what_a_fork_has(http: Served) -> None:

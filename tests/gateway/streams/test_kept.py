@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol.batch import Record
-from services.gateway.logs.values import LogRead, ReadRecord
+from services.gateway.logs import rows
+from services.gateway.logs.values import Append, LogValues
 from services.gateway.streams.kept import KeptPages
 from tests.gateway.streams.test_streams import LOG, STREAM, Served, served
 from tests.logs.support import Answer
@@ -26,13 +27,13 @@ async def http() -> AsyncIterator[Served]:
 def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Where the log was read, read by read."""
     places: list[Any] = []
-    read = http.gateway.logs.read
+    values = http.gateway.logs.values
 
-    async def counted(name: str, start: Any, **options: Any) -> LogRead:
+    async def counted(name: str, start: Any, **options: Any) -> LogValues:
         places.append(start)
-        return await read(name, start, **options)
+        return await values(name, start, **options)
 
-    monkeypatch.setattr(http.gateway.logs, "read", counted)
+    monkeypatch.setattr(http.gateway.logs, "values", counted)
     return places
 
 
@@ -86,6 +87,72 @@ async def test_a_page_at_the_tail_is_not_kept(http: Served) -> None:
     assert closed.headers["Stream-Closed"] == "true"
 
 
+@pytest.fixture
+def rows_asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Logs whose row the primary was asked for. A row is recent for as long as the test lasts."""
+    names: list[str] = []
+    get = http.gateway.logs._rows._store.get
+
+    async def counted(name: str) -> Any:
+        names.append(name)
+        return await get(name)
+
+    monkeypatch.setattr(http.gateway.logs._rows._store, "get", counted)
+    monkeypatch.setattr(rows, "RECENT_S", 1e6)
+    return names
+
+
+async def test_who_catches_up_asks_for_the_row_at_the_beginning_and_at_the_tail(
+    http: Served, rows_asked: list[str]
+) -> None:
+    await fill(http, *"abcde")
+    rows_asked.clear()
+    http.gateway.logs._rows.changed(LOG)
+
+    pages = [await get(http, at) for at in ("-1", 2, 4)]
+
+    assert [shown(page) for page in pages] == [
+        (200, "ab", "2", False),
+        (200, "cd", "4", False),
+        (200, "e", "5", True),
+    ]
+    assert rows_asked == [LOG, LOG], "a recent row never says where the log ends"
+
+
+async def test_a_recent_row_hides_no_record_that_another_gateway_appended(
+    http: Served, rows_asked: list[str]
+) -> None:
+    await fill(http, "a")
+    assert shown(await get(http, 0)) == (200, "a", "1", True)
+    other = http.gateway.cluster.gateway()
+    await other.logs.roll(LOG)
+    await other.logs.append(LOG, Append.of((Record(b"b" * 10),)))
+    await other.end()
+    rows_asked.clear()
+
+    assert shown(await get(http, 0)) == (200, "ab", "2", True)
+    assert shown(await get(http, 1)) == (200, "b", "2", True)
+    assert (await get(http, 3)).status == 400, "beyond the tail"
+    assert len(rows_asked) >= 2
+
+
+async def test_a_deletion_by_another_gateway_is_told_once_the_row_is_not_recent(
+    http: Served, rows_asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(http, *"abc")
+    assert shown(await get(http, "-1")) == (200, "ab", "2", False)
+    other = http.gateway.cluster.gateway()
+    await other.logs.delete(LOG)
+    await other.end()
+    rows_asked.clear()
+
+    assert shown(await get(http, "-1")) == (200, "ab", "2", False)
+    assert rows_asked == []
+    assert (await get(http, "now")).status == 404, "the tail is always asked for"
+    monkeypatch.setattr(rows, "RECENT_S", -1.0)
+    assert (await get(http, "-1")).status == 404
+
+
 async def test_nothing_is_told_of_a_stream_that_was_deleted_or_made_again(http: Served) -> None:
     await fill(http, "a", "b", "c")
     before = await get(http, "-1")
@@ -117,8 +184,8 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
     row = await http.gateway.logs.row(LOG)
     kept = KeptPages(bytes_max=3 * MIB)
 
-    def page(at: int) -> LogRead:
-        return LogRead((ReadRecord(at, 0, Record(b"value"), 1, at),), at + 1, 0, closed=False)
+    def page(at: int) -> LogValues:
+        return LogValues((memoryview(b"value"),), at, at + 1, closed=False)
 
     for at in range(2):
         kept.keep(row, page(at), b"x" * MIB)
@@ -138,7 +205,7 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
     for changing in (
         replace(page(4), closed=True),
         replace(page(4), is_at_end=True),
-        replace(page(4), records=()),
+        replace(page(4), next=4),
     ):
         kept.keep(row, changing, b"x")
     assert kept.bytes_kept == 0
