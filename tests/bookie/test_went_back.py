@@ -36,7 +36,7 @@ from services.bookie.witnesses import WitnessFile
 from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import PATIENT, Process
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
 from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
@@ -483,8 +483,9 @@ async def drained(
 
 
 async def test_a_metadata_process_that_starts_hears_of_copies_that_no_witness_stands_for(
-    stores: Stores, root: Path
+    stores: Stores, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await_bookies(monkeypatch)
     async with aiohttp.ClientSession() as session:
         pair, _, copies, _ = await drained(stores, root, session)
         (port,) = free_ports(1)
