@@ -43,6 +43,11 @@ ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
 TOKEN: Final = "00000000-0000-4000-8000-000000000000"
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    await_bookies(monkeypatch)
+
+
 async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
     """A drain gives this bookie the place of another."""
     return await changed(client, row.with_member_replaced(0, "b2@1", "b1@1"))
@@ -483,9 +488,8 @@ async def drained(
 
 
 async def test_a_metadata_process_that_starts_hears_of_copies_that_no_witness_stands_for(
-    stores: Stores, root: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, root: Path
 ) -> None:
-    await_bookies(monkeypatch)
     async with aiohttp.ClientSession() as session:
         pair, _, copies, _ = await drained(stores, root, session)
         (port,) = free_ports(1)

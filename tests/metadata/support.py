@@ -18,7 +18,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.versions import RELEASE
-from services.metadata import inquiry
+from services.metadata import copies, inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
 from tests.support.waiting import until
@@ -87,10 +87,11 @@ async def serving(
 
 
 def await_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that starts waits for the answers of slow bookies, which it else counts as silent, and goes on: with this
-    the first change that it takes comes after what they tell.
+    """Services of this process wait for slow bookies, which they else count as silent, and go on: with this the first
+    change that one takes at its start comes after what they tell.
     """
     monkeypatch.setattr(inquiry, "_ASK_S", PATIENT_S)
+    monkeypatch.setattr(copies, "_ASK_S", PATIENT_S)
 
 
 WAITING: Final = (

@@ -44,11 +44,6 @@ async def folder() -> AsyncIterator[Path]:
         yield path
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    await_bookies(monkeypatch)
-
-
 @contextlib.asynccontextmanager
 async def connected(stores: Stores) -> AsyncIterator[Any]:
     """A connection beside the service's."""
