@@ -139,7 +139,7 @@ class Accesses:
         return is_gone
 
     def begun(self, row: LogMetadata) -> None:
-        """This process has made the log of this row, and is its keeper: that is an access."""
+        """This process is the keeper of the log of this row by a change of its own, the creation say: that is an access."""
         if row.expiry is not None:
             term, idle_s = row.expiry.term, row.expiry.idle_s
             self._kept.lives(term, idle_s, self._awake_s(), is_access=True)

@@ -295,7 +295,9 @@ class LogManager:
                     row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
-        _, new = await self._change(name, changed)
+        before, new = await self._change(name, changed)
+        if new.expiry != before.expiry:
+            self.accesses.begun(new)
         return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
