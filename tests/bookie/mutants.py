@@ -37,6 +37,7 @@ from tests.bookie import (
     test_deleted,
     test_guards,
     test_row_copies,
+    test_space,
     test_twins,
 )
 from tests.bookie.test_store import Gate
@@ -156,7 +157,7 @@ CRASH_MUTANTS: Final = (
         Moves,
         "rewrite_deleted",
         patches.nothing_later,
-        scenario(test_collect.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
+        scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
     ),
     StorageMutant(
         "rule 16a",

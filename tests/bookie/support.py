@@ -3,7 +3,7 @@
 import asyncio
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,36 @@ def image(store: Store, to: Path) -> Path:
     shutil.copytree(store.directory, to, ignore=shutil.ignore_patterns("index"))
     Checkpoint(store.index._db).create_checkpoint(str(to / "index"))
     return to
+
+
+def images_at(
+    monkeypatch: pytest.MonkeyPatch, store: Store, steps: Sequence[tuple[Any, str]], folder: Path
+) -> list[Path]:
+    """Gets an image of the store before and after each call of these steps: owners, and names of methods."""
+    images: list[Path] = []
+
+    def take() -> None:
+        images.append(image(store, folder / f"image-{len(images)}"))
+
+    for owner, name in steps:
+        step = getattr(owner, name)
+
+        async def watched(*args: object, step: Any = step) -> object:
+            take()
+            result = await step(*args)
+            take()
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+    return images
+
+
+async def again(store: Store, *, lost_index: bool = False) -> Store:
+    """The same directory after a clean stop and a start, with its index or without."""
+    await store.stop()
+    if lost_index:
+        shutil.rmtree(store.directory / "index")
+    return started(store.directory)
 
 
 def last_segment(directory: Path) -> Path:

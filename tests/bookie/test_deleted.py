@@ -16,13 +16,15 @@ from services.bookie.log import Kind
 from services.bookie.records import IDS_MAX, deleted_in, packed
 from services.bookie.store import Store
 from services.bookie.tools import app
+from tests.bookie.collecting import GONE, Rows, collector_of
 from tests.bookie.support import (
     add,
+    again,
     assert_right,
     batches_of,
     fence,
     ids_of,
-    image,
+    images_at,
     large_run,
     read,
     read_lac,
@@ -31,7 +33,6 @@ from tests.bookie.support import (
     write_lac,
 )
 from tests.bookie.test_at_once import cut
-from tests.bookie.test_collect import GONE, Rows, collector_of
 from tests.bookie.test_store import Gate
 from tests.support.waiting import until
 
@@ -68,14 +69,6 @@ async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32
     assert store.row(ledger_id) is None
     assert ledger_id not in dict(store.ledgers())
     assert store.holdings.is_deleted(ledger_id)
-
-
-async def again(store: Store, *, lost_index: bool = False) -> Store:
-    """The same directory after a restart, with its index or without."""
-    await store.stop()
-    if lost_index:
-        shutil.rmtree(store.directory / "index")
-    return started(store.directory)
 
 
 async def compacted(store: Store) -> Store:
@@ -403,21 +396,12 @@ async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
     await add(store, large_run(20, 0, 20_000))
     drop(store, *range(7, 11))
     store = await again(store)
-    images: list[Path] = []
-    for owner, name in (
+    steps = (
         (store, "checkpoint"),
         (store.moves, "rewrite_state"),
         (store.moves, "rewrite_deleted"),
-    ):
-        step = getattr(owner, name)
-
-        async def watched(*args: object, step: object = step) -> object:
-            images.append(image(store, root / f"image-{len(images)}"))
-            result = await step(*args)  # type: ignore[operator]
-            images.append(image(store, root / f"image-{len(images)}"))
-            return result
-
-        monkeypatch.setattr(owner, name, watched)
+    )
+    images = images_at(monkeypatch, store, steps, root)
     await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
     await store.stop()
     monkeypatch.undo()

@@ -20,8 +20,8 @@ from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 from services.bookie.tools import app
+from tests.bookie.collecting import Rows
 from tests.bookie.support import KEY, ME, add, fence, ids_of, read, run_of, started
-from tests.bookie.test_collect import Rows
 from tests.bookie.test_cookie import LOCAL
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import FenceAsked, Verdict
 from services.bookie.collect import Collector
 from services.bookie.space import Space
+from tests.bookie.collecting import GONE, Rows, filled
 from tests.bookie.support import KEY, ME, Held, add, ids_of, read, run_of, started
 from tests.bookie.test_at_once import rot
-from tests.bookie.test_collect import GONE, Rows, filled
 from tests.bookie.test_store import Gate
 from tests.support.waiting import until
 

@@ -36,11 +36,16 @@ from services.bookie.witnesses import WitnessFile
 from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import PATIENT, Process
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
 from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
 TOKEN: Final = "00000000-0000-4000-8000-000000000000"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    await_bookies(monkeypatch)
 
 
 async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:

@@ -5,7 +5,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 import orjson
@@ -21,22 +21,6 @@ from tests.support.browser import page
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-_SHOWS: Final = """
-const list = document.getElementById("messages");
-const texts = () => [...list.children].map((line) => line.textContent);
-await new Promise((done) => {{
-  const look = () => {{ if (texts().length >= {count}) done(); }};
-  new MutationObserver(look).observe(list, {{ childList: true }});
-  look();
-}});
-return texts();
-"""
-_SENDS: Final = """
-document.getElementById("author").value = "ann";
-document.getElementById("text").value = {text};
-document.getElementById("form").requestSubmit();
-"""
 
 
 class Board:
@@ -126,17 +110,17 @@ async def test_pages_show_messages_of_all_through_restarts_of_the_service(
     board: Board, devtools: str
 ) -> None:
     async with page(devtools, board.url) as one, page(devtools, board.url) as other:
-        await one.run(_SENDS.format(text='"from a page"'))
-        first: Any = await other.run(_SHOWS.format(count=1))
+        await one.send(author="ann", text="from a page")
+        first = await other.texts("messages", 1)
 
         board.program.kill()
         board.program.start()
         await board.up()
         assert (await board.write("after the restart"))[0] == 201
         assert (await board.write("<b>no HTML</b>"))[0] == 201
-        shown: Any = [await each.run(_SHOWS.format(count=3)) for each in (one, other)]
-        await one.run(_SENDS.format(text='"still here"'))
-        shown += [await each.run(_SHOWS.format(count=4)) for each in (one, other)]
+        shown = [await each.texts("messages", 3) for each in (one, other)]
+        await one.send(author="ann", text="still here")
+        shown += [await each.texts("messages", 4) for each in (one, other)]
 
     assert first == ["ann: from a page"]
     three = [*first, "bob: after the restart", "bob: <b>no HTML</b>"]
@@ -148,14 +132,14 @@ async def test_a_page_and_the_service_go_on_at_another_gateway(
 ) -> None:
     assert (await board.write("before"))[0] == 201
     async with page(devtools, board.url) as shown:
-        assert await shown.run(_SHOWS.format(count=1)) == ["bob: before"]
+        assert await shown.texts("messages", 1) == ["bob: before"]
         # The gateway that the page follows, that the service asks first, and that writes the log.
         await cluster.kill("gateway-1")
         try:
             answers = await asyncio.gather(
                 *(board.write(f"while it is away {n}") for n in range(5))
             )
-            found: Any = await shown.run(_SHOWS.format(count=6))
+            found = await shown.texts("messages", 6)
         finally:
             await cluster.restart("gateway-1")
 

@@ -5,7 +5,7 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import pytest
@@ -14,21 +14,11 @@ from loadtest.cluster import Cluster
 from loadtest.ports import free_ports
 from tests.client.test_guides import BLOCK, output_of
 from tests.examples.support import ROOT, losing_answers, site
-from tests.support.browser import Page, page
+from tests.support.browser import page
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 GUIDE: Final = ROOT / "docs" / "guides" / "durable-streams.md"
-_SHOWS: Final = """
-const list = document.getElementById("notes");
-const texts = () => [...list.children].map((line) => line.textContent);
-await new Promise((done) => {{
-  const look = () => {{ if (texts().length >= {count}) done(); }};
-  new MutationObserver(look).observe(list, {{ childList: true }});
-  look();
-}});
-return texts();
-"""
 
 
 def blocks(language: str) -> list[tuple[str, str | None]]:
@@ -86,17 +76,17 @@ async def test_the_page_shows_what_is_appended_by_it_and_by_others(
     files = {"/": html, "/notes.js": await bundled(source, packages, tmp_path)}
 
     async with site(files) as origin, page(devtools, origin + "/") as shown:
-        await write(shown, "from the page")
-        one: Any = await shown.run(_SHOWS.format(count=1))
+        await shown.send(text="from the page")
+        one = await shown.texts("notes", 1)
         body = b'[{"text": "from elsewhere"}, {"text": "<b>no HTML</b>"}]'
         for url in cluster.gateways:
             headers = {"Content-Type": "application/json"}
             async with session.post(url + stream, data=body, headers=headers) as answer:
                 assert answer.status == 204, await answer.text()
-        five: Any = await shown.run(_SHOWS.format(count=5))
+        five = await shown.texts("notes", 5)
         # Another visitor sees all of it from the beginning.
         async with page(devtools, origin + "/") as later:
-            again: Any = await later.run(_SHOWS.format(count=5))
+            again = await later.texts("notes", 5)
 
     assert one == ["from the page"]
     assert five == ["from the page", *["from elsewhere", "<b>no HTML</b>"] * 2]
@@ -116,11 +106,3 @@ async def bundled(source: str, packages: Path, folder: Path) -> str:
     )
     await output_of(["sh", "-c", command.replace("npx ", "npx --no-install ")], folder)
     return (folder / "notes.js").read_text()
-
-
-async def write(shown: Page, text: str) -> None:
-    """Fill the page's form and send it."""
-    await shown.run(
-        f'document.getElementById("text").value = "{text}";'
-        'document.getElementById("form").requestSubmit();'
-    )

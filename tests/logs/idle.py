@@ -1,7 +1,8 @@
 """A log that expires without use, in virtual time: gateways die, stand still and are cut off; clients come and go.
 
 The shipped `Accesses`, sweep and deletion run on the model. The judge knows when each access began that was answered:
-from then on the log must stay for as long as it may be out of use. When nobody comes any more, the log must go.
+from then on the log must stay for as long as it may be out of use. In the end one request reads for long, and the log must
+stay; then nobody comes any more, and the log must go.
 """
 
 import asyncio
@@ -100,6 +101,7 @@ class World:
             task.cancel()
         for gateway in self.gateways:
             gateway.goes.set()
+        await self._read_for_long()
         await asyncio.sleep(20 * IDLE_S)
         is_left = _NAME in self.cluster.logs
         for task in self.tasks:
@@ -138,6 +140,20 @@ class World:
         if await gateway.logs.accesses.lives(row, is_access=is_access) and is_access:
             gone = dict(self.story.freed_s).get(row.created_at)
             self.story.used(row.created_at, began_s, gone)
+
+    async def _read_for_long(self) -> None:
+        """One request lasts, at a gateway that need not be the keeper: nothing stands still, and the log stays."""
+        self.cluster.hitches = 0.0
+        await asyncio.sleep(2 * IDLE_S)  # until nobody is cut off, and what stood still is done
+        gateway = self.random.choice(self.gateways)
+        await self._create(gateway)
+        row = await gateway.logs.row(_NAME)
+        if not await gateway.logs.accesses.lives(row, is_access=True):
+            return  # it had expired
+        with gateway.logs.accesses.during(row):
+            await asyncio.sleep(self.random.uniform(2, 5) * IDLE_S)
+            if row.created_at in dict(self.story.freed_s):
+                self.story.problems.append("deleted while it was read")
 
     async def _faults(self) -> None:
         while True:

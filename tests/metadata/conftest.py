@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from loadtest.stores import Stores
-from tests.metadata.support import Service, serving
+from tests.metadata.support import Service, await_bookies, serving
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bookie of a test counts as silent for being slow; a test that wants that says so."""
+    await_bookies(monkeypatch)
 
 
 @pytest.fixture

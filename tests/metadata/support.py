@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import aiohttp
 import orjson
+import pytest
 from pydantic import SecretStr
 
 from loadtest.ports import free_ports
@@ -17,6 +18,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.versions import RELEASE
+from services.metadata import copies, inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
 from tests.support.waiting import until
@@ -82,6 +84,14 @@ async def serving(
         if wait:
             await until(lambda: is_ready(service), "the metadata service is ready")
         yield service
+
+
+def await_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services of this process wait for slow bookies, which they else count as silent, and go on: with this the first
+    change that one takes at its start comes after what they tell.
+    """
+    monkeypatch.setattr(inquiry, "_ASK_S", PATIENT_S)
+    monkeypatch.setattr(copies, "_ASK_S", PATIENT_S)
 
 
 WAITING: Final = (

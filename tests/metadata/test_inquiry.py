@@ -29,7 +29,7 @@ from services.metadata import inquiry
 from tests.bookie.support import run_of
 from tests.bookie.test_process import Process
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, await_bookies, is_ready, serving
 from tests.metadata.test_bookies import cookie
 from tests.metadata.test_went_back import LOG, NOBODY, is_told, newcomer, refused
 from tests.support.waiting import until
@@ -218,8 +218,7 @@ async def test_a_bookie_that_stays_away_keeps_no_transaction_alive(
 async def asks_first(stores: Stores, folder: Path) -> None:
     """Nothing is changed or proven while a bookie is asked; plain reads go on."""
     async with contextlib.AsyncExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(inquiry, "_ASK_S", PATIENT_S)
+        await_bookies(stack.enter_context(pytest.MonkeyPatch.context()))
         async with serving(stores) as service:
             bookie = await stack.enter_async_context(bookie_at(service, folder))
             row = await service.client.create(DRAFT)

@@ -90,6 +90,13 @@ def _kept_for_ever(_original: Any) -> Any:
     return sweep
 
 
+def _counted_once(_original: Any) -> Any:
+    def wait(self: Accesses, *args: Any) -> None:
+        del self, args
+
+    return wait
+
+
 IDLE_MUTANTS: Final = (
     Mutant(
         "a keeper waits no longer than the log may be idle",
@@ -121,6 +128,11 @@ IDLE_MUTANTS: Final = (
         "accesses at other gateways are not told",
         "ADR 40",
         (Patch(Accesses, "_verdict", _only_asked),),
+    ),
+    Mutant(
+        "a request that lasts is one access",
+        "ADR 40",
+        (Patch(Accesses, "_wait", _counted_once),),
     ),
     Mutant(
         "nobody looks at a log that nobody uses",

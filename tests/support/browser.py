@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import orjson
 
 from services.local.process import Program, start, stop
 from tests.support.waiting import DEADLINE_S, until_sync, within
@@ -37,6 +38,22 @@ _FLAGS: Final = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
 )
+
+
+_TEXTS: Final = """
+const list = document.getElementById({of});
+const texts = () => [...list.children].map((line) => line.textContent);
+await new Promise((done) => {{
+  const look = () => {{ if (texts().length >= {count}) done(); }};
+  new MutationObserver(look).observe(list, {{ childList: true }});
+  look();
+}});
+return texts();
+"""
+_SEND: Final = """
+for (const [id, text] of Object.entries(texts)) document.getElementById(id).value = text;
+document.querySelector("form").requestSubmit();
+"""
 
 
 class DoesNotStart(Exception):
@@ -98,6 +115,16 @@ class Page:
         )
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
+
+    async def texts(self, of: str, count: int) -> list[str]:
+        """The texts of the items of a list, given by its id, once it has so many or more."""
+        found: list[str] = await self.run(_TEXTS.format(of=orjson.dumps(of).decode(), count=count))
+        return found
+
+    async def send(self, **fields: str) -> None:
+        """Fill in fields of the page's form, given by their ids, and send it."""
+        texts = orjson.dumps(fields).decode()
+        await self.run(f"const texts = {texts}; {_SEND}")
 
     async def _call(self, method: str, **params: Any) -> Any:
         number = next(self._ids)

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from quorumlog.errors import NOT_DONE, EntryUnavailable, WriterLost
+from quorumlog.errors import NOT_DONE, EntryUnavailable, NoSuchLog, WriterLost
 from quorumlog.protocol.idle import Kept, Told, slack_s
 from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
@@ -32,6 +33,22 @@ class Verdict(StrEnum):
 
 Ask = Callable[[Writer, str, Expiry, bool], Awaitable[Verdict]]
 """Ask a keeper elsewhere: keeper, log, expiry, whether this is an access. Raises: WriterLost, TimeoutError."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """A log in use: all blocks of this process that use it share one timer, and one question at a time."""
+
+    row: LogMetadata
+    every_s: float
+    blocks: int = 0
+    timer: asyncio.TimerHandle | None = None
+    question: asyncio.Task[bool] | None = None
+
+    def learn(self, row: LogMetadata) -> None:
+        """The row was read: it may name another keeper."""
+        if row.version > self.row.version:
+            self.row = row
 
 
 class Accesses:
@@ -59,23 +76,29 @@ class Accesses:
         self._loop = asyncio.get_running_loop()
         self._kept, self._told = Kept(), Told()
         self._removals: dict[str, asyncio.Task[bool]] = {}
+        self._uses: dict[tuple[str, str], _Use] = {}
+        """By the log's name and creation."""
 
     async def lives(self, row: LogMetadata, *, is_access: bool) -> bool:
         """Whether the log of a row that was just read has not expired; an access is counted. False: it is deleted.
 
         Raises: EntryUnavailable while the keeper does not answer, and why a log that has expired can't be deleted.
         """
+        return await self._living(row, is_access=is_access) is not None
+
+    async def _living(self, row: LogMetadata, *, is_access: bool) -> LogMetadata | None:
+        """The row by which the log lives, which has another keeper by then perhaps; None: the log is deleted."""
         made = row.created_at
         for _ in range(_TRIES_MAX):
             expiry = row.expiry
             if expiry is None or row.deletion_protection:
-                return True
+                return row
             verdict = await self._verdict(row.name, expiry, is_access=is_access)
             if verdict is not Verdict.MOVED:
-                return verdict is Verdict.LIVES
+                return row if verdict is Verdict.LIVES else None
             row = await self._read(row.name)
             if row.created_at != made:
-                return False  # a namesake
+                return None  # a namesake
         raise _unanswered(row.name, "changes all the time")
 
     async def _verdict(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
@@ -116,34 +139,73 @@ class Accesses:
         return is_gone
 
     def begun(self, row: LogMetadata) -> None:
-        """This process has made the log of this row, and is its keeper: that is an access."""
+        """This process is the keeper of the log of this row by a change of its own, the creation say: that is an access."""
         if row.expiry is not None:
             term, idle_s = row.expiry.term, row.expiry.idle_s
             self._kept.lives(term, idle_s, self._awake_s(), is_access=True)
 
     @contextlib.contextmanager
     def during(self, row: LogMetadata) -> Iterator[None]:
-        """A block in which the log is in use: it counts accesses as long as it lasts."""
+        """A block in which the log of a row that was just read is in use: it counts accesses as long as it lasts."""
         expiry = row.expiry
         if expiry is None or not expiry.idle_s:
             yield
             return
-        every_s = slack_s(expiry.idle_s)
-        timer: asyncio.TimerHandle
-
-        def wait() -> None:
-            nonlocal timer
-            timer = self._loop.call_later(every_s, again)
-
-        def again() -> None:
-            _ = self._start(self.lives(row, is_access=True))
-            wait()
-
-        wait()
+        key = row.name, row.created_at
+        use = self._uses.get(key)
+        if use is None:
+            use = self._uses[key] = _Use(row, slack_s(expiry.idle_s))
+            self._wait(use, use.every_s)
+        use.learn(row)
+        use.blocks += 1
         try:
             yield
         finally:
-            timer.cancel()
+            use.blocks -= 1
+            self._let_go(use)
+
+    def _let_go(self, use: _Use) -> None:
+        """Forget a log that nobody uses any more, unless a question is under way: who uses it meanwhile shares that."""
+        if not use.blocks and use.question is None:
+            del self._uses[use.row.name, use.row.created_at]
+            if use.timer is not None:
+                use.timer.cancel()
+
+    def _wait(self, use: _Use, delay_s: float) -> None:
+        use.timer = self._loop.call_later(delay_s, self._ask_again, use)
+
+    def _ask_again(self, use: _Use) -> None:
+        """Count an access, and the next one a slack later, or once this one is settled: the keeper may be silent for long."""
+        began_s = self._loop.time()
+
+        def settled(question: asyncio.Task[bool]) -> None:
+            use.timer = use.question = None
+            # An error is no answer; a question that was cancelled ends with the process.
+            is_over = question.cancelled() or (
+                question.exception() is None and not question.result()
+            )
+            if use.blocks and not is_over:
+                self._wait(use, max(began_s + use.every_s - self._loop.time(), 0.0))
+            self._let_go(use)
+
+        use.question = self._start(self._count(use))
+        use.question.add_done_callback(settled)
+
+    async def _count(self, use: _Use) -> bool:
+        """Count an access to a log in use; False: it is deleted. Raises: as `lives`."""
+        try:
+            if use.row.deletion_protection:  # which may be lifted by now
+                row = await self._read(use.row.name)
+                if row.created_at != use.row.created_at:
+                    return False
+                use.learn(row)
+            row_now = await self._living(use.row, is_access=True)
+        except NoSuchLog:
+            return False
+        if row_now is None:
+            return False
+        use.learn(row_now)
+        return True
 
     # --- the sweep -------------------------------------------------------------------------------
 

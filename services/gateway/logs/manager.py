@@ -295,10 +295,16 @@ class LogManager:
                     f"the log's version is {row.version}", log=name, version=row.version
                 )
             if deletion_protection is not None:
+                is_lifted = row.deletion_protection and not deletion_protection
                 row = row.protected(is_on=deletion_protection)
+                if is_lifted and row.expiry is not None:
+                    # Accesses to a protected log are not counted: the time begins anew, as a new keeper's does (ADR 40).
+                    row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
-        _, new = await self._change(name, changed)
+        before, new = await self._change(name, changed)
+        if new.expiry != before.expiry:
+            self.accesses.begun(new)
         return await self._views.view(new)
 
     async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
