@@ -16,8 +16,8 @@ RECENT_BYTES_MAX: Final = 8 << 20
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
 """A larger run is read from bookies: its bytes cost more than the question, and would push out those of many ledgers."""
 
-_RUN_COST: Final = 1 << 10
-"""Bytes of a run besides its body: the objects of a run, and of a ledger that has only one (measured)."""
+_RUN_COST: Final = 1280
+"""Bytes that a run takes besides its body, if it is the only one of its ledger; half of it is the ledger's (measured)."""
 
 
 class RecentRuns:
