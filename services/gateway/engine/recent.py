@@ -20,6 +20,10 @@ _RUN_COST: Final = 1280
 """Bytes that a run takes besides its body, if it is the only one of its ledger; half of it is the ledger's (measured)."""
 
 
+_ENTRY_COST: Final = 40
+"""The same of an entry: where its payload begins, which a run notes when it is read (measured)."""
+
+
 class RecentRuns:
     """The newest confirmed runs of a process; the one that was confirmed first goes first.
 
@@ -41,22 +45,21 @@ class RecentRuns:
     def keep(self, runs: Iterable[Run]) -> None:
         """Keep runs of one ledger that were just confirmed, in order."""
         for run in runs:
-            size = len(run.body)
-            if size > RECENT_RUN_BYTES_MAX:
+            if len(run.body) > RECENT_RUN_BYTES_MAX:
                 continue
             kept = self._runs.get(run.ledger_id)
             if kept is None:
                 kept = self._runs[run.ledger_id] = deque()
             kept.append(run)
             self._order.append(run.ledger_id)
-            self.bytes_kept += size + _RUN_COST
+            self.bytes_kept += _size(run)
         while self.bytes_kept > self._bytes_max:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         ledger_id = self._order.popleft()
         kept = self._runs[ledger_id]
-        self.bytes_kept -= len(kept.popleft().body) + _RUN_COST
+        self.bytes_kept -= _size(kept.popleft())
         if not kept:
             del self._runs[ledger_id]
 
@@ -91,6 +94,11 @@ class RecentRuns:
             if run.first <= first:
                 break
         return found
+
+
+def _size(run: Run) -> int:
+    """Bytes of a run in memory, once it was read."""
+    return len(run.body) + _RUN_COST + _ENTRY_COST * run.count
 
 
 def _part(run: Run, first: int, last: int, bytes_max: int, *, has_any: bool) -> Run | None:

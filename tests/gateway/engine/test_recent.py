@@ -202,13 +202,23 @@ def test_beyond_the_bound_the_run_that_was_confirmed_first_is_read_from_bookies(
     assert [len(recent.read(*at, 1, ALL)) for at in ((7, 1), (8, 0), (9, 0))] == [1, 1, 1]
 
 
-def test_idle_ledgers_take_no_more_memory_than_the_bound_of_all() -> None:
+@pytest.mark.parametrize(
+    ("ledgers", "payloads_"),
+    [(10_000, [bytes(1000)]), (10_000, [b""] * 20), (10, [b"x"] * 1000), (1, [bytes(60_000)])],
+)
+def test_idle_ledgers_take_no_more_memory_than_the_bound_of_all(
+    ledgers: int, payloads_: list[bytes]
+) -> None:
     gc.collect()
     tracemalloc.start()
     try:
         recent = RecentRuns()
-        for ledger_id in range(1000, 11_000):
-            recent.keep((run(1000, bytes(1000), of=ledger_id),))
+        for number in range(max(ledgers, 1000)):
+            ledger_id, first = 1000 + number % ledgers, 1000 + number // ledgers * len(payloads_)
+            recent.keep((run(first, *payloads_, of=ledger_id),))
+            assert all(
+                map(list, (each.payloads() for each in recent.read(ledger_id, first, ALL, ALL)))
+            )
         gc.collect()
         used, _ = tracemalloc.get_traced_memory()
     finally:
