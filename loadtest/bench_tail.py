@@ -161,7 +161,7 @@ class Followed:
             f" {self.gateway_s:.1f} s of a core, {self.gateway_s * 1e6 / plan.total / plan.readers:.1f} us a record"
             f" and reader; {self.before_bytes >> 20} MB before\n"
             f"bench-tail: {plan.readers} readers, {plan.total} records each, {self.wrong} wrong,"
-            f" p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms, gateway {self.peak_bytes >> 20} MB"
+            f" p50 {cuts[49]:.3g} ms, p99 {cuts[98]:.3g} ms, gateway {self.peak_bytes >> 20} MB"
         )
 
 

@@ -240,7 +240,7 @@ async def a_negative_follows_the_primary() -> str | None:
     rows = rows_of(primary)
     await rows.fresh(ROW.ledger_id)
     primary.row = closed(1)
-    handle = SimpleNamespace(is_live=True, last_add_confirmed=0, row=ROW)
+    handle = SimpleNamespace(is_live=True, last_add_confirmed=0, row=ROW, recent=lambda *_asked: [])
     try:
         await reading_of(rows, {ROW.ledger_id: handle}).entry(ROW.ledger_id, 1)
     except NotYetConfirmed as error:
@@ -292,6 +292,26 @@ async def an_end_is_told_to_readers_once_it_is_kept() -> str | None:
     if len(hand.copies) > sent:
         return "each reader of an end has its copies sent again"
     return "rule 18b: a reader is told an end that the database alone knows" if early else None
+
+
+async def an_entry_in_flight_is_shown_to_nobody() -> str | None:
+    hand, rows = Hand(), rows_of(Primary(ROW))
+    await rows.fresh(ROW.ledger_id)
+    handle = handle_of(hand, Told())
+    reading = reading_of(rows, {ROW.ledger_id: handle})
+    for payload in (b"a", b"b"):
+        _ = handle.append([payload], 1)
+        await turns()
+    first, second = hand.adds[: len(MEMBERS)], hand.adds[len(MEMBERS) :]
+    for done in first[:2]:
+        done(Status.OK)
+    early = await reading.read(ROW.ledger_id, 0)
+    if early.next > 1:
+        return "I6: a reader is shown an entry that may still be lost"
+    for done in second[:2]:
+        done(Status.OK)
+    later = await reading.read(ROW.ledger_id, 0)
+    return None if later.next == 2 else "what its writer has acknowledged is not shown"
 
 
 # --- rules 22 and 23 ------------------------------------------------------------------------------
@@ -402,6 +422,16 @@ def from_the_cache(original: Any) -> Any:
         return await original(self, ledger_id)
 
     return confirmed
+
+
+def whatever_was_sent(_original: Any) -> Any:
+    """Memory has what is on its way to bookies too, and shows it."""
+
+    def recent(self: WriteHandle, first: int, _last: int, _bytes_max: int) -> Any:
+        runs = [pending.run for pending in self._machine._window.runs.values()]
+        return [run for run in runs if run.first >= first]
+
+    return recent
 
 
 def as_it_was_answered(_original: Any) -> Any:
@@ -544,6 +574,14 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(LedgerRows, "put", whatever_comes),),
         ),
         a_cached_row_never_goes_back,
+    ),
+    (
+        Mutant(
+            "memory shows what is not confirmed",
+            "I6",
+            (Patch(WriteHandle, "recent", whatever_was_sent),),
+        ),
+        an_entry_in_flight_is_shown_to_nobody,
     ),
     (
         Mutant(

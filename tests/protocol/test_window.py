@@ -46,9 +46,9 @@ def test_confirmation_agrees_with_a_count_per_entry(
             window.ack(pending, place)
         found = window.confirm(0)
         window.check()
-        if found is not None:
-            assert found[0] == confirmed + 1
-            confirmed = found[1]
+        for run in found:
+            assert run.first == confirmed + 1
+            confirmed = run.last
 
         plain = -1
         for each in runs:  # runs are confirmed whole, in order

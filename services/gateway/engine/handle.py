@@ -46,8 +46,9 @@ from quorumlog.protocol.messages import (
     ReplaceRequested,
 )
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State
-from quorumlog.protocol.record import Codec
+from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.writer import LedgerWriter, WriterState
+from services.gateway.engine.recent import RecentRuns
 from services.gateway.engine.waiters import LacWaiters
 from services.gateway.interface import EntriesAppended
 
@@ -125,6 +126,7 @@ class WriteHandle:
         lacs: LacPort,
         ledger_limit_bytes: int,
         gateway_in_flight: InFlightBytes,
+        recent: RecentRuns,
         delays_change: bool = False,
     ) -> None:
         """Created once, by the process that created the ledger (rule 11)."""
@@ -143,6 +145,7 @@ class WriteHandle:
         self._loop = asyncio.get_running_loop()
         self._ledger_in_flight = InFlightBytes(ledger_limit_bytes)
         self._gateway_in_flight = gateway_in_flight
+        self._recent = recent
         self._next = self._sent = 0
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
@@ -235,6 +238,12 @@ class WriteHandle:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_gathered)
         return future
+
+    def recent(self, first: int, last: int, bytes_max: int) -> list[Run]:
+        """Confirmed entries from `first` to `last` at most that are in memory; none where `first` is not. A handle that has
+        ended shows none: what becomes of the ledger is not its own to tell.
+        """
+        return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
 
     def append_all(self, payloads: Sequence[bytes]) -> asyncio.Future[EntriesAppended]:
         """Accept an append under whatever ids come next."""
@@ -349,7 +358,8 @@ class WriteHandle:
 
     def _on_outcome(self, told: Told) -> None:
         match told:
-            case Confirmed(_, last):
+            case Confirmed(_, last, runs):
+                self._recent.keep(runs)
                 self._confirm(last)
             case Closed(row):
                 self._ended(row)

@@ -27,6 +27,7 @@ from services.gateway.engine.config import EngineConfig
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.missed import queue_missed
+from services.gateway.engine.recent import RecentRuns
 from services.gateway.engine.recoveries import Recoveries
 from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.rereads import Rereads
@@ -67,6 +68,7 @@ class Handles:
         self.closed_here: dict[int, int] = {}
         """Ledgers written and closed here, with the last acknowledged entry."""
         self.in_flight = InFlightBytes(config.gateway_in_flight_bytes_max)
+        self.recent = RecentRuns()
         self.places = Budget(
             "open ledgers",
             "OPEN_LEDGERS_MAX",
@@ -97,6 +99,7 @@ class Handles:
             lacs=self._lacs,
             ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
             gateway_in_flight=self.in_flight,
+            recent=self.recent,
             delays_change=self._config.delays_ensemble_change,
         )
         if row.log is None:

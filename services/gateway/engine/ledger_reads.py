@@ -78,7 +78,11 @@ class LedgerReads:
         runs = []
         if first <= end:
             end = _end_before_lost(row, first, end)
-            runs = await read_range(self._ports, row, first, end, max_bytes)
+            handle = self._handles.by_ledger.get(ledger_id)
+            if handle is not None:
+                runs = handle.recent(first, end, max_bytes)
+            if not runs:
+                runs = await read_range(self._ports, row, first, end, max_bytes)
         return ReadResult(
             tuple(runs),
             runs[-1].last + 1 if runs else first,

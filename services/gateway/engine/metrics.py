@@ -29,6 +29,11 @@ class _EngineMetrics(Collector):
                 "Payload that is accepted and not yet acknowledged.",
                 handles.in_flight.used_bytes,
             ),
+            (
+                "recent_bytes",
+                "Acknowledged entries that are in memory for readers at the tail.",
+                handles.recent.bytes_kept,
+            ),
             ("bookie_channels", "Bookies with an open connection.", channels.count(True)),
             (
                 "bookie_channels_broken",
@@ -51,6 +56,11 @@ class _EngineMetrics(Collector):
             "quorumlog_gateway_ensemble_changes",
             "Ensemble changes by writers of this process.",
             engine.throttled.ensemble_changes,
+        )
+        yield CounterMetricFamily(
+            "quorumlog_gateway_recent_reads",
+            "Reads of entries that were answered from memory, without a bookie.",
+            handles.recent.reads,
         )
 
 

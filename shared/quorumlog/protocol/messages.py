@@ -6,7 +6,7 @@ Rules of the language (style guide, "the contract of a machine"):
   - a late or repeated answer is legal: answers carry what they answer (`attempt`, `generation`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage
@@ -170,6 +170,8 @@ class Confirmed:
 
     first: int
     last: int
+    runs: tuple[Run, ...] = field(default=(), compare=False, repr=False)
+    """These entries as they are stored, which their writer may show from memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,17 +129,18 @@ class Window(Keyed):
         if pending.run.last <= self.last_confirmed:
             self._release(pending)
 
-    def confirm(self, uncounted: int) -> tuple[int, int] | None:
-        """Confirm from the oldest run on, strictly in order; the range that became confirmed.
+    def confirm(self, uncounted: int) -> tuple[Run, ...]:
+        """Confirm from the oldest run on, strictly in order; the runs that became confirmed.
 
         The acks of `uncounted` positions do not count (rule 6).
         """
-        first = self.last_confirmed + 1
+        confirmed: tuple[Run, ...] = ()
         while (pending := self.unconfirmed) is not None and self._may_confirm(pending, uncounted):
+            confirmed += (pending.run,)
             self.last_confirmed = pending.run.last
             self.length = pending.run.last_length
             self._release(pending)
-        return (first, self.last_confirmed) if self.last_confirmed >= first else None
+        return confirmed
 
     def _may_confirm(self, pending: PendingRun, uncounted: int) -> bool:
         # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled

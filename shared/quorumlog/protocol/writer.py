@@ -472,8 +472,8 @@ class LedgerWriter(Keyed):
         window = slots.window
         if self.state in _LIVE:
             confirmed = window.confirm(self._uncounted())
-            if confirmed is not None:
-                self._out.append(Confirmed(*confirmed))
+            if confirmed:
+                self._out.append(Confirmed(confirmed[0].first, confirmed[-1].last, confirmed))
         if window.missed:
             slots.take_missed()
         if self._task is None:

@@ -14,6 +14,7 @@ from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
+from services.gateway.engine.recent import RecentRuns
 from services.gateway.engine.rows import LedgerRows
 
 ME = Writer("me", "http://me")
@@ -104,6 +105,7 @@ def handle_of(hand: Hand, told: Told) -> WriteHandle:
         lacs=cast(Any, SimpleNamespace(write_lac=lambda *_args: None)),
         ledger_limit_bytes=1 << 20,
         gateway_in_flight=InFlightBytes(1 << 20),
+        recent=RecentRuns(),
     )
 
 
