@@ -37,7 +37,6 @@ from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
-from services.gateway.logs.rows import Given
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.values import Append, LogRead, LogValues, ReadRecord, Since
 from tests.logs.attempts import write
@@ -324,8 +323,11 @@ class Run:
         if self.random.random() < 0.5:
             return await logs.read(NAME, at, limit=limit, wait_s=wait_s)
         row = logs.recent(NAME)
-        given = None if row is None else Given(row, is_fresh=False)
-        return await logs.values(NAME, at, limit=limit, wait_s=wait_s, given=given)
+        if row is not None:
+            full = await logs.full_page(row, at, limit=limit, max_bytes=1 << 20)
+            if full is not None:
+                return full
+        return await logs.values(NAME, at, limit=limit, wait_s=wait_s)
 
     def fetched(self, offset: int, found: LogRead | LogValues, *, acknowledged: int = 0) -> None:
         records: Iterable[tuple[int, bytes]]

@@ -126,6 +126,7 @@ class LogManager:
         self.row = self._rows.row
         self.recent = self._rows.recent
         self.values = self._reader.values
+        self.full_page = self._reader.full_page
         self._wall_ms = wall_ms or _wall_ms
         self.last_batch = self._reader.last_batch
         self.page = self._views.page

@@ -29,7 +29,7 @@ from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.rows import Given, LogRows
+from services.gateway.logs.rows import LogRows
 from services.gateway.logs.seeking import find_time
 from services.gateway.logs.values import (
     Last,
@@ -87,6 +87,11 @@ class _Page(ABC):
         if self.is_cut or self.is_over:
             return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
+
+    @property
+    def has_its_size(self) -> bool:
+        """Whether it ends since it is as large as it may be, and for no other reason."""
+        return self.count >= self.limit or (self.count > 0 and self.bytes_left < self._rest)
 
     @property
     def is_all_but_full(self) -> bool:
@@ -191,8 +196,8 @@ class _Sight:
     """A log's row as a read has it.
 
     A row that is not fresh, which means read after the read began, serves for what never changes: where a sealed
-    ledger's records are. A recent one also says which ledger is open: what was acknowledged in that is the log's for
-    good. That a log ends only a fresh row says.
+    ledger's records are. A recent one, at which nobody looks again, also says which ledger is open: what was acknowledged
+    in that is the log's for good. That a log ends only a fresh row says.
     """
 
     row: LogMetadata
@@ -259,13 +264,13 @@ class LogReader:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
-        given: Given | None = None,
+        row: LogMetadata | None = None,
     ) -> LogValues:
-        """The same as `read`, with the records' values alone. Raises NoSuchLog too where `given` is of a log that has a
-        namesake by now.
+        """The same as `read`, with the records' values alone. `row`: one that was read after the client had asked; NoSuchLog
+        too where it is of a log that has a namesake by now.
         """
         page = _Values(limit, max_bytes)
-        _, is_end = await self._gather(name, start, page, wait_s, given)
+        _, is_end = await self._gather(name, start, page, wait_s, row)
         return LogValues(
             tuple(page.values),
             page.at - page.count,
@@ -274,13 +279,28 @@ class LogReader:
             is_at_end=is_end or not page.is_full,
         )
 
+    async def full_page(
+        self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
+    ) -> LogValues | None:
+        """A page by a row of a moment before, without another look at the row: none unless the page is full (ADR 45).
+
+        Raises: what `values` raises; a fresh row may say otherwise.
+        """
+        page = _Values(limit, max_bytes)
+        page.at = start
+        sight = _Sight(row, is_fresh=False, is_recent=True)
+        await self._fill(sight, page)
+        if page.is_over or not page.has_its_size:
+            return None
+        return LogValues(tuple(page.values), start, page.at, closed=False)
+
     async def _gather(
         self,
         name: str,
         start: Start,
         page: _Page,
         wait_s: float,
-        given: Given | None = None,
+        given: LogMetadata | None = None,
     ) -> tuple[LogMetadata, bool]:
         """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
@@ -301,10 +321,10 @@ class LogReader:
                 await self._wait(row, page.at, left_s)
             await self._look(sight, page)
 
-    async def _sight(self, name: str, start: Start, given: Given | None) -> _Sight:
+    async def _sight(self, name: str, start: Start, given: LogMetadata | None) -> _Sight:
         """The row that a read begins with."""
         if given is not None:
-            return _Sight(given.row, is_fresh=given.is_fresh, is_recent=True, is_given=True)
+            return _Sight(given, is_fresh=True, is_given=True)
         known = self._rows.known(name) if isinstance(start, int) else None
         if known is not None:
             return _Sight(known, is_fresh=False)
@@ -421,7 +441,9 @@ class LogReader:
         return item.first_offset + head.records_after, head.is_end
 
     async def _fill(self, sight: _Sight, page: _Page) -> None:
-        """Gather records until the page is full or the log ends, as a fresh row says then."""
+        """Gather records until the page is full or the log ends, as a fresh row says then; by a recent row until it says
+        nothing more.
+        """
         name, tries = sight.row.name, 0
         while not page.is_full:
             row = sight.row
@@ -429,6 +451,8 @@ class LogReader:
             is_sealed = item is not None and item.last_offset is not None
             is_known = item is not None and (is_sealed or sight.is_recent)
             if not sight.is_fresh and (page.at < row.first_offset or not is_known):
+                if sight.is_recent:
+                    return
                 await self._look(sight, page)
                 continue
             if page.at < row.first_offset:
@@ -456,6 +480,8 @@ class LogReader:
             if is_through and page.at == before and sight.is_fresh:
                 return
             if not is_through or page.at == before:
+                if sight.is_recent:
+                    return
                 await self._look(sight, page)
 
     async def _fill_from(self, name: str, item: LogItem, page: _Page, *, is_shared: bool) -> bool:

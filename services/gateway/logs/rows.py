@@ -1,7 +1,6 @@
 """Rows of logs, as reads of this process have them."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.protocol.log import LogMetadata
@@ -15,14 +14,6 @@ RECENT_S: Final = 0.2
 """For how long a row serves the next pages of who reads on: a hundred pages and more. Others' deletions and truncations
 are told so much later at the most, where anybody in between may show a page for a minute (taste, ADR 45).
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A row that a reader has. `is_fresh`: it was read after the client had asked; else it is a recent one."""
-
-    row: LogMetadata
-    is_fresh: bool
 
 
 class LogRows:

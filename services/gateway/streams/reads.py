@@ -13,7 +13,7 @@ import pybase64
 from aiohttp import web
 
 from quorumlog.errors import BadRequest, QuorumLogError
-from quorumlog.net.parameters import Given as Values
+from quorumlog.net.parameters import Given
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.follows import SharedPage
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
@@ -23,7 +23,6 @@ from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
 from services.gateway.edge.streams import opened
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.rows import Given
 from services.gateway.logs.values import LogRead, LogValues
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import StreamConfig
@@ -47,27 +46,14 @@ _NO_STORE: Final = "no-store"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stream: its log's row, and its settings. `is_fresh`: the row was read for the request; else it is a recent one."""
+    """A stream: its log's row as it was read for the request, or a moment before, and its settings."""
 
     row: LogMetadata
     config: StreamConfig
-    is_fresh: bool = True
-
-    @property
-    def given(self) -> Given:
-        """The row as reads of the log take it."""
-        return Given(self.row, self.is_fresh)
-
-    @property
-    def fresh_row(self) -> LogMetadata | None:
-        """The row, if it was read for the request."""
-        return self.row if self.is_fresh else None
 
 
-def is_recent_enough(given: Values) -> bool:
-    """Whether a read may begin with a recent row: a catch-up from a place that the client knows. What it is told of what
-    does not change may be as old as any cache's answer; where the log ends a fresh row says.
-    """
+def is_catch_up(given: Given) -> bool:
+    """Whether a read is from a place that the client knows, of what there is."""
     return given[op.LIVE] is None and given[op.OFFSET] != "latest"
 
 
@@ -79,7 +65,7 @@ class StreamReads:
         self._logs, self._room = logs, room
         self._kept = KeptPages()
 
-    async def answer(self, request: web.Request, given: Values, found: Found) -> web.StreamResponse:
+    async def answer(self, request: web.Request, given: Given, found: Found) -> web.StreamResponse:
         """The answer to a GET."""
         live, start = given[op.LIVE], given[op.OFFSET]
         if live is not None and start is None:
@@ -97,7 +83,7 @@ class StreamReads:
             at,
             limit=BATCH_ENTRIES_MAX,
             max_bytes=CHUNK_BYTES,
-            given=found.given,
+            row=found.row,
         )
         if page.is_empty and isinstance(at, int):
             await self._check(found, at)
@@ -105,13 +91,36 @@ class StreamReads:
 
     async def _check(self, found: Found, at: int) -> None:
         """Raise BadRequest for an offset beyond the tail: this stream has not given it out."""
-        if at and at > (await self._logs.tail(found.row.name, found.fresh_row))[0]:
+        if at and at > (await self._logs.tail(found.row.name, found.row))[0]:
             raise BadRequest("/query/offset: is beyond the stream's tail")
 
+    async def by_recent(
+        self, request: web.Request, given: Given, found: Found
+    ) -> web.Response | None:
+        """The answer to a catch-up by a row of a moment before, if that is a full page: what does not change may be told as
+        late as any cache tells it (ADR 45).
+        """
+        at = given[op.OFFSET]
+        kept = self._kept.find(found.row, "earliest" if at is None else at)
+        if kept is None:
+            start = at if isinstance(at, int) else found.row.first_offset
+            page = await self._logs.full_page(
+                found.row, start, limit=BATCH_ENTRIES_MAX, max_bytes=CHUNK_BYTES
+            )
+            if page is None:
+                return None
+            kept = self._told(found, page)
+        return await self._page_answer(request, given, found, *kept)
+
     async def _catch_up(
-        self, request: web.Request, given: Values, found: Found, at: op.Position
+        self, request: web.Request, given: Given, found: Found, at: op.Position
     ) -> web.Response:
-        page, body = await self._whole(found, at)
+        return await self._page_answer(request, given, found, *await self._whole(found, at))
+
+    async def _page_answer(
+        self, request: web.Request, given: Given, found: Found, page: LogValues, body: bytes
+    ) -> web.Response:
+        at = given[op.OFFSET]
         is_now = at == "latest"
         headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
         if is_now or page.is_empty:
@@ -131,7 +140,10 @@ class StreamReads:
         kept = self._kept.find(found.row, at)
         if kept is not None:
             return kept
-        page = await self._page(found, at)
+        return self._told(found, await self._page(found, at))
+
+    def _told(self, found: Found, page: LogValues) -> Page:
+        """A page with its body, which is kept if it is full."""
         body = body_of(page.values, is_json=found.config.is_json)
         self._kept.keep(found.row, page, body)
         return page, body
@@ -168,7 +180,7 @@ class StreamReads:
             headers["Stream-Closed"] = "true"
         return headers
 
-    async def _long_poll(self, given: Values, found: Found, at: op.Position) -> web.Response:
+    async def _long_poll(self, given: Given, found: Found, at: op.Position) -> web.Response:
         page = await self._page(found, at)
         if page.is_empty and not page.closed:
             news = await self._room.wait(
@@ -193,7 +205,7 @@ class StreamReads:
         return web.Response(body=body, headers=headers)
 
     async def _events(
-        self, request: web.Request, given: Values, found: Found, at: op.Position
+        self, request: web.Request, given: Given, found: Found, at: op.Position
     ) -> web.StreamResponse:
         """Events for a minute, or until the stream's end. The tail is read once for all who follow it."""
         if isinstance(at, int):

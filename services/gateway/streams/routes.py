@@ -14,6 +14,7 @@ from quorumlog.errors import (
     LogClosed,
     LogDeleted,
     NoSuchLog,
+    QuorumLogError,
     SequenceGap,
     StaleProducer,
     StreamConflict,
@@ -38,7 +39,7 @@ from services.gateway.streams.config import (
 )
 from services.gateway.streams.forks import ForkAsked, StreamForks, asked, taken
 from services.gateway.streams.messages import records_of
-from services.gateway.streams.reads import Found, StreamReads, is_recent_enough
+from services.gateway.streams.reads import Found, StreamReads, is_catch_up
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
@@ -222,7 +223,7 @@ class StreamRoutes:
             raise NoSuchLog("there is no such stream", log=name)
         if not await self._exists(row, is_access=is_access):
             raise NoSuchLog("the stream has expired", log=name)
-        return Found(row, found, is_fresh=recent is None)
+        return Found(row, found)
 
     # --- append and close ------------------------------------------------------------------------
 
@@ -307,10 +308,23 @@ class StreamRoutes:
         name = given[op.STREAM]
         if is_head:
             return await self._head(await self._find(name))
-        row = self._logs.recent(name) if is_recent_enough(given) else None
-        found = await self._find(name, row, is_access=True)
+        if is_catch_up(given) and (answer := await self._read_by_recent(request, given)):
+            return answer
+        found = await self._find(name, is_access=True)
         with self._logs.accesses.during(found.row):
             return await self._reads.answer(request, given, found)
+
+    async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
+        """The answer to a catch-up by a recent row; none where a fresh one might say otherwise."""
+        name = given[op.STREAM]
+        row = self._logs.recent(name)
+        if row is None:
+            return None
+        try:
+            found = await self._find(name, row, is_access=True)
+            return await self._reads.by_recent(request, given, found)
+        except QuorumLogError:
+            return None
 
     async def _head(self, found: Found) -> web.Response:
         end, is_closed = await self._logs.tail(found.row.name, found.row)

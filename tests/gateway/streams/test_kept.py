@@ -25,15 +25,20 @@ async def http() -> AsyncIterator[Served]:
 
 @pytest.fixture
 def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Where the log was read, read by read."""
+    """Where the log was read, read by read, by whatever row."""
     places: list[Any] = []
-    values = http.gateway.logs.values
+    values, full_page = http.gateway.logs.values, http.gateway.logs.full_page
 
     async def counted(name: str, start: Any, **options: Any) -> LogValues:
         places.append(start)
         return await values(name, start, **options)
 
+    async def counted_too(row: Any, start: int, **options: Any) -> LogValues | None:
+        places.append(start)
+        return await full_page(row, start, **options)
+
     monkeypatch.setattr(http.gateway.logs, "values", counted)
+    monkeypatch.setattr(http.gateway.logs, "full_page", counted_too)
     return places
 
 
@@ -63,7 +68,7 @@ async def test_a_full_page_is_read_once_for_all_readers(http: Served, asked: lis
     other = await get(http, 1)
 
     assert shown(first) == (200, "ab", "2", False)
-    assert asked == ["earliest", 1], "the others were kept"
+    assert [0 if at == "earliest" else at for at in asked] == [0, 1], "the others were kept"
     for answer in (again, by_number):
         assert (answer.status, answer.body) == (200, first.body)
         own = {"Date": "", "X-Request-ID": ""}
@@ -134,6 +139,20 @@ async def test_a_recent_row_hides_no_record_that_another_gateway_appended(
     assert shown(await get(http, 1)) == (200, "b", "2", True)
     assert (await get(http, 3)).status == 400, "beyond the tail"
     assert len(rows_asked) >= 2
+
+
+async def test_only_a_full_page_is_told_by_a_recent_row(
+    http: Served, rows_asked: list[str]
+) -> None:
+    """A small stream that another gateway has deleted, or made again, is so for everybody at once."""
+    await fill(http, "a")
+    assert shown(await get(http, "-1")) == (200, "a", "1", True)
+    other = http.gateway.cluster.gateway()
+    await other.logs.delete(LOG)
+
+    assert (await get(http, "-1")).status == 404
+    assert rows_asked[-1] == LOG
+    await other.end()
 
 
 async def test_a_deletion_by_another_gateway_is_told_once_the_row_is_not_recent(
