@@ -10,7 +10,7 @@ from typing import Final
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.logs.values import LogValues, Start
 
-KEPT_BYTES_MAX: Final = 32 << 20
+KEPT_BYTES_MAX: Final = 64 << 20
 """Of all bodies (taste)."""
 
 _PAGE_BYTES: Final = 1 << 10
