@@ -26,9 +26,10 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
-from services.gateway.logs import manager, reading
+from services.gateway.logs import gathered, manager, reading
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.values import LogValues
 from tests.explore.scopes import (
     LOG_DELETION,
     LOG_FORGOTTEN,
@@ -293,6 +294,20 @@ def any_row(original: Any) -> Any:
         await original(self, sight, page)
 
     return fill
+
+
+def of_any_size(_original: Any) -> Any:
+    """A row of a moment before tells a page, whatever it lacks."""
+
+    async def full_page(
+        self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
+    ) -> LogValues:
+        page = gathered.ValuesPage(limit, max_bytes)
+        page.at = start
+        await self._fill(reading._SeenRow(row, is_fresh=False, is_recent=True), page)
+        return LogValues(tuple(page.values), start, page.at, closed=False)
+
+    return full_page
 
 
 def any_absent(_original: Any) -> Any:
@@ -564,6 +579,11 @@ LOG_MUTANTS: Final = (
         (Patch(LogReader, "_fill", any_row),),
     ),
     Mutant(
+        "a page that is not full rests on a row of a moment before",
+        "I33",
+        (Patch(LogReader, "full_page", of_any_size),),
+    ),
+    Mutant(
         "an owner believes its memory of a log that may be deleted",
         "rule 26",
         (Patch(Job, "_look", from_memory),),
@@ -582,7 +602,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a read of a fork goes on where the fork ends in a ledger",
         "rule 27a",
-        (Patch(reading._Page, "is_through", lambda _original: property(lambda _page: False)),),
+        (Patch(gathered.Page, "is_through", lambda _original: property(lambda _page: False)),),
     ),
     Mutant(
         "a takeover of a fork learns from the source's ledger",

@@ -16,7 +16,7 @@ LARGE_BYTES: Final = 64 << 10
 """Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""
 
 _SLICE_BYTES: Final = 256 << 10
-"""Of an answer that aiohttp gets at once. A transport keeps what the socket does not take, without a copy."""
+"""Of an answer that aiohttp gets at once: the connection's buffer has one slice at most besides what it bounds itself."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:

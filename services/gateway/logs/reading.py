@@ -9,7 +9,6 @@ reads within it ask no writer.
 import asyncio
 import contextlib
 import random
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,12 +20,13 @@ from quorumlog.errors import (
     NoSuchLog,
     OffsetTruncated,
 )
-from quorumlog.protocol import batch, packed
+from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.engine import Engine
 from services.gateway.interface import Confirmation
 from services.gateway.logs.ends import damaged, read_head
+from services.gateway.logs.gathered import BatchesPage, Page, RecordsPage, ValuesPage
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.rows import LogRows
@@ -36,10 +36,8 @@ from services.gateway.logs.values import (
     LogBatches,
     LogRead,
     LogValues,
-    ReadRecord,
     Since,
     Start,
-    StoredBatch,
 )
 
 _ROW_POLL_S: Final = 0.2
@@ -56,143 +54,9 @@ _SHRINKS: Final = 4
 too much reads what the page has no room for.
 """
 
-_REST: Final = 8
-"""A page of which less than this part is left ends where a read of bookies ended (taste)."""
-
-_RECORD_BYTES: Final = 64
-"""Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
-
-
-class _Page(ABC):
-    """What a read has gathered: `count` records up to, not including, the offset `at`."""
-
-    def __init__(self, limit: int, bytes_left: int) -> None:
-        self.at, self.limit, self.bytes_left, self.count = 0, limit, bytes_left, 0
-        self._rest = bytes_left // _REST
-        self.is_cut = False
-        """Whether the page ends before a record that is not read now."""
-        self.stored = self.plain = 1
-        """Bytes of the batches that were taken, as they are stored and as they are read: so much is asked for at once
-        as is expected to fill the page.
-        """
-        self.is_over = False
-        """Whether the log ends with the page: its last batch says so (rule 25b)."""
-        self.stop: int | None = None
-        """Where the log's part of the ledger that is read ends, if the row tells: of a ledger that a fork shares, others'
-        records may follow (rule 27a).
-        """
-
-    @property
-    def is_full(self) -> bool:
-        if self.is_cut or self.is_over:
-            return True
-        return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
-
-    @property
-    def has_its_size(self) -> bool:
-        """Whether it ends since it is as large as it may be, and for no other reason."""
-        return self.count >= self.limit or (self.count > 0 and self.bytes_left < self._rest)
-
-    @property
-    def is_all_but_full(self) -> bool:
-        """Whether what the page lacks is not worth another read of bookies."""
-        return self.count > 0 and self.bytes_left < self._rest
-
-    @property
-    def is_through(self) -> bool:
-        """Whether the page has all of the ledger that is read."""
-        return self.stop is not None and self.at >= self.stop
-
-    @property
-    def stored_bytes_left(self) -> int:
-        """About how many stored bytes have what the page lacks."""
-        return max(self.bytes_left * self.stored // self.plain, 1)
-
-    def plain_batch(self, data: batch.Stored) -> batch.Stored:
-        """A stored batch with plain columns. Raises BadBatch."""
-        plain = packed.unpack(data)
-        self.stored += len(data)
-        self.plain += len(plain)
-        return plain
-
-    @abstractmethod
-    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Take the records from `at` on of an entry. Raises BadBatch."""
-
-
-class _Records(_Page):
-    """Decoded records."""
-
-    def __init__(self, limit: int, bytes_left: int) -> None:
-        super().__init__(limit, bytes_left)
-        self.records: list[ReadRecord] = []
-
-    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Decode the entry."""
-        head, records = batch.decode(self.plain_batch(data))
-        first = (item.first_offset or 0) + head.records_before
-        for offset, record in enumerate(records, first):
-            if offset == self.at and not self.is_full and not self.is_through:
-                own = record.timestamp_ms
-                time = head.append_time_ms if own is None else own
-                self.records.append(ReadRecord(offset, time, record, item.ledger_id, entry_id))
-                self.bytes_left -= record.size + _RECORD_BYTES
-                self.count += 1
-                self.at = offset + 1
-        return head
-
-
-class _Batches(_Page):
-    """Entries with plain columns, for a format that uses these as they are."""
-
-    def __init__(self, limit: int, bytes_left: int) -> None:
-        super().__init__(limit, bytes_left)
-        self.batches: list[StoredBatch] = []
-
-    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Keep the entry; the limit may exclude its last records."""
-        head = batch.decode_head(data)
-        first = (item.first_offset or 0) + head.records_before
-        skip = self.at - first
-        if 0 <= skip < head.count and not self.is_through:
-            data = bytes(self.plain_batch(data))
-            left = head.count if self.stop is None else self.stop - self.at
-            count = min(head.count - skip, self.limit - self.count, left)
-            self.batches.append(StoredBatch(first, item.ledger_id, entry_id, data, skip, count))
-            self.bytes_left -= len(data) * count // head.count
-            self.count += count
-            self.at += count
-        return head
-
-
-class _Values(_Page):
-    """The records' values, as they are stored."""
-
-    def __init__(self, limit: int, bytes_left: int) -> None:
-        super().__init__(limit, bytes_left)
-        self.values: list[memoryview] = []
-
-    def unpack(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Take the values of the entry."""
-        del entry_id
-        head, values, sizes = batch.values(self.plain_batch(data))
-        skip = self.at - (item.first_offset or 0) - head.records_before
-        if not 0 <= skip < head.count:
-            return head
-        start = sum(sizes[:skip])
-        for size in sizes[skip:]:
-            if self.is_full or self.is_through:
-                break
-            self.values.append(values[start : start + size])
-            start += size
-            self.bytes_left -= size + _RECORD_BYTES
-            self.count += 1
-            self.at += 1
-        return head
-
 
 @dataclass(slots=True)
-class _Sight:
+class _SeenRow:
     """A log's row as a read has it.
 
     A row that is not fresh, which means read after the read began, serves for what never changes: where a sealed
@@ -232,7 +96,7 @@ class LogReader:
 
         Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
         """
-        page = _Records(limit, max_bytes)
+        page = RecordsPage(limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
         return LogRead(
             tuple(page.records),
@@ -252,7 +116,7 @@ class LogReader:
         wait_s: float = 0.0,
     ) -> LogBatches:
         """The same as `read`, with the records as stored."""
-        page = _Batches(limit, max_bytes)
+        page = BatchesPage(limit, max_bytes)
         row, is_end = await self._gather(name, start, page, wait_s)
         return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
 
@@ -269,7 +133,7 @@ class LogReader:
         """The same as `read`, with the records' values alone. `row`: one that was read after the client had asked; NoSuchLog
         too where it is of a log that has a namesake by now.
         """
-        page = _Values(limit, max_bytes)
+        page = ValuesPage(limit, max_bytes)
         _, is_end = await self._gather(name, start, page, wait_s, row)
         return LogValues(
             tuple(page.values),
@@ -277,6 +141,7 @@ class LogReader:
             page.at,
             is_end,
             is_at_end=is_end or not page.is_full,
+            is_full=page.is_large and not is_end,
         )
 
     async def full_page(
@@ -286,32 +151,32 @@ class LogReader:
 
         Raises: what `values` raises; a fresh row may say otherwise.
         """
-        page = _Values(limit, max_bytes)
+        page = ValuesPage(limit, max_bytes)
         page.at = start
-        sight = _Sight(row, is_fresh=False, is_recent=True)
-        await self._fill(sight, page)
-        if page.is_over or not page.has_its_size:
+        seen = _SeenRow(row, is_fresh=False, is_recent=True)
+        await self._fill(seen, page)
+        if page.is_over or not page.is_large:
             return None
-        return LogValues(tuple(page.values), start, page.at, closed=False)
+        return LogValues(tuple(page.values), start, page.at, closed=False, is_full=True)
 
     async def _gather(
         self,
         name: str,
         start: Start,
-        page: _Page,
+        page: Page,
         wait_s: float,
         given: LogMetadata | None = None,
     ) -> tuple[LogMetadata, bool]:
         """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        sight = await self._sight(name, start, given)
-        if sight.row.settings.batch_compression != "none":
+        seen = await self._first_seen(name, start, given)
+        if seen.row.settings.batch_compression != "none":
             page.plain = _SHRINKS
-        page.at, sight.row = await self.begin(name, start, sight.row)
+        page.at, seen.row = await self.begin(name, start, seen.row)
         while True:
-            await self._fill(sight, page)
-            row = sight.row
+            await self._fill(seen, page)
+            row = seen.row
             left_s = deadline - loop.time()
             is_closed = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
             is_end = is_closed or page.is_over
@@ -319,30 +184,30 @@ class LogReader:
                 return row, is_end
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
                 await self._wait(row, page.at, left_s)
-            await self._look(sight, page)
+            await self._look(seen, page)
 
-    async def _sight(self, name: str, start: Start, given: LogMetadata | None) -> _Sight:
+    async def _first_seen(self, name: str, start: Start, given: LogMetadata | None) -> _SeenRow:
         """The row that a read begins with."""
         if given is not None:
-            return _Sight(given, is_fresh=True, is_given=True)
+            return _SeenRow(given, is_fresh=True, is_given=True)
         known = self._rows.known(name) if isinstance(start, int) else None
         if known is not None:
-            return _Sight(known, is_fresh=False)
-        return _Sight(await self._rows.row(name), is_fresh=True)
+            return _SeenRow(known, is_fresh=False)
+        return _SeenRow(await self._rows.row(name), is_fresh=True)
 
-    async def _look(self, sight: _Sight, page: _Page) -> None:
+    async def _look(self, seen: _SeenRow, page: Page) -> None:
         """Read the row again. A page that has records of the log ends where a namesake is in its place.
 
         Raises: NoSuchLog for a given row that is another log's by now.
         """
-        row = await self._rows.row(sight.row.name)
-        if row.created_at != sight.row.created_at:
+        row = await self._rows.row(seen.row.name)
+        if row.created_at != seen.row.created_at:
             if page.count:
                 page.is_cut = True
                 return
-            if sight.is_given:
+            if seen.is_given:
                 raise NoSuchLog(f"the log {row.name} was deleted", log=row.name)
-        sight.row, sight.is_fresh = row, True
+        seen.row, seen.is_fresh = row, True
 
     async def begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
         """The offset at which a read begins, and the row by which it is there."""
@@ -440,20 +305,20 @@ class LogReader:
             return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after, head.is_end
 
-    async def _fill(self, sight: _Sight, page: _Page) -> None:
+    async def _fill(self, seen: _SeenRow, page: Page) -> None:
         """Gather records until the page is full or the log ends, as a fresh row says then; by a recent row until it says
         nothing more.
         """
-        name, tries = sight.row.name, 0
+        name, tries = seen.row.name, 0
         while not page.is_full:
-            row = sight.row
+            row = seen.row
             item = row.item_at(page.at)
             is_sealed = item is not None and item.last_offset is not None
-            is_known = item is not None and (is_sealed or sight.is_recent)
-            if not sight.is_fresh and (page.at < row.first_offset or not is_known):
-                if sight.is_recent:
+            is_known = item is not None and (is_sealed or seen.is_recent)
+            if not seen.is_fresh and (page.at < row.first_offset or not is_known):
+                if seen.is_recent:
                     return
-                await self._look(sight, page)
+                await self._look(seen, page)
                 continue
             if page.at < row.first_offset:
                 raise OffsetTruncated(
@@ -477,14 +342,14 @@ class LogReader:
                 if tries > _TRIES_MAX:
                     raise _unstable(name) from None
                 is_through = False
-            if is_through and page.at == before and sight.is_fresh:
+            if is_through and page.at == before and seen.is_fresh:
                 return
             if not is_through or page.at == before:
-                if sight.is_recent:
+                if seen.is_recent:
                     return
-                await self._look(sight, page)
+                await self._look(seen, page)
 
-    async def _fill_from(self, name: str, item: LogItem, page: _Page, *, is_shared: bool) -> bool:
+    async def _fill_from(self, name: str, item: LogItem, page: Page, *, is_shared: bool) -> bool:
         """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
         page.stop = None if item.last_offset is None else item.last_offset + 1
         last = await self._last_entry(name, item)
@@ -496,7 +361,7 @@ class LogReader:
         while entry_id is not None and entry_id <= last and not page.is_full:
             if page.is_through:
                 break
-            if page.is_all_but_full:
+            if page.is_large:
                 page.is_cut = True
                 break
             try:
@@ -512,7 +377,7 @@ class LogReader:
                 return True
         return True
 
-    async def _take(self, item: LogItem, entry_id: int, last: int, page: _Page) -> int:
+    async def _take(self, item: LogItem, entry_id: int, last: int, page: Page) -> int:
         """Gather from some entries; returns the id after them. Raises: what the engine raises."""
         found = await self._engine.read(
             item.ledger_id,
@@ -532,7 +397,7 @@ class LogReader:
                 self._unpack(item, at, payload, page)
         return found.next
 
-    async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: _Page) -> bool:
+    async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: Page) -> bool:
         """Whether the page's next record is lost; False if it comes after the lost entries.
 
         Raises: EntryLost if the page is empty, with the offset at which to continue.
@@ -555,7 +420,7 @@ class LogReader:
             ) from error
         return True
 
-    def _unpack(self, item: LogItem, entry_id: int, data: batch.Stored, page: _Page) -> None:
+    def _unpack(self, item: LogItem, entry_id: int, data: batch.Stored, page: Page) -> None:
         try:
             if item.published_ms:
                 data = batch.restamped(data, item.published_ms)  # rule 26b
@@ -610,7 +475,7 @@ class LogReader:
         )
 
 
-def _cut(name: str, page: _Page, error: EntryUnavailable) -> None:
+def _cut(name: str, page: Page, error: EntryUnavailable) -> None:
     """End a page before a record that cannot be read now.
 
     Raises: EntryUnavailable if the page is empty.

@@ -32,7 +32,7 @@ class LogRows:
         at_s, changes = self._clock(), self._changes
         try:
             row = await self._store.get(name)
-        except BaseException:
+        except Exception:
             self._rows.pop(name, None)
             raise
         if changes == self._changes:  # else the row may be that of before

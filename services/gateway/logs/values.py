@@ -74,7 +74,8 @@ class LogRead:
 class LogValues:
     """A `LogRead` with the values of its records alone, in the memory that they were received into.
 
-    `first` is the offset of the first one. They are none where a page is kept without them.
+    `first` is the offset of the first one. They are none where a page is kept without them. `is_full`: the page ends since
+    it is as large as it may be, and not since the log ends or a record cannot be read now.
     """
 
     values: tuple[memoryview, ...]
@@ -82,6 +83,7 @@ class LogValues:
     next: int
     closed: bool
     is_at_end: bool = False
+    is_full: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -109,7 +109,7 @@ class StreamReads:
             )
             if page is None:
                 return None
-            kept = self._told(found, page)
+            kept = self._with_body(found, page)
         return await self._page_answer(request, given, found, *kept)
 
     async def _catch_up(
@@ -140,9 +140,9 @@ class StreamReads:
         kept = self._kept.find(found.row, at)
         if kept is not None:
             return kept
-        return self._told(found, await self._page(found, at))
+        return self._with_body(found, await self._page(found, at))
 
-    def _told(self, found: Found, page: LogValues) -> Page:
+    def _with_body(self, found: Found, page: LogValues) -> Page:
         """A page with its body, which is kept if it is full."""
         body = body_of(page.values, is_json=found.config.is_json)
         self._kept.keep(found.row, page, body)

@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from quorumlog import header
 from quorumlog.errors import (
     BadRequest,
+    EntryUnavailable,
     InvalidRequest,
     LogClosed,
     LogDeleted,
@@ -315,14 +316,20 @@ class StreamRoutes:
             return await self._reads.answer(request, given, found)
 
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
-        """The answer to a catch-up by a recent row; none where a fresh one might say otherwise."""
+        """The answer to a catch-up by a recent row; none where a fresh one might say otherwise.
+
+        Raises: EntryUnavailable. That nobody could find out is no less true, and waiting for it twice finds no more.
+        """
         name = given[op.STREAM]
         row = self._logs.recent(name)
         if row is None:
             return None
         try:
             found = await self._find(name, row, is_access=True)
-            return await self._reads.by_recent(request, given, found)
+            with self._logs.accesses.during(row):
+                return await self._reads.by_recent(request, given, found)
+        except EntryUnavailable:
+            raise
         except QuorumLogError:
             return None
 

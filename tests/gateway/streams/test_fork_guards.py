@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from quorumlog.protocol.log import LogMetadata
-from services.gateway.logs import reading
+from services.gateway.logs import gathered
 from services.gateway.logs.ends import read_head
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rows import LogRows
@@ -70,7 +70,7 @@ class Guard:
 GUARDS: Final = (
     Guard(
         "a read of a fork goes on where the fork ends in a ledger",
-        reading._Page,
+        gathered.Page,
         "is_through",
         never,
         claims.test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,

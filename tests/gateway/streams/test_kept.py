@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import Record
 from services.gateway.logs import rows
 from services.gateway.logs.values import Append, LogValues
@@ -155,6 +156,23 @@ async def test_only_a_full_page_is_told_by_a_recent_row(
     await other.end()
 
 
+async def test_who_reads_what_nobody_can_read_now_waits_for_it_once(
+    http: Served, rows_asked: list[str], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(http, *"abc")
+    assert shown(await get(http, 2)) == (200, "c", "3", True)
+    asked.clear()
+
+    async def silent(*_given: Any, **_named: Any) -> NoReturn:
+        raise EntryUnavailable("no bookie answers", ledger_id=1, entry_id=0)
+
+    monkeypatch.setattr(http.gateway.logs._reader._engine, "read", silent)
+
+    assert (await get(http, 0)).status == 503
+    assert asked == [0]
+    assert rows_asked
+
+
 async def test_a_deletion_by_another_gateway_is_told_once_the_row_is_not_recent(
     http: Served, rows_asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +222,7 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
     kept = KeptPages(bytes_max=3 * MIB)
 
     def page(at: int) -> LogValues:
-        return LogValues((memoryview(b"value"),), at, at + 1, closed=False)
+        return LogValues((memoryview(b"value"),), at, at + 1, closed=False, is_full=True)
 
     for at in range(2):
         kept.keep(row, page(at), b"x" * MIB)
@@ -221,10 +239,5 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
     kept.keep(row, page(3), b"z" * 4 * MIB)
     assert (kept.find(row, 3), kept.bytes_kept) == (None, 0)
     # Neither is what may change.
-    for changing in (
-        replace(page(4), closed=True),
-        replace(page(4), is_at_end=True),
-        replace(page(4), next=4),
-    ):
-        kept.keep(row, changing, b"x")
+    kept.keep(row, replace(page(4), is_full=False), b"x")
     assert kept.bytes_kept == 0
