@@ -17,6 +17,7 @@ from quorumlog.net import tls
 from quorumlog.net.identity import Role
 from tests.client.test_cli_ends import error_of
 from tests.client.test_guides import BLOCK, ROOT
+from tests.support.tools import needs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -131,6 +132,7 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     assert "is of cluster one, and other of two" in error_of(capsys.readouterr().err)["detail"]
 
 
+@needs("openssl")
 def test_a_process_is_revoked_with_all_certificates_that_it_had(
     folder: Path, capsys: Captured
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
 from tests.support.commands import path_with_quorumlog
+from tests.support.tools import needs
 from tests.support.waiting import SETTLED_S, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -114,6 +115,7 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
     ]
 
 
+@needs("curl")
 async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from tests.attack.report import Report
 from tests.client.test_guides import BLOCK, ROOT, output_of
 from tests.support.commands import path_with_quorumlog
 from tests.support.issuer import AUDIENCE, NAME, Issuer
+from tests.support.tools import needs
 from tests.support.waiting import UNHURRIED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -70,6 +71,7 @@ async def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
     return (await output_of(made, folder, CLUSTER_SECRET_FILE=str(cluster.secret_file))).strip()
 
 
+@needs("curl")
 async def test_the_guide_s_commands_print_what_the_guide_says(
     cluster: Cluster, tmp_path: Path
 ) -> None:

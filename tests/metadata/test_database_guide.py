@@ -20,6 +20,7 @@ from services.local.embedded import _environment, set_up_postgres
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.metadata.test_went_back import is_told
 from tests.support.standby import Server, dsn_of
+from tests.support.tools import needs
 from tests.support.waiting import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/database.md"
@@ -126,6 +127,7 @@ async def change(service: Service, ledger_id: int) -> None:
     assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
 
 
+@needs("curl")
 async def test_a_dump_is_restored_and_what_it_lacks_is_told(
     stores: Stores, machine: Machine
 ) -> None:

@@ -61,11 +61,11 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
         assert await waits == [b"9"]
 
         # It is renewed while a record takes longer than the lease.
-        async with log.consumer("slow", lease_s=1) as slow:
+        async with log.consumer("slow", lease_s=3) as slow:
             async for record in slow:
                 if record.offset == 1:
                     break
-                await asyncio.sleep(2.5)
+                await asyncio.sleep(4)
             assert await slow.commit() == 2
             with pytest.raises(PositionBehind):
                 await slow.commit(1)

@@ -156,8 +156,9 @@ async def test_only_a_full_page_is_told_by_a_recent_row(
     await other.end()
 
 
+@pytest.mark.usefixtures("rows_asked")
 async def test_who_reads_what_nobody_can_read_now_waits_for_it_once(
-    http: Served, rows_asked: list[str], asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    http: Served, asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(http, *"abc")
     assert shown(await get(http, 2)) == (200, "c", "3", True)
@@ -170,7 +171,6 @@ async def test_who_reads_what_nobody_can_read_now_waits_for_it_once(
 
     assert (await get(http, 0)).status == 503
     assert asked == [0]
-    assert rows_asked
 
 
 async def test_a_deletion_by_another_gateway_is_told_once_the_row_is_not_recent(

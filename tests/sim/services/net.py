@@ -102,6 +102,7 @@ class Process:
     def kill(self) -> None:
         """It is gone: nothing that it was doing goes on."""
         self.is_alive = False
+        self.net.dead.add(self)
         for task in list(self._tasks):
             task.cancel()
 
@@ -116,6 +117,10 @@ class Net:
         self.is_healed = False
         self.messages = 0
         self.processes: dict[str, Process] = {}
+        self.dead: set[Process] = set()
+        """What requests of such a process shared waits for ever. Until the run ends nobody drops that: a task that is
+        collected as garbage while it waits would count as a defect, and when garbage is collected no seed says.
+        """
         self.listeners: dict[str, tuple[Process, Handler]] = {}
         """By the scheme, host and port of a URL."""
         self.cut: dict[tuple[str, str], int] = {}
