@@ -269,8 +269,12 @@ class Database:
 
         Raises: DatabaseWentBack if it lacks one; MetadataUnavailable before the bookies were asked.
         """
+        had_asked = self.has_asked
         wanted = await self._compare(connection, PRESENTED.get())
-        if not self.has_asked:
+        if missing := self.memory.missing:
+            raise self.memory.error(missing)  # learned while the database was looked at
+        # Also before: what bookies told meanwhile was not looked for.
+        if not (had_asked and self.has_asked):
             raise MetadataUnavailable("the bookies are asked what they know of the database")
         return wanted
 

@@ -46,6 +46,7 @@ from tests.metadata.test_inquiry import (
     asks_first,
     assigns_no_held_id,
     commits_after_the_dump,
+    hears_while_it_looks,
     keeps_what_may_have_been_named,
     starts_before_its_bookies,
 )
@@ -395,6 +396,18 @@ def unasked(_original: Any) -> Any:
     return check
 
 
+def asked_by_now(_original: Any) -> Any:
+    """Whether the bookies were asked is looked at last, when what they told was not looked for."""
+
+    async def check(self: Database, connection: Connection) -> set[str]:
+        wanted = await self._compare(connection, PRESENTED.get())
+        if not self.has_asked:
+            raise MetadataUnavailable("the bookies are asked what they know of the database")
+        return wanted
+
+    return check
+
+
 def without_the_loss(original: str) -> str:
     """An accepted loss is forgotten."""
     return original.replace(IS_AFTER_LOSS, "true")
@@ -550,6 +563,12 @@ GUARDS: Final = (
         "a start changes rows before the bookies were asked",
         ((Database, "_check", unasked),),
         asks_first,
+    ),
+    Guard(
+        "rule 18a",
+        "what bookies tell while a change looks at the database is missed",
+        ((Database, "_check", asked_by_now),),
+        hears_while_it_looks,
     ),
     Guard(
         "rule 18a",

@@ -6,7 +6,7 @@ Services, bookies' processes, servers and dumps are real.
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
+from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
@@ -26,10 +27,11 @@ from quorumlog.wire.bodies import BookieWitnesses
 from quorumlog.wire.witnesses import witness_of
 from services.local.process import stop
 from services.metadata import inquiry
+from services.metadata.database import Connection, Database
 from tests.bookie.support import run_of
 from tests.bookie.test_process import Process
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, Service, await_bookies, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
 from tests.metadata.test_bookies import cookie
 from tests.metadata.test_went_back import LOG, NOBODY, is_told, newcomer, refused
 from tests.support.waiting import until
@@ -458,3 +460,41 @@ async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
     stores: Stores, folder: Path
 ) -> None:
     await keeps_what_may_have_been_named(stores, folder)
+
+
+async def hears_while_it_looks(stores: Stores, folder: Path, *, is_told: bool = True) -> None:
+    """A change looks at the database, and bookies tell what it lacks before it has seen."""
+    del folder
+    async with serving(stores):  # which makes the tables
+        pass
+    database = Database(stores.postgres_dsn, connections_max=2, deadline_s=PATIENT_S)
+    database.is_open = True
+    memory = database.memory
+    compare = memory.compare
+
+    def meanwhile(wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
+        if is_told:
+            with contextlib.suppress(DatabaseWentBack):
+                compare({"a token that the database lacks"}, (), holder="b1")
+        database.asked_about = database.server
+        compare(wanted, found, holder=holder)
+
+    memory.compare = meanwhile  # type: ignore[method-assign]
+
+    async def change(connection: Connection) -> None:
+        await connection.execute("CREATE TABLE changed ()")
+
+    try:
+        with pytest.raises(DatabaseWentBack if is_told else MetadataUnavailable):
+            await database.transact(change)
+        async with connected(stores) as connection:
+            assert await connection.fetchval("SELECT to_regclass('changed')") is None
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
+    stores: Stores, folder: Path, *, is_told: bool
+) -> None:
+    await hears_while_it_looks(stores, folder, is_told=is_told)
