@@ -79,7 +79,7 @@ class Ends:
         """The row as the database has it now that copies are kept. Raises: NoSuchLedger and as `kept`."""
         row = await self._rows.fresh_closed(closed.ledger_id)
         if row.last_entry != closed.last_entry:
-            raise went_back(row.ledger_id, f"the end {row.last_entry}")
+            raise went_back(row.ledger_id, "closed", f"the end {row.last_entry}")
         self._kept[row.ledger_id] = row.last_entry
         self._kept.move_to_end(row.ledger_id)
         if len(self._kept) > _KEPT_MAX:

@@ -298,6 +298,7 @@ class Engine:
             break
         self._rows.deleted(ledger_id)
         await spread(row.deleted(attempt), self._ports)
+        await self._rows.require_deleted(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
         """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""

@@ -187,7 +187,25 @@ class LedgerRows:
             if is_closed(row):
                 return row
             known = f"version {row.version}, {row.state}"
-        raise went_back(ledger_id, known)
+        raise went_back(ledger_id, "closed", known)
+
+    async def require_deleted(self, ledger_id: int) -> None:
+        """Look once more whether the database has a deletion that members were told of, before a client is told: the
+        answer to it may be of a database that was lost since (rule 18b).
+
+        Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
+        """
+        try:
+            row = await self._metadata.get(ledger_id)
+        except NoSuchLedger as error:
+            if error.members.get("deleted") is True:
+                return
+            known = "no such ledger"
+        except MetadataUnavailable as error:
+            raise error.with_outcome(UNKNOWN) from error
+        else:
+            known = f"version {row.version}, {row.state}"
+        raise went_back(ledger_id, "deleted", known)
 
     def _on_change(self, ledger_id: int, version: int, *, is_deleted: bool) -> None:
         if is_deleted:
@@ -232,10 +250,10 @@ class ThrottledMetadata:
         return status, row
 
 
-def went_back(ledger_id: int, known: str) -> DatabaseWentBack:
-    """The error where the database contradicts a close that somebody was told of."""
+def went_back(ledger_id: int, done: str, known: str) -> DatabaseWentBack:
+    """The error where the database contradicts what was done to a ledger."""
     return DatabaseWentBack(
-        f"the ledger was closed, and the database has {known}",
+        f"the ledger was {done}, and the database has {known}",
         ledger_id=ledger_id,
         outcome=UNKNOWN,
     )

@@ -370,14 +370,18 @@ class LogDriver:
         return row
 
     async def _delete(self, row: LogMetadata) -> RowChanged | None:
-        """Delete the log's row, and tell the members of the ledgers that are deleted with it (rule 18b)."""
-        engine = self._ports.engine
+        """Delete the log's row, and tell the members of the ledgers that are deleted with it (rule 18b). Where they can't be
+        told, or the database is lost meanwhile, nobody knows whether the deletion stays.
+        """
+        engine, store = self._ports.engine, self._ports.store
         deleted = [item.ledger_id for item in row.items[-DELETED_WITH_LOG_MAX:]]
         ledgers = await engine.existing(deleted)
-        other = await self._ports.store.delete(row)
+        other = await store.delete(row)
         if other is None:
-            unshared = await self._ports.store.unshared(ledgers)
-            await engine.tell_deleted(unshared, Deletion.WITH_LOG)
+            await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+            await store.require(
+                row.name, lambda now: now is None or now.created_at != row.created_at
+            )
         return other
 
     def _place_last(self, row: LogMetadata) -> None:

@@ -272,8 +272,13 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated)
+        if new.version == row.version:
+            # An earlier try may have ended before it told the members.
+            dropped = await self._let_go_before(name)
         # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
         await self._engine.tell_deleted(await self._store.unshared(dropped))
+        if dropped:
+            await self._store.require(name, lambda now: now is None or _is_past(now, new))
         await self._drop(_let_go(row, new))
         return await self._views.view(new)
 
@@ -352,6 +357,17 @@ class LogManager:
             if not isinstance(new, RowChanged):
                 self.ownership.tell(name, RowTaken(new))
                 return row, new
+
+    async def _let_go_before(self, name: str) -> Sequence[LedgerMetadata]:
+        """The ledgers that logs of this name have let go of and that the sweep has not deleted yet."""
+        found: list[LedgerMetadata] = []
+        after: int | None = None
+        while ids := await self._store.orphans(older_than_s=0, after=after):
+            after = ids[-1]
+            rows = await self._engine.existing(ids)
+            # One without a place may be about to be named.
+            found += [row for row in rows if row.log == name and row.first_offset is not None]
+        return found
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers that no log names any more; the sweep does what fails here."""
@@ -521,6 +537,11 @@ async def _packed(handle: LogHandle, call: Append) -> Append:
 def _wall_ms() -> int:
     """The clock of this machine."""
     return int(datetime.now(UTC).timestamp() * 1000)
+
+
+def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
+    """Whether the log begins no earlier than it does by the row `new`, or is another log of the name."""
+    return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:

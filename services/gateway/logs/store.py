@@ -1,11 +1,11 @@
 """The logs' rows, as the gateway asks the metadata service for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLog
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.log.messages import Committed, RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Sealed
@@ -31,16 +31,36 @@ class MetadataLogs:
         self.delete_unnamed = client.delete_unnamed
 
     async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
-        """Of the ledgers that a log names no more those that no fork names, nor ever will (rule 27a). None where that can't
-        be asked now: what their log did is done, and the sweep deletes and tells of them later.
+        """Of the ledgers that a log names no more those that no fork names, nor ever will (rule 27a).
+
+        Raises: MetadataUnavailable, whose outcome is unknown: the log has let go of them, and bookies were not told.
         """
-        if not let_go:
-            return ()
+        ids = [row.ledger_id for row in let_go]
+        shared: set[int] = set()
         try:
-            shared = await self._client.shared_among([row.ledger_id for row in let_go])
-        except QuorumLogError:
-            return ()
+            for at in range(0, len(ids), LOG_LEDGERS_MAX):
+                shared |= await self._client.shared_among(ids[at : at + LOG_LEDGERS_MAX])
+        except MetadataUnavailable as error:
+            raise error.with_outcome(UNKNOWN) from error
         return [row for row in let_go if row.ledger_id not in shared]
+
+    async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
+        """Look once more whether the database has a change that bookies were told of, before a client is told: the answer
+        to the change may be of a database that was lost since (rule 18b). `has` judges the log's row as it is now, or
+        None where there is no log.
+
+        Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
+        """
+        try:
+            row: LogMetadata | None = await self.get(name)
+        except NoSuchLog:
+            row = None
+        except MetadataUnavailable as error:
+            raise error.with_outcome(UNKNOWN) from error
+        if not has(row):
+            raise DatabaseWentBack(
+                "a change of the log was made, and the database lacks it", log=name, outcome=UNKNOWN
+            )
 
     async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
         """Replace the row of this version: the row with its new version, unless it changed."""
