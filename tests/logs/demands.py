@@ -17,7 +17,7 @@ from services.gateway.edge import transaction_operations as edge_transactions
 from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.judge import Violation
-from tests.logs.model import Gateway
+from tests.logs.model import Cluster, Gateway
 
 ENDS_IN_S: Final = 60.0
 """Virtual: a request to a gateway of a cluster in which nothing fails, with its repeats."""
@@ -160,6 +160,15 @@ class Demands:
                 raise Violation(f"{gateway.writer.id} appends elsewhere than at {at}")
 
 
+def members_know_of_its_end(cluster: Cluster, name: str) -> None:
+    """Rule 18b: a deletion is told once members have copies that say so. Source: CI, a log that was there again after a
+    rebuild, since nobody could be asked which of its ledgers forks name.
+    """
+    untold = cluster.deleted_with[name] - cluster.told_deleted
+    if untold:
+        raise Violation(f"rule 18b: nobody was told that ledgers {sorted(untold)} are deleted")
+
+
 class Namesakes:
     """One client that makes a log, writes it, reads it and deletes it, again and again under one name.
     It does one thing after the other, so it knows what each must find.
@@ -169,8 +178,10 @@ class Namesakes:
     REPEATED: Final = 3
     """Requests that are the same in each log: same producer, same numbers, same bytes."""
 
-    def __init__(self, pick: Callable[[], Gateway], settings: LogSettings, count: int) -> None:
-        self.pick, self.settings, self.count = pick, settings, count
+    def __init__(
+        self, cluster: Cluster, pick: Callable[[], Gateway], settings: LogSettings, count: int
+    ) -> None:
+        self.cluster, self.pick, self.settings, self.count = cluster, pick, settings, count
 
     async def insist(self, asked: Operation, work: Callable[[Gateway], Awaitable[Any]]) -> Any:
         """The answer through any gateway, another one if one dies; and whether the request was repeated."""
@@ -211,7 +222,9 @@ class Namesakes:
                 values = [record.record.value.decode() for record in found.records]
                 if values != wanted[: len(values)] or (found.next < 3):
                     raise Violation(f"generation {generation} of a log holds {values}")
-            await self.insist(DELETE, lambda gateway: gateway.logs.delete(self.NAME))
+            _, is_again = await self.insist(DELETE, lambda gateway: gateway.logs.delete(self.NAME))
+            if not is_again:
+                members_know_of_its_end(self.cluster, self.NAME)
 
     async def append(self, producer: str, seq: int, value: str, offset: int) -> None:
         """One record, which must be at an offset."""

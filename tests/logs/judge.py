@@ -108,6 +108,18 @@ class Judge(LogHistory):
         self.stored.update(entries)
         self.fetched(LOG, first, *entries)
 
+    def members_know_of_truncation(self, log: LogMetadata) -> None:
+        """Rule 18b: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
+        rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies.
+        """
+        cluster = self._cluster
+        below = [at for at, end in cluster.let_go.get(log.name, ()) if end < log.first_offset]
+        last = below[-1] if below else None
+        if last is None or last in cluster.told_deleted or last in cluster.deleted:
+            return
+        if not cluster.is_named(last):
+            self.violated(f"rule 18b: nobody was told that the log let go of ledger {last}")
+
     # --- events of clients -------------------------------------------------------------------------
 
     def opened(self, token: int) -> None:

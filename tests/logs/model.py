@@ -131,6 +131,16 @@ class Cluster:
         self.logs: dict[str, LogMetadata] = {}
         self.freed: dict[str, int] = {}
         """Names of logs that were deleted, with the version that the row has since."""
+        self.places: dict[int, int] = {}
+        """First offsets that rows of logs gave to ledgers."""
+        self.let_go: dict[str, list[tuple[int, int]]] = {}
+        """By log: the ledgers with records that it names no more, and their last offsets there."""
+        self.deleted_with: dict[str, set[int]] = {}
+        """The ledgers that were deleted together with the last log of a name."""
+        self.told_deleted: set[int] = set()
+        """Ledgers of whose deletion members hold copies (rule 18b)."""
+        self.wrong_tombstones: set[int] = set()
+        """Ledgers that a log or an open transaction named when members were told of their deletion."""
         self.on_freed: Callable[[str, Gateway], None] = lambda _name, _gateway: None
         """Hears of a deletion before the one who asked for it."""
         self.transactions: dict[str, Transaction] = {}
@@ -434,14 +444,25 @@ class Gateway:
     async def copy_rows(self, _ledger_ids: Sequence[int]) -> None:
         await self.step()
 
-    async def existing(self, _ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
-        await self.step()
-        return []
+    async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+        await self.ask()
+        ledgers = self.cluster.ledgers
+        found = [
+            replace(ledgers[ledger_id].row, first_offset=self.cluster.places.get(ledger_id))
+            for ledger_id in ledger_ids
+            if ledger_id in ledgers
+        ]
+        await self.hear()
+        return found
 
     async def tell_deleted(
-        self, _rows: Sequence[LedgerMetadata], _deletion: Deletion = Deletion.ALONE
+        self, rows: Sequence[LedgerMetadata], _deletion: Deletion = Deletion.ALONE
     ) -> None:
         await self.step()
+        for row in rows:
+            if self.cluster.is_named(row.ledger_id):
+                self.cluster.wrong_tombstones.add(row.ledger_id)
+        self.cluster.told_deleted |= {row.ledger_id for row in rows}
 
     def _submit_to_deleted(
         self, ledger_id: int, expect: int | None
@@ -657,7 +678,15 @@ class Store(MetadataLogs):
         return await self._created(made)
 
     async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
-        return [row for row in let_go if not self.cluster.is_named(row.ledger_id)]
+        if not let_go:
+            return ()
+        try:
+            await self.gateway.ask()
+            found = [row for row in let_go if not self.cluster.is_named(row.ledger_id)]
+            await self.gateway.hear()
+        except MetadataUnavailable as error:
+            raise error.with_outcome(UNKNOWN) from error
+        return found
 
     async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
         await self.gateway.ask()
@@ -681,6 +710,16 @@ class Store(MetadataLogs):
                 state = self.cluster.ledgers[item.ledger_id].row.state
                 assert state is State.CLOSED, "rules 23 and 28: an end that is none"
         now = self.cluster.now()
+        self.cluster.places |= {
+            item.ledger_id: item.first_offset for item in new.items if item.first_offset is not None
+        }
+        self.cluster.let_go.setdefault(log.name, []).extend(
+            (item.ledger_id, item.last_offset)
+            for item in current.items
+            if new.item_of(item.ledger_id) is None
+            and item.last_offset is not None
+            and not item.is_empty
+        )
         for item in current.items:
             if new.item_of(item.ledger_id) is None and item.ledger_id in self.cluster.ledgers:
                 self.cluster.ledgers[item.ledger_id].since_s = now
@@ -704,12 +743,14 @@ class Store(MetadataLogs):
         check_unprotected(self.row(log.name))
         row = self.cluster.logs.pop(log.name)
         self.cluster.freed[log.name] = row.version + 1
+        gone = self.cluster.deleted_with[log.name] = set[int]()
         for item in row.items:
             ledger = self.cluster.ledgers.get(item.ledger_id)
             if self.cluster.is_named(item.ledger_id):
                 continue  # by a fork, or by the log that this one was forked from (rule 27a)
             if ledger is not None and ledger.row.state is State.CLOSED and not row.is_shared(item):
                 self.cluster.delete(item.ledger_id)
+                gone.add(item.ledger_id)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()
         for found in list(self.cluster.transactions.values()):

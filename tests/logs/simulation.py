@@ -116,7 +116,9 @@ class Run:
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
         )
         self.gateways: list[Gateway] = []
-        self.namesakes = Namesakes(lambda: rng.choice(self.alive()), self.settings, count=4)
+        self.namesakes = Namesakes(
+            self.cluster, lambda: rng.choice(self.alive()), self.settings, count=4
+        )
         self.forks = Forks(
             NAME,
             self.settings,
@@ -507,9 +509,11 @@ class Run:
                     continue
             if work is not None:
                 try:
-                    await self.through(gateway, work, asked)
+                    done = await self.through(gateway, work, asked)
                 except QuorumLogError:
                     continue
+                if asked is TRUNCATE:
+                    self.judge.members_know_of_truncation(done.log)
 
     async def displace(self, gateway: Gateway) -> None:
         """Cut a gateway, mostly the owner, off from metadata for a while. Meanwhile another gateway may take

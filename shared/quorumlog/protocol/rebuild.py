@@ -171,10 +171,11 @@ def _identity(row: LedgerMetadata) -> tuple[object, ...]:
     return (row.quorum, row.digest, row.writer, row.log, row.custom, row.extra)
 
 
+WITHOUT_COPIES = "no bookie that answers holds a copy of the row, only entries or a fence"
+
+
 def _without_copies() -> Decision:
-    return Decision(
-        Action.WAIT, why="no bookie that answers holds a copy of the row, only entries or a fence"
-    )
+    return Decision(Action.WAIT, why=WITHOUT_COPIES)
 
 
 def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:

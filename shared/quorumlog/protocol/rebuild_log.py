@@ -162,13 +162,20 @@ def decide_log(
     rows = {one.ledger_id for one in ledgers if one.has_row} | set(stored)
     holes = tuple(item.ledger_id for item in items if item.ledger_id not in rows)
     if known is not None and items == known.items:
-        return LogDecision(Action.SAME, unplaced=unplaced, holes=holes)
+        # Bookies keep the ids of deleted ledgers, and not whose they were.
+        why = _WITHOUT_LEDGERS if deleted and not items else ""
+        return LogDecision(Action.SAME, None, why, unplaced, holes)
     named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
     )
+
+
+_WITHOUT_LEDGERS = (
+    "the database's log has no ledger: if it was written and deleted after that, delete it again"
+)
 
 
 def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[int, ...]:
