@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import (
+    UNKNOWN,
+    DatabaseWentBack,
     EntryLost,
     LogClosed,
     LogExists,
     LogFenced,
+    MetadataUnavailable,
     NoSuchLog,
     OffsetTruncated,
     Overloaded,
@@ -250,6 +253,64 @@ async def test_a_deleted_log_takes_its_ledgers_along_and_its_name_is_free() -> N
         assert not cluster.ledgers
         await two.logs.put("log", SETTINGS)
         assert (await one.logs.append("log", call("c"))).first_offset == 0
+
+
+def loses_metadata(_name: str, gateway: Gateway) -> None:
+    gateway.cut_off(60, asks=False, hears=True)
+
+
+async def test_a_deletion_is_not_told_as_done_where_members_cannot_be_told() -> None:
+    """Rule 18b: metadata is lost between the deletion and the question which of its ledgers forks name."""
+    async with a_cluster() as (cluster, (one, _two)):
+        await one.logs.append("log", call("a"))
+        cluster.on_freed = loses_metadata
+
+        with pytest.raises(MetadataUnavailable) as error:
+            await one.logs.delete("log")
+
+        assert (error.value.outcome, cluster.told_deleted) == (UNKNOWN, set())
+        assert "log" not in cluster.logs
+
+
+async def test_a_deletion_or_truncation_that_the_database_lost_meanwhile_is_not_told_as_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rule 18b: the answer to the change was of a database that was lost before members knew."""
+    async with a_cluster() as (cluster, (one, _two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b"))
+        row = cluster.logs["log"]
+        tell = one.tell_deleted
+
+        async def goes_back(*args: Any) -> None:
+            await tell(*args)
+            cluster.logs["log"] = row
+
+        monkeypatch.setattr(one, "tell_deleted", goes_back)
+
+        with pytest.raises(DatabaseWentBack) as cut:
+            await one.logs.truncate("log", 1)
+        with pytest.raises(DatabaseWentBack) as deleted:
+            await one.logs.delete("log")
+
+        assert (cut.value.outcome, deleted.value.outcome) == (UNKNOWN, UNKNOWN)
+
+
+async def test_a_repeated_truncation_tells_what_the_first_one_could_not() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        await one.logs.append("log", call("a"))
+        first = cluster.logs["log"].items[0].ledger_id
+        await one.logs.roll("log")
+        await one.logs.append("log", call("b"))
+        row = cluster.logs["log"]
+        cluster.places[first] = 0
+        await one.logs._store.cas(row.truncated(1))  # by a gateway that ended then
+        assert not cluster.told_deleted
+
+        await two.logs.truncate("log", 1)
+
+        assert cluster.told_deleted == {first}
 
 
 async def test_a_read_through_a_displaced_owner_heals_what_a_dead_one_left() -> None:

@@ -1,12 +1,13 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from quorumlog.errors import OwnedByLog
+from quorumlog.errors import MetadataUnavailable, OwnedByLog
 from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
@@ -21,13 +22,14 @@ from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.log.tenancy import Tenancy
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.metadata import Deletion, DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
 from services.gateway.logs import gathered, manager, reading
 from services.gateway.logs.driver import LogDriver
+from services.gateway.logs.manager import LogManager
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogValues
 from tests.explore.scopes import (
@@ -93,6 +95,26 @@ def the_last_of_all(_original: Any) -> Any:
 
 async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
+
+
+def told_untold(_original: Any) -> Any:
+    """A log is deleted, and whether its ledgers' members can be told of that is nobody's concern."""
+
+    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
+        engine, store = self._ports.engine, self._ports.store
+        ledgers = await engine.existing([item.ledger_id for item in row.items])
+        other = await store.delete(row)
+        if other is None:
+            with contextlib.suppress(MetadataUnavailable):
+                await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+        return other
+
+    return delete
+
+
+async def _none(*_args: Any, **_kwargs: Any) -> tuple[()]:
+    """No ledger."""
+    return ()
 
 
 def skipped_now(_original: Any) -> Any:
@@ -383,6 +405,16 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
 
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
+    Mutant(
+        "a log's deletion is told though its members were not",
+        "rule 18b",
+        (Patch(LogDriver, "_delete", told_untold),),
+    ),
+    Mutant(
+        "a repeated truncation tells no member",
+        "rule 18b",
+        (Patch(LogManager, "_let_go_before", lambda _original: _none),),
+    ),
     Mutant(
         "an owner appends behind the batch that ends the log",
         "rule 25b",

@@ -515,6 +515,22 @@ def test_a_log_whose_ledgers_it_names_stays() -> None:
     assert told(LOG).action is Action.SAME
 
 
+def test_a_log_without_ledgers_is_told_where_ledgers_are_deleted_since_they_may_have_been_its() -> (
+    None
+):
+    """The database went back to before the log's first ledger; the log was written and deleted, and bookies have dropped
+    its ledgers: they keep the ids, and not whose they were.
+    """
+    empty = replace(LOG, items=(), next_offset=0)
+
+    told_of = decide_log("log", empty, (), {7}, now_ms=NOW_MS)
+
+    assert (told_of.action, told_of.row) == (Action.SAME, None)
+    assert "delete it again" in told_of.why
+    assert not decide_log("log", empty, (), (), now_ms=NOW_MS).why
+    assert not decide_log("log", LOG, (), {7}, now_ms=NOW_MS).why
+
+
 def test_an_item_that_was_added_ahead_gets_the_place_that_its_ledger_tells() -> None:
     ahead = replace(LOG, items=(*LOG.items, LogItem(3, None)))
 
