@@ -134,7 +134,7 @@ class Cluster:
         self.places: dict[int, int] = {}
         """First offsets that rows of logs gave to ledgers."""
         self.let_go: dict[str, list[tuple[int, int]]] = {}
-        """By log: the ledgers with records that it names no more, and their last offsets there."""
+        """By log: the ledgers with records that truncations let go of, and their last offsets there."""
         self.deleted_with: dict[str, set[int]] = {}
         """The ledgers that were deleted together with the last log of a name."""
         self.told_deleted: set[int] = set()
@@ -143,6 +143,8 @@ class Cluster:
         """Ledgers that a log or an open transaction named when members were told of their deletion."""
         self.on_freed: Callable[[str, Gateway], None] = lambda _name, _gateway: None
         """Hears of a deletion before the one who asked for it."""
+        self.on_let_go: Callable[[Gateway], None] = lambda _gateway: None
+        """Hears of a truncation before the one who asked for it."""
         self.transactions: dict[str, Transaction] = {}
         self.app_versions: dict[str, int] = {}
         self.gateways: dict[str, Gateway] = {}
@@ -713,13 +715,18 @@ class Store(MetadataLogs):
         self.cluster.places |= {
             item.ledger_id: item.first_offset for item in new.items if item.first_offset is not None
         }
-        self.cluster.let_go.setdefault(log.name, []).extend(
-            (item.ledger_id, item.last_offset)
-            for item in current.items
-            if new.item_of(item.ledger_id) is None
-            and item.last_offset is not None
-            and not item.is_empty
-        )
+        if current.items and new.item_of(current.items[-1].ledger_id) is not None:
+            # Else it is overwritten: copies of the next ledger's row tell that the log begins there.
+            gone = [
+                (item.ledger_id, item.last_offset)
+                for item in current.items
+                if new.item_of(item.ledger_id) is None
+                and item.last_offset is not None
+                and not item.is_empty
+            ]
+            self.cluster.let_go.setdefault(log.name, []).extend(gone)
+            if gone:
+                self.cluster.on_let_go(self.gateway)
         for item in current.items:
             if new.item_of(item.ledger_id) is None and item.ledger_id in self.cluster.ledgers:
                 self.cluster.ledgers[item.ledger_id].since_s = now

@@ -111,7 +111,12 @@ class Run:
         """What `roll_bytes` may be: the latest value that was answered, and later ones of which nothing is known."""
         self.judge = Judge(self.cluster, NAME)
         self.cluster.watch = self.judge
+        self.losses = 2
+        """Cuts from metadata that come just after a change."""
         self.cluster.on_freed = self.lose_deleter
+        self.truncater: Gateway | None = None
+        """Who is asked for a truncation that may fail."""
+        self.cluster.on_let_go = self.lose_truncater
         self.settings = LogSettings(
             Quorum(3, 3, 2), roll_bytes=0, roll_entries=rng.choice((0, 0, 2, 5))
         )
@@ -157,6 +162,20 @@ class Run:
             self.tell(f"{gateway.writer.id} dies as it deletes")
             gateway.kill()
             self.add_gateway()
+        elif name == Namesakes.NAME:
+            self.lose_metadata(gateway)
+
+    def lose_truncater(self, gateway: Gateway) -> None:
+        if gateway is self.truncater:
+            self.lose_metadata(gateway)
+
+    def lose_metadata(self, gateway: Gateway) -> None:
+        """A gateway that deletes a log or truncates one can ask nothing for a while, before members are told."""
+        if self.losses and self.random.random() < 0.3:
+            self.losses -= 1
+            for_s = 2 * self.random.random()
+            self.tell(f"{gateway.writer.id} can ask metadata nothing for {for_s:.3f} s")
+            gateway.cut_off(for_s, asks=False, hears=True)
 
     def alive(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways if not gateway.is_dead]
@@ -485,6 +504,7 @@ class Run:
                     work, asked = gateway.logs.roll(NAME), ROLL
                 case 4 if rng.random() < 0.4 and self.acknowledged:
                     before = rng.choice(sorted(self.acknowledged))
+                    self.truncater = gateway
                     work, asked = gateway.logs.truncate(NAME, before), TRUNCATE
                 case 5:
                     work = self.sweep(gateway, older_than_s=300)
@@ -512,6 +532,8 @@ class Run:
                     done = await self.through(gateway, work, asked)
                 except QuorumLogError:
                     continue
+                finally:
+                    self.truncater = None
                 if asked is TRUNCATE:
                     self.judge.members_know_of_truncation(done.log)
 
