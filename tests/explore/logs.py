@@ -328,7 +328,7 @@ class LogExplorer:
             event = PublishAsked(request, asked.call, ((PUBLISHED, 1, 1),), is_forwarded=True)
         else:
             assert isinstance(asked.call, Append), "nobody consults here"
-            event = AppendsAsked(((request, asked.call),), is_forwarded=True)
+            event = AppendsAsked(((request, replace(asked.call, is_forwarded=True)),))
         return self._hear(world, target[0], event)
 
 

@@ -101,8 +101,8 @@ class Hand:
         self.machine.check()
 
     def append(self, *names: str, seq: int | None = None, is_forwarded: bool = False) -> None:
-        calls = tuple((name, call(name, seq)) for name in names)
-        self.hear(AppendsAsked(calls, is_forwarded=is_forwarded))
+        calls = (replace(call(name, seq), is_forwarded=is_forwarded) for name in names)
+        self.hear(AppendsAsked(tuple(zip(names, calls, strict=True))))
 
     def questions(self, kind: type) -> list[Any]:
         return [ask.question for ask in self.asked if isinstance(ask.question, kind)]
@@ -297,6 +297,22 @@ def test_what_an_ended_owner_did_not_do_is_forwarded_one_at_a_time() -> None:
     assert hand.questions(Forward) == [Forward(OTHER, "log", call("second"))]
     hand.answer(Forward, DONE)
     assert hand.questions(Forward) == [Forward(OTHER, "log", call("third"))]
+
+
+def test_what_an_ended_owner_did_not_do_goes_to_no_namesake_of_its_log() -> None:
+    """Its log was deleted and made again meanwhile. Source: seed 220 of the log simulation, an append that a gateway had
+    been sent by another one, whose client had got its answer, deleted the log and begun anew.
+    """
+    hand, _ = owning()
+    hand.append("mine")
+    hand.append("theirs", is_forwarded=True)
+    hand.hear(SubmitFailed(1, WriterLost()))
+    hand.answer(RecoverLedger, closed(1, 0, ME))
+    hand.answer(ReadLog, replace(OTHERS, created_at="later"))
+    hand.answer(ReadLedger, ledger(7, OTHER))
+
+    assert isinstance(hand.answers["theirs"], NotTheOwner)
+    assert hand.questions(Forward) == [Forward(OTHER, "log", call("mine"))]
 
 
 def test_a_request_under_way_to_another_owner_is_not_appended_here_as_well() -> None:

@@ -6,7 +6,7 @@ Appends that arrive in one turn of the event loop reach the machine in one step.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -121,7 +121,6 @@ class LogHandle:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._gathered: _Gathered = []
-        self._gathered_forwarded: _Gathered = []
         self._pending: dict[asyncio.Future[Any], int] = {}
         self._broken: QuorumLogError | None = None
 
@@ -134,18 +133,14 @@ class LogHandle:
     def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[RecordsAppended]:
         """Append records, in the order of the calls."""
         future: asyncio.Future[RecordsAppended] = self._promise(len(call.data))
-        if not self._gathered and not self._gathered_forwarded:
+        if not self._gathered:
             self._loop.call_soon(self._flush)
-        (self._gathered_forwarded if is_forwarded else self._gathered).append((future, call))
+        self._gathered.append((future, replace(call, is_forwarded=True) if is_forwarded else call))
         return future
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        if gathered:
-            self._driver.post(AppendsAsked(tuple(gathered)))
-        gathered, self._gathered_forwarded = self._gathered_forwarded, []
-        if gathered:
-            self._driver.post(AppendsAsked(tuple(gathered), is_forwarded=True))
+        self._driver.post(AppendsAsked(tuple(gathered)))
 
     def roll(self, *, is_forwarded: bool) -> asyncio.Future[None]:
         """Continue in a new ledger (rule 23). An empty ledger stays."""

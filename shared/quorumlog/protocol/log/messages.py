@@ -44,6 +44,8 @@ class Append:
     token: int | None = None
     since: int = 0
     """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
+    is_forwarded: bool = False
+    """Another gateway takes this one for the owner."""
 
     @classmethod
     def of(
@@ -418,13 +420,10 @@ class BeginTakeover:
 
 @dataclass(frozen=True, slots=True)
 class AppendsAsked:
-    """Requests to append, in the order in which they came. `are_again`: they have waited before.
-    `is_forwarded`: another gateway takes this one for the owner.
-    """
+    """Requests to append, in the order in which they came. `are_again`: they have waited before."""
 
     requests: Again
     are_again: bool = False
-    is_forwarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class LogRequest:
     call: Append | Publish | Consult | None
     sizes: Sizes = ()
     is_forwarded: bool = False
+    created_at: str | None = None
+    """Of the log that an owner here took it for; None for a request that no owner had yet."""
 
 
 class LogRoute:
@@ -242,7 +244,7 @@ class LogRoute:
             self._step_part(event, now)
             return
         for request, call in event.requests:
-            self._go(LogRequest(request, call, (), event.is_forwarded), now)
+            self._go(LogRequest(request, call, (), call.is_forwarded), now)
 
     def _go(self, asked: LogRequest, now: Now) -> None:
         """Give a request to the owner, here or elsewhere, or let it wait for one."""
@@ -342,6 +344,17 @@ class LogRoute:
         else:
             self._go(asked, now)
 
+    def _refuse_for(self, row: LogMetadata) -> None:
+        """Give back what other gateways sent to an owner here of a log that was deleted, where a namesake was made since.
+        Their clients may have got other answers long ago, and been done with that log; who waits still sends it again.
+        """
+        again, self._again = self._again, deque()
+        for asked in again:
+            if asked.is_forwarded and asked.created_at not in (None, row.created_at):
+                self._resolve(asked.request, not_the_owner(self.name))
+            else:
+                self._again.append(asked)
+
     def _go_on(self, now: Now) -> None:
         """Requests that found no owner may find one now."""
         phase = self.phase
@@ -395,6 +408,8 @@ class LogRoute:
             case HandoverDone(answer):
                 self._end(answer, now)
             case OwnerFound(writer):
+                assert handover.row is not None, "it names the owner"
+                self._refuse_for(handover.row)
                 self.remote = writer
                 self._end(None, now)
             case Move.TAKE_OVER:
@@ -414,8 +429,11 @@ class LogRoute:
         """The owner here has ended: what it had in flight is answered but for these."""
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
+        created_at = None if self.owner is None else self.owner.log.created_at
         self.owner = None
-        self._again.extend(LogRequest(request, call) for request, call in again)
+        self._again.extend(
+            LogRequest(request, call, (), call.is_forwarded, created_at) for request, call in again
+        )
         if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
         elif self._again or self._waiting:
@@ -448,6 +466,7 @@ class LogRoute:
         assert handover is not None
         self._out.append(TakeoverDone(result))
         if isinstance(result, LogMetadata):
+            self._refuse_for(result)
             self.remote = None
             if handover.creates and result.state is LogState.OPEN:
                 self.owner = Owner(result, taken.producers, now, settle_s=self._settle_s)
