@@ -492,6 +492,7 @@ class Run:
             gateway = rng.choice(self.alive())
             work: Any = None
             asked: Operation | None = None
+            before = 0
             match rng.randrange(13 if not (self.cuts or self.opens) else 16):
                 case 0 if self.kills:
                     self.kills -= 1
@@ -530,12 +531,21 @@ class Run:
             if work is not None:
                 try:
                     done = await self.through(gateway, work, asked)
-                except QuorumLogError:
+                except QuorumLogError as error:
+                    if asked is TRUNCATE and error.outcome == UNKNOWN:
+                        await self.truncate_again(before)
                     continue
                 finally:
                     self.truncater = None
                 if asked is TRUNCATE:
                     self.judge.members_know_of_truncation(done.log)
+
+    async def truncate_again(self, before: int) -> None:
+        """Ask another gateway for what may be done."""
+        rival = self.random.choice(self.alive())
+        with contextlib.suppress(QuorumLogError):
+            done = await self.through(rival, rival.logs.truncate(NAME, before), TRUNCATE)
+            self.judge.members_know_of_truncation(done.log)
 
     async def displace(self, gateway: Gateway) -> None:
         """Cut a gateway, mostly the owner, off from metadata for a while. Meanwhile another gateway may take
