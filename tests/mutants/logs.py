@@ -20,6 +20,7 @@ from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve, RowCh
 from quorumlog.protocol.log.owner import Owner, OwnerPhase
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import Deletion, DigestKind, Fragment, LedgerMetadata
@@ -405,6 +406,11 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
 
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
+    Mutant(
+        "what an ended owner was sent goes to a namesake of its log",
+        "rule 27",
+        (Patch(LogRoute, "_refuse_for", skipped_now),),
+    ),
     Mutant(
         "a log's deletion is told though its members were not",
         "rule 18b",
