@@ -30,7 +30,7 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
-from services.bookie.fresh import witnesses_of
+from services.bookie.fresh import FRESH_MAX, witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
 from services.bookie.older_channel import OlderConnection
@@ -122,9 +122,17 @@ class BookieRuntime:
             and (found.salvaged or has_lost_unsynced(found, store.replayed))
         )
 
-    def witness_lines(self) -> tuple[str, ...]:
-        """The witnesses that the directory keeps. Blocks for one small file."""
-        return WitnessFile(self.config.data_dir.resolve()).lines()
+    async def known_witnesses(self) -> tuple[str, ...]:
+        """What this bookie knows of the database that its directory is of: the witnesses that the directory keeps, later
+        ones that this process has heard of, and fresh copies, of ledgers that were dropped since too (rule 18a).
+        """
+        kept = await asyncio.to_thread(WitnessFile(self.config.data_dir.resolve()).lines)
+        store, cookie = self.replayed_store, self.cookie
+        if store is None or cookie is None:
+            return kept
+        fresh = store.holdings.fresh.newest(FRESH_MAX)
+        held = witnesses_of(cookie.cookie.cluster_id, fresh)
+        return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
     @property
     def missing_rows(self) -> int:

@@ -242,6 +242,8 @@ class Storm:
             await self._tell_copies(finding)
         await operator.accept()
         await operator.kill(operator.named("gateway"))
+        # What the gateways told in between.
+        await operator.accept()
         await operator.until_well()
         for finding in told:
             # A log without any ledger left may have been truncated, and one that had none yet may have been written and

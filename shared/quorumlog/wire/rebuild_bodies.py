@@ -66,7 +66,7 @@ class RowsPage(Body):
     """What the bookie acknowledged may be missing: it was not stopped cleanly while it deferred syncs, or its log was
     salvaged."""
     witnesses: tuple[Text, ...] = ()
-    """Witnesses of the lost database that the directory keeps (rule 18a)."""
+    """Of the first page: what the bookie knows of the lost database (rule 18a)."""
     ledgers: tuple[HeldRows, ...] = ()
     next: LedgerId | None = None
 
