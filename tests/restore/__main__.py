@@ -22,6 +22,7 @@ def parsed() -> argparse.Namespace:
         "--failovers", type=int, default=3, help="two of three to a standby that lacks changes"
     )
     parser.add_argument("--rebuilds", type=int, default=3, help="of a database that is gone")
+    parser.add_argument("--deleters", type=int, default=5, help="clients that make and delete logs")
     parser.add_argument("--seed", type=int, default=1, help="the order, and who is hurt")
     parser.add_argument("--json", type=Path, help="write the report there as well")
     return parser.parse_args()
@@ -40,7 +41,7 @@ def tell(line: str) -> None:
 
 
 async def stormed(asked: argparse.Namespace, report: Report) -> None:
-    async with storm(report, seed=asked.seed, tell=tell) as running:
+    async with storm(report, seed=asked.seed, deleters=asked.deleters, tell=tell) as running:
         await running.run(steps_of(asked))
 
 

@@ -17,10 +17,10 @@ DEADLINE_S: Final = 20.0
 class Clients:
     """Who writes ledgers and logs."""
 
-    def __init__(self, gateways: Sequence[str], seed: int) -> None:
+    def __init__(self, gateways: Sequence[str], seed: int, deleters: int) -> None:
         self._gateways = tuple(gateways)
         self.ledgers = LedgerClients(self._client, seed)
-        self.logs = LogClients(self._client, seed)
+        self.logs = LogClients(self._client, seed, deleters)
 
     def _client(self, dice: random.Random) -> Client:
         return Client(*dice.sample(self._gateways, len(self._gateways)), deadline_s=DEADLINE_S)

@@ -32,9 +32,9 @@ class Begun:
 class LogClients:
     """Who writes the log, and what was acknowledged."""
 
-    def __init__(self, client: Callable[[random.Random], Client], seed: int) -> None:
-        """`client` makes a client that asks the gateways in an order of its own."""
-        self._client, self._seed = client, seed
+    def __init__(self, client: Callable[[random.Random], Client], seed: int, deleters: int) -> None:
+        """`client` makes a client that asks the gateways in an order of its own; `deleters` delete logs of theirs."""
+        self._client, self._seed, self._deleters = client, seed, deleters
         self._records: dict[int, bytes] = {}
         """By offset: the acknowledged records."""
         self._aborted: set[bytes] = set()
@@ -56,7 +56,8 @@ class LogClients:
     def tasks(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Write until cancelled."""
         works = [self._produce(0), self._produce(1), self._publish(), self._truncate()]
-        return [group.create_task(work) for work in [*works, self._delete_logs()]]
+        works += map(self._delete_logs, range(self._deleters))
+        return [group.create_task(work) for work in works]
 
     def _value(self) -> bytes:
         self._count += 1
@@ -172,15 +173,15 @@ class LogClients:
                     self._first_offset = max(self._first_offset, int(shown["first_offset"]))
                     self._doubtful_below = self._first_offset
 
-    async def _delete_logs(self) -> None:
-        dice = random.Random(f"log-deleter-{self._seed}")
+    async def _delete_logs(self, deleter: int) -> None:
+        dice = random.Random(f"log-deleter-{self._seed}-{deleter}")
         number = 0
         while True:
             number += 1
             async with self._client(dice) as client:
                 with contextlib.suppress(QuorumLogError):
-                    await self._delete_log(client, f"gone-{number}")
-            await asyncio.sleep(25 * PAUSE_S)
+                    await self._delete_log(client, f"gone-{deleter}-{number}")
+            await asyncio.sleep(PAUSE_S)
 
     async def _delete_log(self, client: Client, name: str) -> None:
         log = await client.create_log(name, roll_entries=2)

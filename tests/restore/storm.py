@@ -103,13 +103,14 @@ class Storm:
         report: Report,
         *,
         seed: int,
+        deleters: int,
         tell: Callable[[str], None] = _tell_nobody,
     ) -> None:
-        """`tell` gets a line of progress for each step."""
+        """`deleters` make and delete logs; `tell` gets a line of progress for each step."""
         self._cluster, self._both, self._folder = cluster, both, folder
         self._report, self._tell = report, tell
         self._dice = random.Random(f"restore-{seed}")
-        self._clients = Clients(cluster.gateways, seed)
+        self._clients = Clients(cluster.gateways, seed, deleters)
         self._operator = Operator(cluster)
         self._has_standby = True
 
@@ -294,7 +295,11 @@ class Storm:
 
 @asynccontextmanager
 async def storm(
-    report: Report, *, seed: int, tell: Callable[[str], None] = _tell_nobody
+    report: Report,
+    *,
+    seed: int,
+    deleters: int = 1,
+    tell: Callable[[str], None] = _tell_nobody,
 ) -> AsyncIterator[Storm]:
     """A cluster of its own."""
     async with AsyncExitStack() as stack:
@@ -311,4 +316,4 @@ async def storm(
                 tls=seed % 2 == 1,
             )
         )
-        yield Storm(cluster, both, folder, report, seed=seed, tell=tell)
+        yield Storm(cluster, both, folder, report, seed=seed, deleters=deleters, tell=tell)
