@@ -45,6 +45,8 @@ class LogClients:
         """What is below may have been truncated, by a request whose outcome nobody knows."""
         self._deleted: list[str] = []
         """Logs whose deletion was acknowledged."""
+        self._appended = {LOG}
+        """Logs with an acknowledged record."""
         self._count = 0
         self.committed = 0
 
@@ -187,8 +189,13 @@ class LogClients:
         log = await client.create_log(name, roll_entries=2)
         for _ in range(5):
             await log.append(self._value())
+            self._appended.add(name)
         await log.delete()
         self._deleted.append(name)
+
+    def is_empty(self, name: str) -> bool:
+        """Whether nothing was acknowledged of a log but its creation."""
+        return name not in self._appended
 
     async def is_deleted_again(self, name: str) -> bool:
         """Delete a log whose deletion was acknowledged and got lost; False if it was not."""
