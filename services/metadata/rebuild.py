@@ -315,6 +315,7 @@ class _Work:
         placed = [place for places in tally.by_log.values() for place in places]
         shared = {ledger_id for place in placed for ledger_id, _ in place.shared}
         existing = await self._tables.log_names()
+        unsure: list[RebuildFinding] = []
         for name in sorted(existing | tally.by_log.keys()):
             through = tally.deleted_logs.get(name, -1)
             found = tally.by_log.get(name, [])
@@ -332,7 +333,14 @@ class _Work:
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)
             if why := _log_finding(decision):
-                tally.find(RebuildFinding(log=name, action=decision.action, why=why))
+                finding = RebuildFinding(log=name, action=decision.action, why=why)
+                if decision.action is Action.SAME and decision.why:
+                    unsure.append(finding)
+                else:
+                    tally.find(finding)
+        # Last: there may be as many as logs without records, and a report has room for some findings only.
+        for finding in unsure:
+            tally.find(finding)
 
     def _report(
         self,

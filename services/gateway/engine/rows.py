@@ -12,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import (
+    UNKNOWN,
+    DatabaseWentBack,
+    MetadataUnavailable,
+    NoSuchLedger,
+    QuorumLogError,
+)
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -201,7 +207,7 @@ class LedgerRows:
             if error.members.get("deleted") is True:
                 return
             known = "no such ledger"
-        except MetadataUnavailable as error:
+        except QuorumLogError as error:
             raise error.with_outcome(UNKNOWN) from error
         else:
             known = f"version {row.version}, {row.state}"

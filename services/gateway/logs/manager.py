@@ -257,11 +257,14 @@ class LogManager:
             check_unprotected(row)
             return before
 
-        return await self.retain(name, below)
+        return await self.retain(name, below, tells_again=True)
 
-    async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> LogView:
+    async def retain(
+        self, name: str, begin: Callable[[LogMetadata], int], *, tells_again: bool = False
+    ) -> LogView:
         """Drop whole ledgers that end below what `begin` says of the row that is changed: it knows the settings that the
-        log has then.
+        log has then. `tells_again`: where nothing is changed, members hear of what is let go of already, since a client that
+        asks again is told that it is done.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -272,7 +275,7 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated)
-        if new.version == row.version:
+        if tells_again and new.version == row.version:
             # An earlier try may have ended before it told the members.
             dropped = await self._let_go_before(name)
         # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLog
+from quorumlog.errors import UNKNOWN, DatabaseWentBack, NoSuchLog, QuorumLogError
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
@@ -33,14 +33,14 @@ class MetadataLogs:
     async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
         """Of the ledgers that a log names no more those that no fork names, nor ever will (rule 27a).
 
-        Raises: MetadataUnavailable, whose outcome is unknown: the log has let go of them, and bookies were not told.
+        Raises: why that can't be asked; the outcome is unknown: the log has let go of them, and bookies were not told.
         """
         ids = [row.ledger_id for row in let_go]
         shared: set[int] = set()
         try:
             for at in range(0, len(ids), LOG_LEDGERS_MAX):
                 shared |= await self._client.shared_among(ids[at : at + LOG_LEDGERS_MAX])
-        except MetadataUnavailable as error:
+        except QuorumLogError as error:
             raise error.with_outcome(UNKNOWN) from error
         return [row for row in let_go if row.ledger_id not in shared]
 
@@ -55,7 +55,7 @@ class MetadataLogs:
             row: LogMetadata | None = await self.get(name)
         except NoSuchLog:
             row = None
-        except MetadataUnavailable as error:
+        except QuorumLogError as error:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(

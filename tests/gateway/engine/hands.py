@@ -121,6 +121,17 @@ class Primary:
         return self.row
 
 
+class Failing(Primary):
+    """A metadata service that answers one error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(closed(0))
+        self._error = error
+
+    async def get(self, _ledger_id: int) -> LedgerMetadata:
+        raise self._error
+
+
 def rows_of(primary: Primary) -> LedgerRows:
     return LedgerRows(cast(Any, primary), lambda _ledger: None, lambda _ledger: None)
 

@@ -11,7 +11,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.engine import ends as module
 from services.gateway.engine.ends import Ends
-from tests.gateway.engine.hands import Hand, Primary, closed, rows_of
+from tests.gateway.engine.hands import Failing, Hand, Primary, closed, rows_of
 
 
 class Keeping(Hand):
@@ -27,17 +27,6 @@ class Closed(Primary):
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
         return replace(await super().get(ledger_id), ledger_id=ledger_id)
-
-
-class Failing(Primary):
-    """A metadata service that answers one error."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(closed(0))
-        self._error = error
-
-    async def get(self, _ledger_id: int) -> LedgerMetadata:
-        raise self._error
 
 
 async def test_an_end_beyond_the_bound_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:

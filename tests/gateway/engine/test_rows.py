@@ -18,7 +18,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine import rows as rows_module
 from services.gateway.engine.rows import LedgerRows
-from tests.gateway.engine.hands import ROW, Primary, rows_of
+from tests.gateway.engine.hands import ROW, Failing, Primary, rows_of
 from tests.gateway.engine.hands import closed as closed_at
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.waiting import until
@@ -182,26 +182,15 @@ async def test_what_clients_keep_in_rows_is_bounded_too(monkeypatch: pytest.Monk
     assert cached == [3, 5, 6, 7]
 
 
-class Gone(Primary):
-    """A metadata service that answers one error."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(closed_at(0))
-        self._error = error
-
-    async def get(self, _ledger_id: int) -> LedgerMetadata:
-        raise self._error
-
-
 async def test_a_deletion_is_told_only_if_the_database_has_it_once_members_know() -> None:
     """Rule 18b: its answer may be of a database that was lost before members were told."""
     tombstone = NoSuchLedger("the ledger was deleted", ledger_id=7, deleted=True)
-    await rows_of(Gone(tombstone)).require_deleted(7)
+    await rows_of(Failing(tombstone)).require_deleted(7)
 
-    for lost in (Gone(NoSuchLedger("never", ledger_id=7)), Primary(closed_at(0))):
+    for lost in (Failing(NoSuchLedger("never", ledger_id=7)), Primary(closed_at(0))):
         with pytest.raises(DatabaseWentBack) as error:
             await rows_of(lost).require_deleted(7)
         assert error.value.outcome == UNKNOWN
     with pytest.raises(MetadataUnavailable) as away:
-        await rows_of(Gone(MetadataUnavailable(outcome=NOT_DONE))).require_deleted(7)
+        await rows_of(Failing(MetadataUnavailable(outcome=NOT_DONE))).require_deleted(7)
     assert away.value.outcome == UNKNOWN
