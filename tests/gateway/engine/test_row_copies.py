@@ -361,6 +361,33 @@ async def test_a_deletion_is_answered_although_no_member_hears_of_it(stores: Sto
             await world.engine.get(row.ledger_id)
 
 
+async def test_a_deletion_that_the_database_lost_before_members_knew_is_not_told_as_done(
+    stores: Stores,
+) -> None:
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
+        row = await world.engine.close(row.ledger_id)
+        database = await asyncpg.connect(stores.postgres_dsn)
+        get = "SELECT body::text FROM ledgers WHERE ledger_id = $1"
+        body = await database.fetchval(get, row.ledger_id)
+        slow = Withheld(*world.of(row))
+        deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
+        async with within("the members are asked"):
+            await slow.asked.wait()
+        await database.execute(
+            "UPDATE ledgers SET version = $2, body = $3::text::jsonb WHERE ledger_id = $1",
+            row.ledger_id,
+            row.version,
+            body,
+        )
+        await database.close()
+        slow.allowed.set()
+
+        with pytest.raises(DatabaseWentBack) as told_of:
+            await deleting
+        assert told_of.value.outcome == UNKNOWN
+
+
 async def a_log(world: World) -> list[LedgerMetadata]:
     """A log of three ledgers, the last one open; the rows of all."""
     logs = world.gateways[0].logs
