@@ -34,11 +34,14 @@ class Gateway:
         self.replies = list(replies)
         self.paths: list[str] = []
         self.authorizations: list[str | None] = []
+        self.keys: list[str | None] = []
+        """The `Idempotency-Key` of each request."""
 
     async def handle(self, request: web.Request) -> web.Response:
         await request.read()
         self.paths.append(request.path)
         self.authorizations.append(request.headers.get("Authorization"))
+        self.keys.append(request.headers.get("Idempotency-Key"))
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         if isinstance(reply, QuorumLogError):
             return web.Response(
@@ -68,6 +71,31 @@ async def serving(gateway: Gateway) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         await runner.cleanup()
+
+
+async def test_all_tries_of_a_repeatable_change_have_one_key_and_no_other_call_has_it() -> None:
+    gateway = Gateway(None, None, {"name": "x"})
+
+    async with serving(gateway) as url, Client(url) as client:
+        log = client.log("x")
+        await log.change(retention_seconds=1)
+        await log.change(retention_seconds=1)
+        await log.info()
+
+    first, second, third, of_the_second_call, of_a_read = gateway.keys
+    assert first == second == third is not None
+    assert of_the_second_call not in (None, first)
+    assert of_a_read is None
+
+
+async def test_an_append_has_no_key_of_its_own() -> None:
+    gateway = Gateway(_APPENDED | {"first_offset": 0, "last_offset": 0})
+
+    async with serving(gateway) as url, Client(url) as client:
+        await client.log("x").append(b"r")
+        await client.log("x").producer("p", epoch=1).append(b"r")
+
+    assert gateway.keys == [None, None]
 
 
 @pytest.mark.parametrize("error", [Overloaded(retry_after_s=0), MetadataUnavailable()])

@@ -225,6 +225,11 @@ class Caller:
         self.connections: set[asyncio.Transport] = set()
         """Those of the requests that are under way."""
 
+    @property
+    def identity(self) -> str:
+        """The same for all requests of one caller, and for no other caller's. A JWT is one of many of its subject."""
+        return f"jwt:{self.issued.subject}" if self.issued is not None else f"token:{self.id}"
+
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
         """The scopes on a log, a namespace, or the cluster."""
         return _union(grant for grant in self.grants if grant.covers(kind, name))

@@ -2,11 +2,9 @@
 
 from typing import Any, Final
 
-from quorumlog import errors, header
+from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import (
-    Parameter,
-    matching,
     query_choice,
     query_integer,
     query_pairs,
@@ -17,6 +15,7 @@ from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
 from services.gateway.edge import models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.once import IDEMPOTENCY_KEY
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
@@ -30,15 +29,6 @@ from services.gateway.edge.operations import (
     gives,
 )
 
-_KEY: Final = "[!-~]{1,255}"
-IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
-    header.IDEMPOTENCY_KEY,
-    "header",
-    lambda text, pointer: matching(text, pointer, _KEY),
-    {"type": "string", "pattern": f"^{_KEY}$"},
-    "A repeat with the same key within 24 hours gets the same ledger.",
-    None,
-)
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
 BOOKIE: Final = query_text(
     "bookie",

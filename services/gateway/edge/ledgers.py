@@ -21,6 +21,7 @@ from services.gateway.edge.models import (
     TransactionLedgerCreate,
     ledger_json,
 )
+from services.gateway.edge.once import once_of
 from services.gateway.edge.operations import LEDGER_ID, PASSWORD
 from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, LedgerQuery
@@ -39,8 +40,9 @@ class LedgerRoutes:
 
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers."""
-        key = given[op.IDEMPOTENCY_KEY]
         value = await body.read_object(request, self._room)
+        once = once_of(request, given, value)
+        key = None if once is None else once.token
         caller = caller_of(request)
         if caller.usage is None:
             ledger = await self._create(caller, value, key)

@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -259,7 +258,6 @@ async def created(transport: Transport, options: Mapping[str, Any]) -> int:
         "POST",
         "/v1/ledgers",
         body=checks.json_of(options),
-        headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
         is_repeatable=True,
     )
     return int(answer.json()["ledger_id"])

@@ -3,12 +3,16 @@
 A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or doing it
 twice equals doing it once (`is_repeatable`). A connection that breaks after a request was sent says
 nothing about the request's outcome.
+
+A gateway that stands still may carry out a request long after another gateway has answered its retry. So all tries of
+one call share an `Idempotency-Key`, by which the late one is recognised and not carried out.
 """
 
 import asyncio
 import logging
 import random
 import ssl
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -222,6 +226,8 @@ class Transport:
         Raises: a class of `quorumlog.errors`, the server's own or ConnectionLost.
         """
         sent = {**(headers or {})}
+        if is_repeatable and method != "GET" and header.PRODUCER_ID not in sent:
+            sent.setdefault(header.IDEMPOTENCY_KEY, uuid.uuid4().hex)
         if body is not None:
             sent["Content-Type"] = content_type
             packed = None if self._compression is None else await self._compression.packed(body)

@@ -2,7 +2,7 @@
 
 Retries follow the SDK's two questions (client/transport.py): was the request certainly not done, or
 does doing it twice equal doing it once? An answer 429 delays a task and never fails it: the gateway
-sheds load, and the task has nothing to do but wait.
+sheds load, and the task has nothing to do but wait. As there, all tries of one request share an `Idempotency-Key`.
 """
 
 import http.client
@@ -10,6 +10,7 @@ import json
 import random
 import ssl
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
@@ -103,6 +104,8 @@ class Gateways:
         Raises: a class of `quorumlog.errors`, the server's own, or ConnectionLost.
         """
         sent = {**self._headers, **(headers or {})}
+        if is_repeatable and method != "GET":
+            sent.setdefault(header.IDEMPOTENCY_KEY, uuid.uuid4().hex)
         if value is not None:
             body, sent["Content-Type"] = json.dumps(value).encode(), "application/json"
         target = path if not params else f"{path}?{urlencode(params)}"

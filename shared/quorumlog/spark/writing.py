@@ -23,7 +23,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from quorumlog import header
 from quorumlog.errors import (
     UNKNOWN,
     LedgerClosed,
@@ -301,7 +300,6 @@ class LogRowsWriter:
                 "partition": partition,
                 "attempt": attempt,
             },
-            headers={header.IDEMPOTENCY_KEY: uuid.uuid4().hex},
             is_repeatable=True,
         ).json()
         ledger = int(found["ledger_id"])

@@ -292,16 +292,20 @@ async def test_a_ledger_is_made_in_a_namespace_of_the_token_only(gateways: Guard
     assert code(await make({})) == FORBIDDEN
 
 
-async def test_an_idempotency_key_of_another_caller_shows_no_ledger(gateways: Guarded) -> None:
+async def test_two_callers_with_one_idempotency_key_make_two_ledgers(gateways: Guarded) -> None:
     secret, _ = await gateways.token(f"append:ledgers/{NAMESPACE}*")
-    key = {"Idempotency-Key": "theirs"}
-    theirs = await gateways.ask(gateways.admin, "POST", "/v1/ledgers", {}, headers=key)
     body = {"metadata": {"namespace": NAMESPACE}}
 
-    answer = await gateways.ask(secret, "POST", "/v1/ledgers", body, headers=key)
+    async def made(caller: str) -> int:
+        key = {"Idempotency-Key": "theirs"}
+        answer = await gateways.ask(caller, "POST", "/v1/ledgers", body, headers=key)
+        assert answer.status == 201
+        return int(answer.json["ledger_id"])
 
-    assert theirs.status == 201
-    assert code(answer) == FORBIDDEN
+    theirs, mine = await made(gateways.admin), await made(secret)
+
+    assert mine != theirs
+    assert (await made(gateways.admin), await made(secret)) == (theirs, mine)
 
 
 async def test_to_give_up_a_bookie_needs_more_than_to_recover(gateways: Guarded) -> None:
