@@ -3,7 +3,9 @@
 import base64
 import json
 import math
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.wire import strict
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.payloads import base64_of, from_frames, from_json
+from services.gateway.edge.log_payloads import record_of_line, records_from_json
+from services.gateway.edge.payloads import base64_of, from_frames, from_json, from_line
 
 
 class Ambiguous(ValueError):
@@ -197,3 +200,67 @@ def test_batches_are_read_back(values: list[Any]) -> None:
     data = json.dumps({"entries": entries}).encode()
 
     assert from_json(data, 1 << 20) == (expected, True)
+
+
+HUGE: Final = [b"1e300"] * 100_000
+"""Floats beyond every integer: for each of them the text was once searched for integers that lost digits."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [strict.loads, lambda data: from_json(data, 1 << 20), records_from_json],
+    ids=["value", "ledger", "log"],
+)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"json":[%b]}' % b",".join(HUGE),
+        b'{"entries":[%b]}' % b",".join(b'{"json":%b}' % each for each in HUGE[:10_000]),
+        b'{"entries":[%b]}' % b",".join(b'{"json":-1e19}' for _ in HUGE[:10_000]),
+    ],
+    ids=["in one value", "one in each entry", "negative"],
+)
+def test_the_work_for_a_body_of_large_numbers_grows_with_its_length(
+    read: Callable[[bytes], Any], data: bytes
+) -> None:
+    begun = time.process_time()
+    read(data)
+    # A tenth of a second, where a search for each number took more than twenty.
+    assert time.process_time() - begun < 5
+
+
+DECIMALS: Final = (
+    "1.10", "12345678901234567.89", "9007199254740993.5", "1E2", "1e-400", "-0.0", "1.0e+3",
+    "0.1000000000000000055511151231257827", '[1.50,{"a":2.0}]',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DECIMALS)
+def test_a_decimal_is_stored_as_it_was_written(text: str) -> None:
+    value = text.encode()
+    one, batch = b'{"json":%b}' % value, b'{"entries":[{"text":"a"},{"json":%b}]}' % value
+
+    assert from_json(one, 1000) == ([value], False)
+    assert from_json(batch, 1000) == ([b"a", value], True)
+    assert from_line(one, 1, 1000) == value
+    assert records_from_json(one)[0].value == value
+    assert [each.value for each in records_from_json(batch)] == [b"a", value]
+    assert record_of_line(one, 1, 1000).value == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"json":[1.5,18446744073709551616]}', b'{"json":-9223372036854775809}',
+     b'{"entries":[{"json":1.5},{"json":[%b]}]}' % (b"9" * 300)],
+)  # fmt: skip
+def test_an_integer_that_would_lose_digits_is_refused_beside_a_decimal(body: bytes) -> None:
+    for read in (strict.loads, records_from_json, lambda data: from_json(data, 1 << 20)):
+        with pytest.raises(BadRequest, match="64 bits"):
+            read(body)
+
+
+def test_equal_keys_are_refused_beside_a_decimal() -> None:
+    for body in (b'{"json":{"a":1.5,"a":1.5}}', b'{"json":1.5,"json":1.5}', b'{"a":1.5,"a":2}'):
+        for read in (strict.loads, records_from_json, lambda data: from_json(data, 1 << 20)):
+            with pytest.raises(BadRequest, match="two equal keys"):
+                read(body)

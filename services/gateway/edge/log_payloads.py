@@ -4,7 +4,7 @@ A record's key is base64 beside `data`, else text, as in `encodings.py`.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -27,7 +27,11 @@ _HEADERS_MAX: Final = 1_000
 
 def records_from_json(data: bytes) -> tuple[Record, ...]:
     """The records of a JSON body: one, or those of `entries`."""
-    body = strict.loads(data)
+    return strict.kept(data, lambda body: _records(data, body))
+
+
+def _records(data: bytes, body: Any) -> tuple[Record, ...]:
+    strict.check_strings(data, strict.count_strings(body))
     entries = batch_of(body, "records")
     if entries is None:
         records: tuple[Record, ...] = (_record(body, ""),)
@@ -41,10 +45,9 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     """The record of one line of NDJSON; its errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
     try:
-        entry = strict.loads(line)
+        record = strict.kept(line, lambda entry: _checked_record(line, entry, pointer))
     except BadRequest as error:
         raise BadRequest(f"{pointer}: {error.detail}") from error
-    record = _record(entry, pointer)
     if len(record.value) > entry_bytes_max:
         raise entry_too_large(len(record.value), entry_bytes_max, pointer, "record")
     return record
@@ -55,6 +58,11 @@ def check_size(records: Iterable[Record]) -> None:
     size = sum(record.size for record in records)
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
+
+
+def _checked_record(data: bytes, entry: Any, pointer: str) -> Record:
+    strict.check_strings(data, strict.count_strings(entry))
+    return _record(entry, pointer)
 
 
 def _record(entry: object, pointer: str) -> Record:

@@ -32,13 +32,7 @@ _ENTRY_BYTES: Final = len(b'{"data":""},')
 
 def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
     """The payloads of a JSON body, and whether it was a batch."""
-    body = strict.parse(data)
-    try:
-        return _payloads(data, body, entry_bytes_max)
-    except InvalidRequest:
-        # An ambiguous body has no meaning that could be wrong: the ambiguity is reported first.
-        strict.check(data, body)
-        raise
+    return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max))
 
 
 def batch_of(body: Any, what: str = "entries") -> list[Any] | None:
@@ -59,15 +53,13 @@ def batch_of(body: Any, what: str = "entries") -> list[Any] | None:
 def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes], bool]:
     entries = batch_of(body)
     if entries is None:
-        payload, strings = _payload(data, body, "", entry_bytes_max)
-        strict.check_strings(data, strings)
-        return [payload], False
+        return [_one_payload(data, body, "", entry_bytes_max)], False
     alike = _alike(data, entries, entry_bytes_max)
     if alike is not None:
         return alike, True
     payloads, total = [], 1
     for index, entry in enumerate(entries):
-        payload, strings = _payload(data, entry, f"/entries/{index}", entry_bytes_max)
+        payload, strings = _payload(entry, f"/entries/{index}", entry_bytes_max)
         payloads.append(payload)
         total += strings
     strict.check_strings(data, total)
@@ -104,19 +96,18 @@ def from_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
     """The payload of one line of NDJSON; its errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
     try:
-        entry = strict.parse(line)
-        try:
-            payload, strings = _payload(line, entry, pointer, entry_bytes_max)
-        except InvalidRequest:
-            strict.check(line, entry)
-            raise
-        strict.check_strings(line, strings)
+        return strict.kept(line, lambda entry: _one_payload(line, entry, pointer, entry_bytes_max))
     except BadRequest as error:
         raise BadRequest(f"{pointer}: {error.detail}") from error
+
+
+def _one_payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) -> bytes:
+    payload, strings = _payload(entry, pointer, entry_bytes_max)
+    strict.check_strings(data, strings)
     return payload
 
 
-def _payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
+def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
     """The payload of one entry, and how many strings its JSON has."""
     if type(entry) is not dict:
         raise invalid(pointer, "must be an object with data, text or json")
@@ -131,7 +122,7 @@ def _payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) -> tup
     elif form == "data":
         payload = base64_of(value, f"{pointer}/data")
     elif form == "json":
-        strings = 1 + strict.count_strings(data, value)
+        strings = 1 + strict.count_strings(value)
         payload = orjson.dumps(value)
     else:
         raise _unknown(entry, _FORMS, pointer)
