@@ -544,6 +544,12 @@ class UnexpectedOffset(
     member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
+class LogFull(Superseded, code="log-full", title="The log has too many ledgers"):
+    """The log has as many ledgers as a log may have: it can't roll, and no transaction can be committed to it. No
+    retry helps until the log is truncated, or its retention drops ledgers.
+    """
+
+
 # 429, 503, 504: the cluster can't do it now.
 
 
@@ -622,6 +628,18 @@ class ConnectionLost(
     retryable=True,
 ):
     """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
+
+
+class NotAGateway(
+    QuorumLogError,
+    travels=False,
+    code="not-a-gateway",
+    status=502,
+    title="Something that is no gateway answers at this URL",
+):
+    """The answer is not a gateway's: a redirect, which the client never follows because the request carries
+    credentials, or an error without a problem document. Whether a gateway behind it got the request is unknown.
+    """
 
 
 class ClientClosed(

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from aiohttp import web
@@ -427,3 +427,46 @@ async def test_a_submission_of_a_thread_can_be_taken_back_while_it_is_queued() -
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(use)
+
+
+_FORK: Final = """
+import os, signal, sys
+from quorumlog.client.sync import Client
+from quorumlog.errors import ClientClosed
+
+unopened = Client(sys.argv[1])
+with Client(sys.argv[1]) as client:
+    log = client.log("log")
+    future = log.submit(b"x")
+    future.result()
+    del future._result
+    future._state = "PENDING"
+    calls = (log.info, lambda: log.append(b"x"), lambda: log.submit(b"x"), future.result, client.__enter__)
+    client._portal._lock.acquire()  # as a thread that submits has it at times
+    child = os.fork()
+    if child == 0:
+        told = 0
+        signal.alarm(600)
+        for call in calls:
+            try:
+                call()
+            except ClientClosed as error:
+                told += "fork" in error.detail
+        client.__exit__(None, None, None)
+        with unopened:
+            unopened.log("log").append(b"x")
+        os._exit(0 if told == len(calls) else 1)
+    client._portal._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    log.append(b"x")
+"""
+
+
+async def test_a_client_that_a_fork_inherits_says_so_and_never_hangs() -> None:
+    async with serving(Gateway(TOLD)) as url:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "ignore", "-c", _FORK, url, stderr=asyncio.subprocess.PIPE
+        )
+        _, stderr = await program.communicate()
+
+    assert program.returncode == 0, stderr.decode()

@@ -1,30 +1,36 @@
 """What the SDK sends again, and what it must not."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
 from quorumlog.client import Client, ConnectionLost
+from quorumlog.client.transport import Transport
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     LedgerClosed,
+    LogFull,
     MetadataUnavailable,
+    NotAGateway,
     Overloaded,
     QuorumLogError,
     QuorumTimeout,
 )
+from quorumlog.spark.http import Gateways
 from quorumlog.wire import problems
 
 _OPEN = {"ledger_id": 7, "state": "OPEN"}
 _APPENDED = {"ledger_id": 7, "entry_id": 0, "last_add_confirmed": 0}
 
-Reply = QuorumLogError | Mapping[str, object] | bytes | None
-"""An error, a body, a page as a proxy makes it, or None: the connection is cut."""
+Reply = QuorumLogError | Mapping[str, object] | bytes | tuple[int, str] | None
+"""An error, a body, a page as a proxy makes it, a redirect to another server, or None: the connection is cut."""
 
 
 class Gateway:
@@ -52,6 +58,8 @@ class Gateway:
             )
         if isinstance(reply, bytes):
             return web.Response(body=reply)
+        if isinstance(reply, tuple):
+            return web.Response(status=reply[0], headers={"Location": reply[1] + request.path_qs})
         if reply is None:
             assert request.transport
             request.transport.close()
@@ -213,3 +221,55 @@ async def test_a_function_gives_each_request_and_each_repeat_the_present_token()
 
     assert gateway.authorizations == ["Bearer one", "Bearer two", "Bearer three"]
     assert "with" not in str(refused.value).split()
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed_and_the_error_names_where_it_leads(status: int) -> None:
+    other = Gateway(_APPENDED)
+    async with serving(other) as elsewhere, serving(Gateway((status, elsewhere))) as url:
+        async with Client(url) as client:
+            ledger = client.ledger(7, password="secret")
+            for ask in (ledger.append(b"x"), client.log("log").delete(), ledger.info()):
+                with pytest.raises(
+                    NotAGateway, match=f"{status} redirects to '{elsewhere}/v1"
+                ) as told:
+                    await ask
+                assert url in told.value.detail
+                assert told.value.outcome == UNKNOWN
+
+        def spark() -> None:
+            with Gateways(url, headers={"Ledger-Password": "secret"}) as gateways:
+                gateways.request("POST", "/v1/ledgers/7/entries", value={}, is_repeatable=True)
+
+        with pytest.raises(NotAGateway, match=f"redirects to '{elsewhere}/v1"):
+            await asyncio.to_thread(spark)
+        transport = Transport([url], deadline_s=5)
+        async with transport:
+            with pytest.raises(aiohttp.ClientError):
+                async with transport.socket("/v1/ws", transport.way({}), ()):
+                    pass
+
+    assert other.paths == []
+
+
+async def test_a_server_that_is_no_gateway_is_named_with_its_url() -> None:
+    async with serving(Gateway((404, ""))) as url, Client(url) as client:
+        with pytest.raises(NotAGateway, match=rf"^{url}: status 404 .* URL of a gateway"):
+            await client.log("log").info()
+
+
+async def test_a_full_log_fails_a_call_at_once_in_the_sdk_and_in_spark() -> None:
+    gateway = Gateway(LogFull("the log has 10000 ledgers: truncate it"))
+
+    def spark(url: str) -> None:
+        with Gateways(url) as gateways:
+            gateways.request("POST", "/v1/transactions/t/commit", value={}, is_repeatable=True)
+
+    async with serving(gateway) as url, Client(url) as client:
+        with pytest.raises(LogFull, match="truncate it") as caught:
+            await client.log("log").roll()
+        with pytest.raises(LogFull, match="truncate it"):
+            await asyncio.to_thread(spark, url)
+
+    assert caught.value.outcome == NOT_DONE
+    assert len(gateway.paths) == 2

@@ -15,10 +15,10 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     LogFenced,
+    LogFull,
     MetadataUnavailable,
     NoSuchLog,
     OffsetTruncated,
-    Overloaded,
     StaleProducer,
     UnexpectedOffset,
 )
@@ -353,7 +353,7 @@ async def test_rolls_end_before_takeovers_lack_room_in_the_row(
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
         await one.logs.append("log", call("b"))
-        with pytest.raises(Overloaded):
+        with pytest.raises(LogFull):
             await two.logs.roll("log")
         one.kill()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import NoSuchLog, Overloaded, QuorumLogError, WriterLost
+from quorumlog.errors import LogFull, NoSuchLog, QuorumLogError, WriterLost
 from quorumlog.protocol.log import job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
@@ -109,7 +109,7 @@ async def test_a_row_that_was_truncated_through_another_gateway_has_room_again(
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
         await one.logs.append("log", call("b"))
-        with pytest.raises(Overloaded):
+        with pytest.raises(LogFull):
             await one.logs.roll("log")
         await two.logs.truncate("log", 1)
 

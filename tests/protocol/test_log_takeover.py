@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable, MetadataUnavailable, Overloaded, WriterLost
+from quorumlog.errors import EntryUnavailable, LogFull, MetadataUnavailable, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, takeover
@@ -133,7 +133,7 @@ def test_a_row_without_room_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(takeover, "LOG_LEDGERS_MAX", 1)
     hand = Hand()
 
-    assert isinstance(hand.answer(ledger(1), LedgerEnd(1, 9, 0, has_producers=False)), Overloaded)
+    assert isinstance(hand.answer(ledger(1), LedgerEnd(1, 9, 0, has_producers=False)), LogFull)
 
 
 def test_a_seal_makes_no_ledger() -> None:

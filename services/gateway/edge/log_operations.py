@@ -64,6 +64,7 @@ TAKING_OVER: Final = (
     errors.NotEnoughBookies,
     errors.RecoveryBlocked,
     errors.EntryUnavailable,
+    errors.LogFull,
 )
 """Errors of a request to a log's owner, which this gateway may become."""
 

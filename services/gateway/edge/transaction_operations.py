@@ -102,6 +102,7 @@ COMMIT: Final = Operation(
         errors.NoSuchLog,
         errors.LogClosed,
         errors.LogFenced,
+        errors.LogFull,
         errors.LogProtected,
         errors.NotEnoughBookies,
         errors.EntryUnavailable,

@@ -85,9 +85,10 @@ async def read_lines(
                         **common_options().operator_headers,
                     },
                     ssl=common_options().operator_context or True,
+                    allow_redirects=False,
                 ) as answer:
                     if answer.status != 200:
-                        raise from_answer(answer.status, await answer.read(), answer.headers)
+                        raise from_answer(answer.status, await answer.read(), answer.headers, url)
                     try:
                         async for line in answer.content:
                             yield orjson.loads(line)

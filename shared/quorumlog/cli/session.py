@@ -355,7 +355,7 @@ async def _notice_silence(url: str) -> None:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url.rstrip('/')}/health/live"),
+            session.get(f"{url.rstrip('/')}/health/live", allow_redirects=False),
         ):
             return
     except TimeoutError:

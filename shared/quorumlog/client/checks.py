@@ -1,12 +1,25 @@
 """Checks of arguments: the call with the mistake raises, before anything is queued or sent."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import orjson
 
+from quorumlog.errors import ClientClosed
+
 T = TypeVar("T")
+
+
+def check_process(pid: int) -> None:
+    """Raise ClientClosed in another process than the one that opened a client: it has copies of the client's locks and
+    connections, and nothing that works on them.
+    """
+    if os.getpid() != pid:
+        raise ClientClosed(
+            "the client was opened before the fork of this process: open another one"
+        )
 
 
 def text(name: str, value: object) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -9,25 +10,47 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, TypeVar
 
 from quorumlog.client.batching import Batcher, Submission
+from quorumlog.client.checks import check_process
 from quorumlog.client.paging import Paged
 from quorumlog.errors import UNKNOWN, ClientClosed
 
 log = logging.getLogger(__name__)
 
+
 T = TypeVar("T")
 P = TypeVar("P")
+
+
+class _Submitted(Future[T]):
+    """The result of an append in the process that submitted it. A forked child has no thread that could set it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of any future. Raises: ClientClosed in a forked child."""
+        check_process(self._pid)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As of any future. Raises: ClientClosed in a forked child."""
+        check_process(self._pid)
+        return super().exception(timeout)
 
 
 class Portal:
     """Runs coroutines for other threads and returns the results. Any thread may call.
 
-    Invariant: however the thread ends, it ends all its work: nothing is given to the event loop once
-    `_is_open` is False, and then every task is cancelled.
+    Invariants: however the thread ends, it ends all its work: nothing is given to the event loop once
+    `_is_open` is False, and then every task is cancelled. A forked child, which has a copy of the lock in whatever
+    state, and no thread, never takes the lock.
     """
 
     def __init__(self) -> None:
         """`open` starts the thread."""
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop
         self._inner: AbstractAsyncContextManager[object]
@@ -38,11 +61,12 @@ class Portal:
     def open(self, inner: AbstractAsyncContextManager[object]) -> None:
         """Start the thread, which enters `inner`. As a daemon it does not keep the process alive."""
         if self._is_open:
+            self._check_process()
             raise RuntimeError("the client is open already")
         self._loop = asyncio.new_event_loop()
         self._inner = inner
         self._thread = threading.Thread(target=self._work, name="quorumlog-client", daemon=True)
-        self._is_open = True
+        self._is_open, self._pid = True, os.getpid()
         self._thread.start()
         try:
             self.run(inner.__aenter__())
@@ -54,9 +78,10 @@ class Portal:
         """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
         coroutine.
 
-        Raises: ClientClosed before `open`, and where `close` came first.
+        Raises: ClientClosed before `open`, where `close` came first, and in a forked child.
         """
         try:
+            self._check_process()
             with self._lock:
                 self._check_callable()
                 future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -76,7 +101,8 @@ class Portal:
         too much is queued. The loop is woken once for all that threads submit before it looks.
         """
         given, size = batcher.checked(payloads)
-        done: Future[T] = Future()
+        self._check_process()
+        done: Future[T] = _Submitted()
         with self._lock:
             self._check_callable()
             end = self._loop.time() + batcher.deadline_s
@@ -114,7 +140,9 @@ class Portal:
                 self.run(_closed(pages))
 
     def close(self, *reason: Any) -> None:
-        """Leave what was entered, cancel what is still under way, and end the thread."""
+        """Leave what was entered, cancel what is still under way, and end the thread. In a forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
         try:
             self.run(self._inner.__aexit__(*reason))
         finally:
@@ -127,6 +155,10 @@ class Portal:
                 self._loop.call_soon_threadsafe(self._loop.stop)
         if self._thread is not None:
             self._thread.join()
+
+    def _check_process(self) -> None:
+        if self._is_open:
+            check_process(self._pid)
 
     def _check_callable(self) -> None:
         if not self._is_open or self._thread is None or not self._thread.is_alive():

@@ -10,6 +10,7 @@ one call share an `Idempotency-Key`, by which the late one is recognised and not
 
 import asyncio
 import logging
+import os
 import random
 import ssl
 import uuid
@@ -107,23 +108,26 @@ class Transport:
         self._context = context
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop
+        self._pid: int
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
         """Each holds a socket, until it is cancelled."""
         self._crowded_until = 0.0
 
     async def __aenter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             connector=aiohttp.TCPConnector(limit=0, ssl=self._context or True),
             headers=self._headers,
-            trace_configs=[_marks_sending()],
+            trace_configs=[_watched()],
         )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        """Wait for the work that is under way, or cancel it after an exception."""
+        """Wait for the work that is under way, or cancel it after an exception. In a forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
         try:
             if kind is not None:
                 self._cancel()
@@ -152,9 +156,10 @@ class Transport:
         return self._loop
 
     def check_open(self) -> None:
-        """Raise ClientClosed outside of `async with`."""
+        """Raise ClientClosed outside of `async with`, and in a forked child."""
         if self._session is None:
             raise ClientClosed("the client is used inside `with` or `async with` only")
+        checks.check_process(self._pid)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work in the background; leaving the client waits for it."""
@@ -291,6 +296,7 @@ class Transport:
                     data=outgoing(body),
                     params=params,
                     headers=headers,
+                    allow_redirects=False,
                     trace_request_ctx=sent,
                 ) as response,
             ):
@@ -300,8 +306,8 @@ class Transport:
         except (aiohttp.ClientError, TimeoutError) as error:
             detail = f"{url}: {type(error).__name__} {error}".rstrip()
             raise ConnectionLost(detail, outcome=sent.outcome) from error
-        if response.status >= 400:
-            raise problems.from_answer(response.status, content, response.headers)
+        if response.status >= 300:
+            raise problems.from_answer(response.status, content, response.headers, url)
         if (
             header.REQUEST_ID not in response.headers
             and response.content_type != "application/json"
@@ -317,9 +323,10 @@ def _authorization(token: object) -> dict[str, str]:
     return {"Authorization": f"Bearer {checks.token(token)}"}
 
 
-def _marks_sending() -> aiohttp.TraceConfig:
+def _watched() -> aiohttp.TraceConfig:
     """Mark a request's outcome as unknown just before its first byte is sent: a request whose deadline
-    ends while it waits for a connection is not done.
+    ends while it waits for a connection is not done. And follow no redirect of a socket, for which aiohttp has no
+    other switch: passwords and tokens would go along.
     """
     config = aiohttp.TraceConfig()
 
@@ -328,5 +335,13 @@ def _marks_sending() -> aiohttp.TraceConfig:
         if context.trace_request_ctx is not None:
             context.trace_request_ctx.outcome = UNKNOWN
 
+    async def redirected(
+        _session: object, _context: object, found: aiohttp.TraceRequestRedirectParams
+    ) -> None:
+        answer = found.response
+        answer.close()
+        raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status)
+
     config.on_request_headers_sent.append(sending)
+    config.on_request_redirect.append(redirected)
     return config

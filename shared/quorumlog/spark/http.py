@@ -7,6 +7,7 @@ sheds load, and the task has nothing to do but wait. As there, all tries of one 
 
 import http.client
 import json
+import os
 import random
 import ssl
 import time
@@ -75,6 +76,7 @@ class Gateways:
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self._connection: http.client.HTTPConnection | None = None
         self._answered_at = 0.0
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -158,8 +160,9 @@ class Gateways:
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> HttpAnswer:
         url = self._urls[self._at]
-        if time.monotonic() - self._answered_at > _REST_S_MAX:
-            self.close()
+        if time.monotonic() - self._answered_at > _REST_S_MAX or self._pid != os.getpid():
+            self.close()  # of a forked process's parent: two must not write to one connection
+            self._pid = os.getpid()
         is_kept = self._connection is not None
         try:
             connection = self._connection or self._connect(url)
@@ -180,8 +183,8 @@ class Gateways:
         self._answered_at = time.monotonic()
         if response.will_close:
             self.close()
-        if response.status >= 400:
-            raise _error_of(response, content)
+        if response.status >= 300:
+            raise _error_of(response, content, url)
         kind = response.headers.get("Content-Type", "")
         if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
             # Every answer of a gateway has a request id; a proxy's blank page is no answer.
@@ -202,10 +205,16 @@ class Gateways:
         self._at = (self._at + 1) % len(self._urls)
 
 
-def _error_of(response: http.client.HTTPResponse, content: bytes) -> QuorumLogError:
+def _error_of(response: http.client.HTTPResponse, content: bytes, url: str) -> QuorumLogError:
     """The error of an answer."""
     try:
         document = json.loads(content)
     except ValueError:
         document = None
-    return from_status(response.status, document, response.headers.get(header.RETRY_AFTER, ""))
+    return from_status(
+        response.status,
+        document,
+        response.headers.get(header.RETRY_AFTER, ""),
+        url=url,
+        location=response.headers.get("Location", ""),
+    )

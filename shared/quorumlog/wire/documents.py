@@ -5,7 +5,7 @@ without the packages that it requires elsewhere.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError, by_code
+from quorumlog.errors import NOT_DONE, UNKNOWN, NotAGateway, QuorumLogError, by_code
 
 KNOWN: Final = ("ledger_id", "entry_id", "bookie", "log")
 STANDARD: Final = frozenset(
@@ -42,16 +42,23 @@ def from_document(document: Mapping[str, Any]) -> QuorumLogError:
     )
 
 
-def from_status(status: int, document: object, retry_after: str = "") -> QuorumLogError:
-    """The error of an answer of status 400 or higher: `document` is the parsed body, `retry_after` the
-    header of that name.
+def from_status(
+    status: int, document: object, retry_after: str = "", *, url: str = "", location: str = ""
+) -> QuorumLogError:
+    """The error of an answer of status 300 or higher: `document` is the parsed body, `retry_after` and `location` the
+    headers of these names, `url` the server's.
 
-    A body that is no problem document (a proxy's, say) becomes the base class with the outcome unknown:
-    a bare status from anything between client and server proves nothing (rule 4).
+    A redirect, or a body that is no problem document (a proxy's, say) has the outcome unknown: a bare status
+    from anything between client and server proves nothing (rule 4). It is NotAGateway where the URL is given, as
+    clients do, and else the base class.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("code"), str):
+    if status < 400 or not isinstance(document, dict) or not isinstance(document.get("code"), str):
         detail = f"status {status} without a problem document"
-        return QuorumLogError(detail).replace(status=status)
+        if status < 400:
+            detail = f"status {status} redirects to {location!r}, and clients follow no redirect"
+        if url:
+            detail = f"{url}: {detail}. Is this the URL of a gateway, as http://host:port?"
+        return (NotAGateway if url else QuorumLogError)(detail).replace(status=status)
     error = from_document(document)
     if retry_after.isascii() and retry_after.isdecimal():
         return error.replace(retry_after_s=int(retry_after))

@@ -52,11 +52,18 @@ def to_bytes(error: QuorumLogError, instance: str | None = None) -> bytes:
 
 
 def from_answer(
-    status: int, body: bytes, headers: Mapping[str, str] | None = None
+    status: int, body: bytes, headers: Mapping[str, str] | None = None, url: str = ""
 ) -> QuorumLogError:
-    """The error of an answer of status 400 or higher. Never raises."""
+    """The error of an answer of status 300 or higher, of the server at `url`. Never raises."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    return from_status(status, document, (headers or {}).get(header.RETRY_AFTER, ""))
+    headers = headers or {}
+    return from_status(
+        status,
+        document,
+        headers.get(header.RETRY_AFTER, ""),
+        url=url,
+        location=headers.get("Location", ""),
+    )

@@ -11,8 +11,8 @@ from typing import Any
 from quorumlog.errors import (
     NOT_DONE,
     EntryUnavailable,
+    LogFull,
     NoSuchLedger,
-    Overloaded,
     QuorumLogError,
     WriterLost,
 )
@@ -266,11 +266,11 @@ class Takeover:
             self._done(value)
 
 
-def no_room(log: LogMetadata, *, spare: int = 0) -> Overloaded | None:
+def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
     """Why a row has no room for another ledger; None where it has."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
-    return Overloaded(
+    return LogFull(
         f"the log has {len(log.items)} ledgers: truncate it, or let its retention do so",
         log=log.name,
     )
