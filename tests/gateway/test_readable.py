@@ -13,6 +13,7 @@ from services.gateway.edge import log_models, models
 from services.gateway.edge.encodings import encoded, encoded_key
 from tests.logs.support import Http
 from tests.logs.test_http import served
+from tests.support.events import after_retry
 from tests.support.waiting import within
 
 LOG: Final = "/v1/logs/log"
@@ -184,6 +185,6 @@ async def test_line_ends_within_json_do_not_end_an_event_early(http: Http) -> No
 
     answer = await http.ask("GET", f"{LOG}/entries?from=3&limit=1&encoding=json", headers=EVENTS)
 
-    (_id, data, end, _) = answer.body.split(b"\n")
+    (_id, data, end, _) = after_retry(answer.body).split(b"\n")
     assert (end, orjson.loads(data.removeprefix(b"data: "))["json"]) == (b"", [1, "x", 2])
     assert b"\r" not in data

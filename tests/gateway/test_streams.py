@@ -20,6 +20,7 @@ from tests.gateway.conftest import (
     until_held,
     until_nothing_held,
 )
+from tests.support.events import after_retry
 from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
@@ -229,7 +230,7 @@ class Events:
         async with within("the server answers"):
             while line := (await self._response.content.readuntil(b"\n")).decode().rstrip("\n"):
                 name, _, value = line.partition(":")
-                if name:
+                if name and name != "retry":
                     event[name] = value.strip()
         return event
 
@@ -266,11 +267,40 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
     bad = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "x"})
     part = await gateway.ask("GET", ENTRIES + "?to=0&encoding=text", headers=EVENTS)
 
-    assert answer.body.startswith(b"id: 2\n")
+    assert after_retry(answer.body).startswith(b"id: 2\n")
     assert answer.body.endswith(b'event: end\ndata: {"last_entry":2}\n\n')
-    assert over.body == b'event: end\ndata: {"last_entry":2}\n\n'
+    assert after_retry(over.body) == b'event: end\ndata: {"last_entry":2}\n\n'
     assert (bad.status, bad.code) == (400, "bad-request")
-    assert part.body == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
+    assert after_retry(part.body) == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
+
+
+async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: Gateway) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a", b"b"]
+    before = await gateway.ask("GET", ENTRIES + "?limit=1", headers=EVENTS | {"Last-Event-ID": "0"})
+    await gateway.engine.close(1)
+
+    more = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "0"})
+    over = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "1"})
+
+    assert after_retry(before.body).startswith(b"id: 1\n")
+    assert after_retry(more.body).endswith(b'event: end\ndata: {"last_entry":1}\n\n')
+    assert (over.status, over.body) == (204, b"")
+
+
+async def test_readers_of_events_are_told_to_come_again_at_different_times(
+    gateway: Gateway,
+) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [b"a"]
+
+    heads = [
+        (await gateway.ask("GET", ENTRIES + "?limit=1", headers=EVENTS)).body.split(b"\n")[0]
+        for _ in range(20)
+    ]
+
+    assert all(after_retry(head) == b"" for head in heads)
+    assert len(set(heads)) > 1
 
 
 async def test_events_end_at_the_limits_that_are_given(gateway: Gateway) -> None:
@@ -325,7 +355,7 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
             await gateway.drain()
         assert (poll.result().status, poll.result().json["entries"]) == (200, [])
         async with within("the server answers"):
-            assert set((await response.content.read()).split()) == {b":"}
+            assert set(after_retry(await response.content.read()).split()) == {b":"}
     refused = await gateway.ask("POST", ENTRIES, json={"text": "a"})
     assert (refused.status, refused.code) == (503, "shutting-down")
     assert (await gateway.ask("GET", ENTRIES)).status == 200

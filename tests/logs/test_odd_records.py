@@ -19,6 +19,7 @@ from services.gateway.edge.log_models import LogEntries
 from tests.logs.support import Http
 from tests.logs.test_arrow import ARROW, pa, stream
 from tests.logs.test_http import ENTRIES, http, log
+from tests.support.events import after_retry
 from tests.support.waiting import within
 
 __all__ = ["http", "log"]
@@ -85,7 +86,7 @@ async def test_pages_lines_events_and_sockets_have_all(odd: Http, encoding: str)
         while "end" not in (message := await socket.receive_json()):
             told += message["entries"]
     # As EventSource divides it: each of these ends a line.
-    data = events.body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
+    data = after_retry(events.body).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
 
     check(page.json["entries"])
     check([orjson.loads(line) for line in lines.body.split(b"\n") if line])

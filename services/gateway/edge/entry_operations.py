@@ -17,6 +17,7 @@ from services.gateway.edge.operations import (
     LEDGER_ID,
     LIMIT,
     MAX_BYTES,
+    NOTHING_FOLLOWS,
     OF_TRANSACTION,
     PASSWORD,
     TICKET,
@@ -141,7 +142,8 @@ READ: Final = Operation(
                 "`event: end` once the ledger is closed.",
             ),
             _POSITION_HEADERS,
-        )
+        ),
+        204: NOTHING_FOLLOWS,
     },
     errors=_READING,
 )

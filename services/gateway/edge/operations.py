@@ -113,6 +113,9 @@ LAST_EVENT_ID: Final = header_integer(
     high=ID_MAX - 1,
 )
 """Where a stream of events goes on after it was cut off."""
+NOTHING_FOLLOWS: Final = Reply(
+    "With events and `Last-Event-ID`: nothing follows, so a browser makes no other attempt."
+)
 CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
     "Content-Encoding",
     "header",

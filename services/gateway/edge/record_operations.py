@@ -22,6 +22,7 @@ from services.gateway.edge.operations import (
     LIMIT,
     MAX_BYTES,
     NAME,
+    NOTHING_FOLLOWS,
     TICKET,
     USUAL,
     WAIT_MS,
@@ -196,7 +197,8 @@ READ: Final = Operation(
                 "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                 "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
             },
-        )
+        ),
+        204: NOTHING_FOLLOWS,
     },
     errors=(
         *USUAL,

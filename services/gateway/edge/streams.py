@@ -5,6 +5,7 @@ Until the first byte of an answer an error is a status; after that it is the str
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -35,6 +36,11 @@ _ESCAPED: Final = 6
 _EXPANSION_MAX: Final = 100
 """Lines of JSON shrink to a tenth, rarely to a fiftieth (docs/performance.md); gzip can shrink to a thousandth, zstd to
 a thirty-thousandth.
+"""
+
+_RETRY_MS: Final = 1000, 5000
+"""When readers of events come again after a disconnect: each at another time, not all at once with the rest (chosen by
+judgement; browsers wait 3 to 5 s by themselves).
 """
 
 T = TypeVar("T")
@@ -120,7 +126,8 @@ async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
     """Send each item as an event whose id is the item's; follow the tail until its end is final. For a tail from
-    the end the id before its first item is sent at once: a browser resumes there.
+    the end the id before its first item is sent at once: a browser resumes there. A reader that resumes at a final end
+    gets 204, which ends a browser's attempts.
     """
     pages, is_sought = stream.pages, stream.is_sought
 
@@ -133,13 +140,16 @@ async def send_events(
         async with aclosing(stream.tail()) as tail:
             async for shared in tail:
                 events = shared.form(("events", encoding), events_of)
+                is_end = pages.is_end(shared.page)
                 if response is None:
+                    if is_end and not events and "Last-Event-ID" in request.headers:
+                        return web.Response(status=204)
                     response = await opened(request, EVENTS)
                     if request.method == "HEAD":
                         return response
+                    await response.write(b"retry: %d\n" % random.randint(*_RETRY_MS))  # noqa: S311
                     if is_sought:
                         events = b"id: %d\n\n" % (stream.begin(shared.page) - 1) + events
-                is_end = pages.is_end(shared.page)
                 if events or not is_end:
                     await write(response, stream.room, events or b": \n\n")
                 if is_end:
