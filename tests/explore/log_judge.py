@@ -1,11 +1,14 @@
 """What must hold of an explored log after each transition."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from quorumlog.errors import NOT_DONE, ExpiredProducer, QuorumLogError, SequenceGap
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import PRODUCERS_MAX, LogItem, LogMetadata
-from quorumlog.protocol.log.messages import NOT_OWNER
+from quorumlog.protocol.log.messages import NOT_OWNER, AppendsAsked, Event, Relay, Resolve
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.transaction import Transaction
 from tests.explore.log_world import Ledger, Stored, World, call_of
 from tests.explore.parts import Broken, Interned
@@ -118,3 +121,32 @@ class LogJudge:
             and isinstance(request, str)
             and call_of(request).producer is None
         )
+
+
+def check_none_is_forgotten(
+    before: LogRoute, after: LogRoute, event: Event, effects: Iterable[Any]
+) -> None:
+    """Rule 24a: each request that a machine was asked is answered once, or the machine still has it."""
+    if isinstance(event, AppendsAsked):
+        asked = [request for request, _ in event.requests]
+    else:
+        asked = [getattr(event, "request", None)]
+    answered = [one.request for one in effects if isinstance(one, Resolve | Relay)]
+    had, has = Counter([*_held(before), *asked]), Counter([*_held(after), *answered])
+    del had[None], has[None]
+    if had != has:
+        raise Broken(f"rule 24a: forgotten {dict(had - has)}, answered twice {dict(has - had)}")
+
+
+def _held(route: LogRoute) -> Iterable[Any]:
+    """The requests that a machine has not answered."""
+    for handover in (route._handover, *route._handovers):
+        yield handover and handover.request
+    for asked in (*route._again, *route._waiting, *route._asked.values(), *route._jobs.values()):
+        yield asked and asked.request
+    for owner in (route.owner, *route._former.values()):
+        if owner is not None:
+            jobs = (owner._job, *owner._jobs)
+            doubted = (*owner._doubted, *(one for job in jobs if job for one in job.doubted))
+            for pending in (*owner._pipe.in_flight, *owner._waiting, *(one for one, _ in doubted)):
+                yield from (each.request for each in pending.with_repeats)

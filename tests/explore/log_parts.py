@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from quorumlog.errors import LedgerFenced, NoSuchLedger, NoSuchLog, TransactionAborted
+from quorumlog.errors import (
+    LedgerFenced,
+    NoSuchLedger,
+    NoSuchLog,
+    Overloaded,
+    TransactionAborted,
+    UnexpectedEntryId,
+)
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.changes import check_log, published_by
@@ -32,7 +39,9 @@ from quorumlog.protocol.log.messages import (
     ReadTransaction,
     RecoverLedger,
     RowChanged,
+    Submit,
     SubmitFailed,
+    SubmitRefused,
     SwapLog,
     Wait,
 )
@@ -44,7 +53,7 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from tests.explore.fields import clone, snapshot
-from tests.explore.log_judge import LogJudge
+from tests.explore.log_judge import LogJudge, check_none_is_forgotten
 from tests.explore.log_world import (
     GATEWAYS,
     PUBLISHED,
@@ -63,6 +72,8 @@ from tests.explore.scope import LogScope
 
 NOW: Final = Now(0, 0)
 FENCED: Final = LedgerFenced()
+FULL: Final = Overloaded()
+BEHIND: Final = UnexpectedEntryId()
 GONE: Final = NoSuchLedger()
 NO_LOG: Final = NoSuchLog()
 ABORTED: Final = TransactionAborted()
@@ -103,6 +114,7 @@ class LogParts:
             copy = clone(self.machines.values[machine])
             effects = tuple(copy.step(event, NOW))
             copy.check()
+            check_none_is_forgotten(self.machines.values[machine], copy, event, effects)
             known = self._steps[machine, event] = self._machine(copy), effects
         return known
 
@@ -126,24 +138,42 @@ class LogParts:
         return world._replace(ledgers=ledgers)
 
     def submit(
-        self, world: World, life: Life, ledger_id: int, first: int, payloads: tuple[bytes, ...]
-    ) -> World:
-        """Rules 23 and 25: a writer begins to append entries."""
+        self, world: World, asked: Submit, *, is_behind: bool
+    ) -> tuple[World, SubmitRefused | None]:
+        """Rules 23 and 25: a writer begins to append entries; and what its ledger refuses. `is_behind`: it refused
+        earlier entries, and the writer has not heard of that.
+        """
+        ledger_id, first, payloads = asked.ledger_id, asked.first_entry, asked.payloads
         if world.ledgers[ledger_id - 1] < 0 or self.ledger(world, ledger_id).is_closed:
-            return self.with_message(world, life, SubmitFailed(ledger_id, FENCED))
-        ledger, row = self.ledger(world, ledger_id), self.row(world)
+            return world, SubmitRefused(ledger_id, first, len(payloads), FENCED, asked.number)
+        self._check_writable(world, ledger_id)
+        ledger = self.ledger(world, ledger_id)
+        next_entry = len(ledger.entries) + len(ledger.in_flight)
+        if first > next_entry and is_behind:
+            return world, SubmitRefused(ledger_id, first, len(payloads), BEHIND, asked.number)
+        if first != next_entry:
+            raise Broken(f"rule 25: entry {first} of ledger {ledger_id} is given twice, or skipped")
+        for group in [(one,) for one in payloads] if asked.one_by_one else [payloads]:
+            count, room = len(group), world.room
+            if room is not None and room < count:
+                world = world._replace(room=None if count == 1 else room)
+                return world, SubmitRefused(ledger_id, first, count, FULL, asked.number)
+            ledger = ledger._replace(in_flight=ledger.in_flight + group)
+            world = self._with_ledger(world, ledger_id, ledger)
+            world = world._replace(room=None if room is None else room - count)
+            first += count
+        return world, None
+
+    def _check_writable(self, world: World, ledger_id: int) -> None:
+        row = self.row(world)
         item = None if world.is_deleted else row.item_of(ledger_id)
         if item is None or item.first_offset is None:
             raise Broken(
                 f"rule 23: ledger {ledger_id} is written before the row says where it begins"
             )
-        if first != len(ledger.entries) + len(ledger.in_flight):
-            raise Broken(f"rule 25: entry {first} of ledger {ledger_id} is given twice, or skipped")
         for other in row.items[: row.items.index(item)]:
             if not self.ledger(world, other.ledger_id).is_closed:
                 raise Broken(f"rule 23: {ledger_id} is written, and {other.ledger_id} is open")
-        ledger = ledger._replace(in_flight=ledger.in_flight + payloads)
-        return self._with_ledger(world, ledger_id, ledger)
 
     def confirm(self, world: World, ledger_id: int) -> World:
         """The next entry is on its ack quorum; its writer will hear of it."""

@@ -74,6 +74,8 @@ class World(NamedTuple):
     """How often the log was created again under its name."""
     stored: frozenset[Stored] = frozenset()
     """Records in ledgers that no row names any more."""
+    room: int | None = None
+    """How many more entries ledgers take before they refuse one; None: any number."""
     since: tuple[tuple[str, int], ...] = ()
     """By producer: the log's end before its first request (rule 26a)."""
 

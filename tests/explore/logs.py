@@ -9,13 +9,14 @@ Judged at each transition: rules 22 to 28 and I32 to I34 (`log_judge.py`, `log_p
 own `check`, and the legality of each row (`protocol/changes.py`).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from quorumlog.errors import NoSuchLedger, NoSuchLog, QuorumLogError
+from quorumlog.errors import NoSuchLedger, NoSuchLog, QuorumLogError, UnexpectedEntryId
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import PRODUCERS_MAX, LogMetadata, producers
 from quorumlog.protocol.log.handover import same
@@ -35,6 +36,7 @@ from quorumlog.protocol.log.messages import (
     ForceAsked,
     Forward,
     HeadLearned,
+    OwnerEnded,
     OwnerLost,
     Publish,
     PublishAsked,
@@ -58,6 +60,7 @@ from tests.explore.search import FOREVER, Result, Space, search
 
 FORCE, FORWARDED = "force", "forwarded"
 ROLL, PUBLISH, TRUNCATE, DELETE, HEAD = "roll", "publish", "truncate", "delete", "head"
+FULL: Final = "full"
 
 CLIENT: Final = -1
 """The number of a question that the gateway's manager asks for a client, and no machine."""
@@ -150,6 +153,10 @@ class LogExplorer:
             yield f"g{index} rereads the row's head", lambda: self._reread(world, index)
         if world.kills < self.scope.kills:
             yield f"g{index} dies", lambda: self._kill(world, index)
+        if index == 0 and world.room is None and world.count(FULL) < self.scope.refusals:
+            for room in range(2):
+                less = world.counted(FULL)._replace(room=room)
+                yield f"there is room for {room} entries", partial(_same, less)
 
     def _sendable(self, world: World) -> Iterator[str]:
         acked = {name for name, _ in world.acked}
@@ -261,19 +268,26 @@ class LogExplorer:
 
     def _hear(self, world: World, index: int, event: Event) -> World:
         """A gateway's machine takes a step."""
-        hand = world.hands[index]
-        after, effects = self._parts.step(hand.machine, event)
-        world = world.with_hand(index, hand._replace(machine=after))
-        for effect in effects:
-            world = self._perform(world, (index, hand.life), effect)
+        heard = deque([event])
+        while heard:
+            hand = world.hands[index]
+            after, effects = self._parts.step(hand.machine, heard.popleft())
+            world = world.with_hand(index, hand._replace(machine=after))
+            for effect in effects:
+                if isinstance(effect, Submit):
+                    # A refusal is heard before anything else happens, as in `LogDriver`.
+                    world, refused = self._parts.submit(world, effect, is_behind=bool(heard))
+                    heard += [] if refused is None else [refused]
+                else:
+                    world = self._perform(world, (index, hand.life), effect)
         return world
 
     def _perform(self, world: World, life: Life, effect: Any) -> World:
         match effect:
             case Ask():
                 return self._parts.with_message(world, life, effect)
-            case Submit(ledger_id, first, payloads):
-                return self._parts.submit(world, life, ledger_id, first, payloads)
+            case OwnerEnded(UnexpectedEntryId()):
+                raise Broken("rule 24a: an owner has ended, and its ledger has not")
             case Resolve(request, answer) | Relay(request, answer):
                 return self._resolve(world, life, request, answer)
             case TakeoverDone(NoSuchLedger() | NoSuchLog()):
@@ -330,6 +344,10 @@ class LogExplorer:
             assert isinstance(asked.call, Append), "nobody consults here"
             event = AppendsAsked(((request, replace(asked.call, is_forwarded=True)),))
         return self._hear(world, target[0], event)
+
+
+def _same(world: World) -> World:
+    return world
 
 
 def _short(what: Any) -> str:

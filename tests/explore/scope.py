@@ -62,4 +62,6 @@ class LogScope:
     """How many producers the log remembers."""
     kills: int = 0
     """How many gateways may die."""
+    refusals: int = 0
+    """How often a gateway may have too little room for what its owner submits."""
     states_max: int = 2_000_000

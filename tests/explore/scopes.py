@@ -54,8 +54,13 @@ LOG_FORGOTTEN: Final = LogScope(
     "log: a repeat, its producer forgotten", ("p0", "q0"), repeats=1, forces=0, remembers=1
 )
 
+LOG_REFUSALS: Final = LogScope(
+    "log: two records, too little room", ("a", "b"), refusals=1, forces=0
+)
+
 LOGS_QUICK: Final = (
     LOG_REPEAT,
+    LOG_REFUSALS,
     LOG_TWO,
     LOG_TWICE,
     LOG_REPEAT_ROLL,
@@ -73,6 +78,9 @@ LOGS_MINUTES: Final = (
     LOG_ROLL,
     LOG_PUBLICATION,
     LogScope("log: a request, its repeat, taken over twice", repeats=1, forces=2, ledgers=2),
+    LogScope("log: a repeat, taken over, too little room", repeats=1, refusals=2, ledgers=2),
+    LogScope("log: two records, taken over, too little room", ("a", "b"), refusals=1, ledgers=2),
+    LogScope("log: a record, a roll, too little room", ("a", "b"), rolls=1, refusals=1, forces=0),
     LogScope("log: one request, one roll, taken over", rolls=1),
     LogScope("log: a request, its repeat, two rolls", repeats=1, rolls=2, forces=0, ledgers=4),
     LogScope("log: a roll, a gateway dies", repeats=1, rolls=1, kills=1, forces=0),

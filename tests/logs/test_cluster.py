@@ -37,6 +37,31 @@ async def owner_of(cluster: Cluster, http: Http) -> int:
     return cluster.gateways.index(owner["url"])
 
 
+async def test_an_overloaded_owner_refuses_appends_and_goes_on(stores: Stores) -> None:
+    """Rule 24a: appends that waited for its takeover find too little room; it does not end, and its ledger is not fenced."""
+    room = {"LEDGER_IN_FLIGHT_BYTES_MAX": "1000000"}
+    async with (
+        running(stores, bookies=3, gateways=1, environment=room) as cluster,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+        http = Http(session, cluster.gateways)
+        await http.done("PUT", LOG, {})
+        large = {"text": "x" * 100_000}
+
+        async def crowd() -> set[int]:
+            answers = await asyncio.gather(
+                *(http.ask("POST", f"{LOG}/entries", large) for _ in range(60))
+            )
+            return {answer.status for answer in answers}
+
+        assert await crowd() == {201, 429}
+        assert await crowd() <= {201, 429}
+
+        shown = await http.done("GET", LOG)
+        assert [one["first_offset"] for one in shown["ledgers"]] == [0]
+        assert "log-owner-ended" not in cluster.log("gateway-1")
+
+
 async def until_acknowledged(producers: list[Producer], count: int) -> None:
     await until(
         lambda: sum(len(producer.acknowledged) for producer in producers) >= count,

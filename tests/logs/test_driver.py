@@ -11,7 +11,6 @@ from quorumlog.errors import (
     NoSuchLedger,
     Overloaded,
     QuorumLogError,
-    WriterLost,
 )
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
@@ -113,25 +112,20 @@ def driver(
     return LogDriver(machine, "log", ports, tell)
 
 
-async def test_what_fits_is_submitted_one_by_one_and_the_rest_refused() -> None:
-    machine, engine = ScriptedMachine(Submit(1, 4, (b"aa", b"bb", b"cc"))), BoundedEngine(room=5)
+@pytest.mark.parametrize(
+    ("one_by_one", "taken", "refused"), [(True, [(4, 1), (5, 1)], (6, 1)), (False, [], (4, 3))]
+)
+async def test_the_machine_hears_what_a_ledger_refused(
+    *, one_by_one: bool, taken: list[tuple[int, int]], refused: tuple[int, int]
+) -> None:
+    payloads, error = (b"aa", b"bb", b"cc"), Overloaded()
+    machine = ScriptedMachine(Submit(1, 4, payloads, number=7, one_by_one=one_by_one))
+    engine = BoundedEngine(room=5, error=error)
 
     driver(machine, engine).post(Retired())
 
-    assert engine.taken == [(4, 1), (5, 1)]
-    refused = machine.heard[-1]
-    assert isinstance(refused, SubmitRefused)
-    assert (refused.first_entry, refused.is_over) == (6, False)
-
-
-async def test_a_handle_that_is_over_is_not_asked_again() -> None:
-    machine = ScriptedMachine(Submit(1, 0, (b"aa", b"bb")))
-
-    driver(machine, BoundedEngine(room=0, error=WriterLost())).post(Retired())
-
-    refused = machine.heard[-1]
-    assert isinstance(refused, SubmitRefused)
-    assert (refused.first_entry, refused.is_over) == (0, True)
+    assert engine.taken == taken
+    assert machine.heard[1:] == [SubmitRefused(1, *refused, error, number=7)]
 
 
 async def test_large_submissions_are_cut_in_order() -> None:

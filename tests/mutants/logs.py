@@ -7,7 +7,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from quorumlog.errors import MetadataUnavailable, OwnedByLog
+from quorumlog.errors import MetadataUnavailable, Overloaded, OwnedByLog
 from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
@@ -16,7 +16,13 @@ from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
-from quorumlog.protocol.log.messages import Committed, DeleteLog, Resolve, RowChanged
+from quorumlog.protocol.log.messages import (
+    Committed,
+    DeleteLog,
+    Resolve,
+    RowChanged,
+    SubmitRefused,
+)
 from quorumlog.protocol.log.owner import Owner, OwnerPhase
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
@@ -38,6 +44,7 @@ from tests.explore.scopes import (
     LOG_FORGOTTEN,
     LOG_OVERWRITE,
     LOG_PUBLICATION,
+    LOG_REFUSALS,
     LOG_REPEAT,
     LOG_REPEAT_ROLL,
     LOG_ROLL,
@@ -404,8 +411,38 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     **GATEWAY_CLAIMS,
 }
 
+
+def without_repeats(original: Any) -> Any:
+    """What a ledger that is over refused goes to the next owner, and its repeats go nowhere."""
+
+    def refused(self: Owner, event: SubmitRefused, now: Now) -> None:
+        if not isinstance(event.error, Overloaded):
+            for pending in self._pipe.in_flight:
+                pending.repeats.clear()
+        original(self, event, now)
+
+    return refused
+
+
+def all_refusals(original: Any) -> Any:
+    """A refusal counts whatever the owner has done about an earlier one."""
+    return lambda self, event, now: original(self, replace(event, number=self._refusals), now)
+
+
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
+    Mutant(
+        "a refused request is handed on without its repeats",
+        "rule 24a",
+        (Patch(Owner, "_refused", without_repeats),),
+        LOG_REPEAT,
+    ),
+    Mutant(
+        "a refusal of entries that were cut counts",
+        "rule 24a",
+        (Patch(Owner, "_refused", all_refusals),),
+        LOG_REFUSALS,
+    ),
     Mutant(
         "what an ended owner was sent goes to a namesake of its log",
         "rule 27",

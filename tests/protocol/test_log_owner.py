@@ -15,6 +15,7 @@ from quorumlog.errors import (
     Overloaded,
     QuorumLogError,
     SequenceGap,
+    UnexpectedEntryId,
     WriterLost,
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
@@ -52,7 +53,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     Wait,
 )
-from quorumlog.protocol.log.owner import IN_FLIGHT_MAX, Owner
+from quorumlog.protocol.log.owner import IN_FLIGHT_MAX, Owner, OwnerPhase
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
@@ -130,7 +131,7 @@ def test_what_was_not_taken_is_as_if_it_had_not_come() -> None:
     hand.append("a", seq=0)
     hand.append("b", seq=1)
 
-    hand.hear(SubmitRefused(1, Overloaded(), is_over=False))
+    hand.hear(SubmitRefused(1, 1, 1, Overloaded()))
     (again,) = hand.append("c", seq=1)
 
     assert isinstance(hand.answers["b"], Overloaded)
@@ -139,13 +140,54 @@ def test_what_was_not_taken_is_as_if_it_had_not_come() -> None:
     assert hand.offsets == {"a": 0, "c": 1}
 
 
+def test_entries_that_were_refused_together_are_begun_one_by_one() -> None:
+    """Rule 24a: there may be room for some of them."""
+    hand = Hand()
+    (submitted,) = hand.append("a", "b", "c")
+
+    (again,) = hand.hear(SubmitRefused(1, 0, 3, Overloaded()))
+    hand.hear(SubmitRefused(1, 1, 1, Overloaded(), again.number))
+    hand.hear(EntriesDurable(1, 0))
+    (later,) = hand.append("d")
+
+    assert again == replace(submitted, number=1, one_by_one=True)
+    assert hand.offsets == {"a": 0}
+    assert {type(hand.answers[name]) for name in "bc"} == {Overloaded}
+    assert (later.first_entry, later.number) == (1, 2)
+
+
+def test_refusals_of_what_came_after_a_refused_entry_end_no_owner() -> None:
+    """Rule 24a: the ledger finds that an entry is missing before these, which is the owner's doing."""
+    hand = Hand()
+    hand.append("a")
+    hand.append("b")
+
+    hand.hear(SubmitRefused(1, 0, 1, Overloaded()))
+    (again,) = hand.append("c")
+    hand.hear(SubmitRefused(1, 1, 1, UnexpectedEntryId()))
+
+    assert not hand.out
+    assert {type(hand.answers[name]) for name in "ab"} == {Overloaded}
+    assert (again.first_entry, hand.owner.phase) == (0, OwnerPhase.LIVE)
+
+
+def test_a_refused_request_is_handed_on_with_its_repeats() -> None:
+    """Rule 24a: by a ledger that is over."""
+    hand = Hand()
+    hand.hear(AppendsAsked((("first", call("a", seq=0)), ("repeat", call("a", seq=0)))))
+
+    (_, settled) = hand.hear(SubmitRefused(1, 0, 1, WriterLost()))
+
+    assert [name for name, _ in settled.again] == ["first", "repeat"]
+
+
 def test_a_new_epoch_that_was_not_taken_leaves_the_old_one() -> None:
     hand = Hand()
     hand.append("a", seq=0)
     hand.hear(EntriesDurable(1, 0))
     hand.append("b", seq=0, epoch=1)
 
-    hand.hear(SubmitRefused(1, Overloaded(), is_over=False))
+    hand.hear(SubmitRefused(1, 1, 1, Overloaded()))
     hand.append("c", seq=1)
     hand.hear(EntriesDurable(1, 1))
 
@@ -156,7 +198,7 @@ def test_a_first_request_that_was_not_taken_leaves_its_producer_unknown() -> Non
     hand = Hand()
     hand.append("a", seq=0)
 
-    hand.hear(SubmitRefused(0, Overloaded(), is_over=False))
+    hand.hear(SubmitRefused(1, 0, 1, Overloaded()))
     hand.append("b", seq=1)
     hand.answer(ReadLog, LOG)
 
@@ -168,7 +210,7 @@ def test_a_ledger_that_is_over_takes_nothing_and_loses_nothing() -> None:
     hand.append("a")
     hand.append("b", "c")
 
-    hand.hear(SubmitRefused(1, WriterLost(), is_over=True))
+    hand.hear(SubmitRefused(1, 1, 2, WriterLost()))
 
     assert any(isinstance(effect, OwnerEnded) for effect in hand.out)
     (settled,) = hand.answer(RecoverLedger, ledger(1, 0))

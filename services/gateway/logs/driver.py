@@ -17,11 +17,8 @@ from typing import Any, Final, Protocol
 from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
-    InvalidRequest,
     NoSuchLedger,
-    Overloaded,
     QuorumLogError,
-    TooLarge,
     WriterLost,
 )
 from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
@@ -213,24 +210,16 @@ class LogDriver:
     # Appends.
 
     def _submit(self, effect: Submit) -> None:
-        first, error = effect.first_entry, None
+        first = effect.first_entry
         if effect.ledger_id not in (self._named, self._unnamed):
             self._unnamed, self._durable = effect.ledger_id, NO_ENTRY
-        for payloads in _cut(effect.payloads):
+        for payloads in _cut(effect.payloads, 0 if effect.one_by_one else _SUBMIT_BYTES):
+            count = len(payloads)
             error = self._send(effect.ledger_id, first, payloads)
-            if isinstance(error, Overloaded) and len(payloads) > 1:
-                # There may be room for some of them.
-                for payload in payloads:
-                    error = self._send(effect.ledger_id, first, (payload,))
-                    if error is not None:
-                        break
-                    first += 1
-            else:
-                first += len(payloads) if error is None else 0
             if error is not None:
-                is_over = not isinstance(error, Overloaded | InvalidRequest | TooLarge)
-                self.post(SubmitRefused(first, error, is_over))
+                self.post(SubmitRefused(effect.ledger_id, first, count, error, effect.number))
                 return
+            first += count
 
     def _send(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> QuorumLogError | None:
         """Begin an append, or return why it does not begin."""
@@ -436,14 +425,14 @@ async def _read(engine: Engine, asked: ReadBatches) -> BatchesRead:
     return BatchesRead(entries, found.next)
 
 
-def _cut(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """The payloads in groups of a bounded size, in order."""
-    if sum(map(len, payloads)) <= _SUBMIT_BYTES:
+def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
+    """The payloads in groups of a bounded size, in order; of 0 bytes: one by one."""
+    if sum(map(len, payloads)) <= bytes_max:
         return [payloads]
     groups: list[Sequence[bytes]] = []
     begin = size = 0
     for index, payload in enumerate(payloads):
-        if index > begin and size + len(payload) > _SUBMIT_BYTES:
+        if index > begin and size + len(payload) > bytes_max:
             groups.append(payloads[begin:index])
             begin, size = index, 0
         size += len(payload)

@@ -348,6 +348,10 @@ class Submit:
     ledger_id: int
     first_entry: int
     payloads: tuple[bytes, ...]
+    number: int = 0
+    """How many refusals the owner knew of; a refusal names it."""
+    one_by_one: bool = False
+    """Begin each entry by itself: there may be room for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,13 +555,15 @@ class SubmitFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    """Entries from this id on were not taken: nothing of them was done. `is_over`: the ledger takes
-    nothing any more.
+    """The ledger refused `count` entries from this id on, which were begun together: neither these nor
+    the later entries of the `Submit` of this number were begun.
     """
 
+    ledger_id: int
     first_entry: int
+    count: int
     error: QuorumLogError
-    is_over: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from quorumlog.errors import (
     SequenceGap,
     StaleProducer,
     StreamSeqRegression,
+    TooLarge,
     UnexpectedOffset,
     WriterLost,
 )
@@ -103,6 +104,9 @@ _BY_STATE: Final = (
 owns it.
 """
 
+_OF_ENTRIES: Final = (Overloaded, InvalidRequest, TooLarge)
+"""Refusals of entries by a ledger that takes others. Any other refusal ends the owner."""
+
 
 class OwnerPhase(Enum):
     """An owner begins LIVE; SETTLED is for good."""
@@ -139,6 +143,8 @@ class Owner:
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
+        self._refusals = 0
+        """Of submitted entries. A refusal of an earlier `Submit` names entries that are begun anew or answered."""
         self._settle_s, self._settle_until_s = settle_s, 0.0
         self._out: list[Effect] = []
 
@@ -223,10 +229,8 @@ class Owner:
         job = self._job
         if job is not None and job.step is JobStep.EMPTYING and not self._pipe.in_flight:
             self._proceed(job.close(self.tenancy, now), now)
-        payloads = self._pipe.to_submit()
-        if payloads and not self.is_ended:
-            first = self._pipe.next_entry - len(payloads)
-            self._out.append(Submit(self.ledger_id, first, payloads))
+        if not self.is_ended:
+            self._submit()
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -317,11 +321,26 @@ class Owner:
             highest_seq=self._pipe.producers.highest(pending.call.producer.id),
         )
 
+    def _submit(self, *, one_by_one: bool = False) -> None:
+        payloads = self._pipe.to_submit()
+        if payloads:
+            first = self._pipe.next_entry - len(payloads)
+            self._out.append(Submit(self.ledger_id, first, payloads, self._refusals, one_by_one))
+
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """The ledger refused entries: undo them, or leave them to the next owner."""
+        """The ledger refused entries: begin them one by one, answer them, or leave them to the next owner (rule 24a)."""
+        if (event.ledger_id, event.number) != (self.ledger_id, self._refusals):
+            return
+        self._refusals += 1
+        is_over = not isinstance(event.error, _OF_ENTRIES)
+        if event.count > 1 and not is_over and not self.is_ended:
+            self._pipe.again_from(event.first_entry)
+            self._submit(one_by_one=True)
+            return
         refused = self._pipe.cut(event.first_entry)
-        if event.is_over:
-            self._waiting.extendleft(reversed(refused))
+        if is_over:
+            again = [each for pending in refused for each in pending.with_repeats]
+            self._waiting.extendleft(reversed(again))
             self._end(event.error, now)
             return
         self._pipe.undo(refused)

@@ -8,6 +8,7 @@ Invariants (checked by `check`):
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from quorumlog.errors import InvalidRequest, StreamSeqRegression, TooLarge, UnexpectedOffset
 from quorumlog.protocol import batch, packed
@@ -25,6 +26,8 @@ class PendingAppend:
     call: Append
     entry_id: int = -1
     first_offset: int = -1
+    data: bytes = b""
+    """The entry's payload."""
     content: str = ""
     appended_ms: int = 0
     ends: bool = False
@@ -77,8 +80,8 @@ class Pipeline:
         self.bytes = 0
         self.acknowledged = 0
         """How many records are acknowledged."""
-        self._payloads: list[bytes] = []
-        """Payloads of entries that were begun and are not submitted yet."""
+        self._submitted = 0
+        """Entries below this id were submitted."""
         self._has_producers = False
         self._packs = packs
 
@@ -137,6 +140,7 @@ class Pipeline:
             self._has_producers = True
         if self._packs:
             data = packed.pack(data)
+        pending.data = data
         pending.entry_id = self.next_entry
         pending.first_offset = self.next_offset
         self.appended_ms = pending.appended_ms
@@ -144,7 +148,6 @@ class Pipeline:
         self.records += call.count
         self.bytes += len(data)
         self.in_flight.append(pending)
-        self._payloads.append(data)
         return None
 
     def _check_since(self, since: int) -> None:
@@ -165,8 +168,15 @@ class Pipeline:
 
     def to_submit(self) -> tuple[bytes, ...]:
         """The entries that were begun since this was asked last: the newest ones."""
-        payloads, self._payloads = tuple(self._payloads), []
-        return payloads
+        count, self._submitted = self.next_entry - self._submitted, self.next_entry
+        if count <= 0:
+            return ()
+        newest = [pending.data for pending in islice(reversed(self.in_flight), count)]
+        return tuple(reversed(newest))
+
+    def again_from(self, first_entry: int) -> None:
+        """Submit the entries from this id on once more."""
+        self._submitted = first_entry
 
     def acknowledge(self) -> tuple[PendingAppend, Answer]:
         """The entry at the head is durable. The answer is for repeats of its request."""
@@ -194,6 +204,7 @@ class Pipeline:
 
     def undo(self, refused: list[PendingAppend]) -> None:
         """Treat entries that were cut off as never begun: the next request gets their place."""
+        self.again_from(self.next_entry - len(refused))
         for pending in reversed(refused):
             self.next_entry -= 1
             self.records -= pending.call.count
