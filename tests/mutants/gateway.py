@@ -274,6 +274,26 @@ async def an_end_that_the_database_lacks_is_not_told() -> str | None:
     return None
 
 
+async def an_end_with_too_few_copies_is_not_known_as_kept() -> str | None:
+    hand = Hand()
+    ends = Ends(rows_of(Primary(closed(1))), hand.ports)
+    for _ in range(2):
+        asking = asyncio.ensure_future(ends.told(closed(1)))
+        await turns(_TURNS)
+        if not hand.copies:
+            return "rule 18b: one bookie keeps an end, and later readers are told it without copies"
+        hand.copies.pop()(Status.OK)
+        while hand.copies:
+            hand.copies.pop()(Status.UNKNOWN)
+        await asking
+    return None
+
+
+def however_few(original: Any) -> Any:
+    """An end is remembered as kept whoever has confirmed a copy."""
+    return lambda self, row, _copies: original(self, row, row.quorum.ensemble_size)
+
+
 async def an_end_is_told_to_readers_once_it_is_kept() -> str | None:
     hand = Hand()
     reading = reading_of(rows_of(Primary(closed(1))), {}, hand)
@@ -437,7 +457,7 @@ def whatever_was_sent(_original: Any) -> Any:
 def as_it_was_answered(_original: Any) -> Any:
     """The answer to a close is told however old it is."""
 
-    async def read(_self: Ends, row: LedgerMetadata) -> LedgerMetadata:
+    async def read(_self: Ends, row: LedgerMetadata, _copies: int) -> LedgerMetadata:
         return row
 
     return read
@@ -598,6 +618,14 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(Ends, "told", as_it_was_read),),
         ),
         an_end_is_told_to_readers_once_it_is_kept,
+    ),
+    (
+        Mutant(
+            "an end with too few copies is known as kept",
+            "rule 18b",
+            (Patch(Ends, "_read", however_few),),
+        ),
+        an_end_with_too_few_copies_is_not_known_as_kept,
     ),
     (
         Mutant(

@@ -55,7 +55,7 @@ class World:
         self._break("after")
         self.timers.append((delay_s, call))
 
-    def spread(self, row: LedgerMetadata = ROW) -> asyncio.Future[None]:
+    def spread(self, row: LedgerMetadata = ROW) -> asyncio.Future[int]:
         world = cast("Any", self)
         return spread(row, Ports(world, world, world, world, world, MachineTimes(add_s=2.0)))
 
@@ -78,7 +78,7 @@ async def test_it_ends_with_as_many_copies_as_an_entry_needs() -> None:
     assert not end.done()
     world.asked["d@1"](Status.OK)
 
-    assert end.done()
+    assert end.result() == 3
 
 
 async def test_each_write_set_of_a_striped_ledger_has_an_ack_quorum_with_a_copy() -> None:
@@ -104,7 +104,7 @@ async def test_it_ends_where_all_who_are_waited_for_have_answered() -> None:
     assert not end.done()
     world.asked["d@1"](Status.WRONG_KEY)
 
-    assert end.done()
+    assert end.result() == 1, "it tells how many keep a copy"
 
 
 async def test_a_member_that_is_known_to_be_down_is_sent_a_copy_and_not_waited_for() -> None:

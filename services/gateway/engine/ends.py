@@ -21,7 +21,8 @@ class Ends:
     a ledger waits for the copies; whoever reads the row meanwhile does not know whether they are kept, so each gateway
     sends them once before it tells the end of a ledger that another one closed.
 
-    Invariant: an end is known as kept only if the database had it after an ack quorum of bookies was sent copies.
+    Invariant: an end is known as kept only if the database had it after an ack quorum of bookies confirmed copies. An end
+    with fewer copies is told too, since nobody can wait for bookies for ever; copies are sent again for the next reader.
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
@@ -47,18 +48,17 @@ class Ends:
 
     async def copied(self, row: LedgerMetadata) -> LedgerMetadata:
         """`kept` for a row of which no copies may have been sent."""
-        await spread(row, self._ports)
-        return await self.kept(row)
+        return await self.kept(row, await spread(row, self._ports))
 
-    async def kept(self, closed: LedgerMetadata) -> LedgerMetadata:
+    async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
         """The row of an end that a client is about to be told, from the primary. Members keep copies of the end now, so
         that a later loss of the row leaves the end as it is; the answer that told of it may be of a database that was
-        lost before, and this process may have stood still since (rule 18b).
+        lost before, and this process may have stood still since (rule 18b). `copies`: how many bookies confirmed one.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
         try:
-            return await self._read(closed)
+            return await self._read(closed, copies)
         except NoSuchLedger:
             return closed  # deleted since, which only a CLOSED ledger is
         except MetadataUnavailable as error:
@@ -72,14 +72,15 @@ class Ends:
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def _keep(self, row: LedgerMetadata) -> LedgerMetadata:
-        await spread(row, self._ports)
-        return await self._read(row)
+        return await self._read(row, await spread(row, self._ports))
 
-    async def _read(self, closed: LedgerMetadata) -> LedgerMetadata:
-        """The row as the database has it now that copies are kept. Raises: NoSuchLedger and as `kept`."""
+    async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
+        """The row as the database has it now that copies were sent. Raises: NoSuchLedger and as `kept`."""
         row = await self._rows.fresh_closed(closed.ledger_id)
         if row.last_entry != closed.last_entry:
             raise went_back(row.ledger_id, "closed", f"the end {row.last_entry}")
+        if copies < row.quorum.ack_quorum:
+            return row
         self._kept[row.ledger_id] = row.last_entry
         self._kept.move_to_end(row.ledger_id)
         if len(self._kept) > _KEPT_MAX:

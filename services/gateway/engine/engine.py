@@ -203,7 +203,7 @@ class Engine:
         """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         row = await self._closable(ledger_id, password)
         if row.writer is None or row.writer.id == self.writer.id:
-            return await self._ends.kept(await self.handles.close(row))
+            return await self._ends.kept(*await self.handles.close(row))
         try:
             await self.peers.close(row.writer, ledger_id, password=password)
         except WriterLost as error:
@@ -215,11 +215,12 @@ class Engine:
     async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         """The writer's close of a ledger of this process, for another gateway."""
         row = await self._closable(ledger_id, password)
-        return await self._ends.kept(await self.handles.close(row))
+        return await self._ends.kept(*await self.handles.close(row))
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         """The writer's close of a log's ledger (rule 27)."""
-        return await self.handles.close(await self._rows.fresh(ledger_id))
+        row, _ = await self.handles.close(await self._rows.fresh(ledger_id))
+        return row
 
     async def _closable(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row of a ledger that the ledger API may close. Raises: OwnedByLog, WrongPassword."""

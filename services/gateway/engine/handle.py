@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
@@ -159,6 +160,8 @@ class WriteHandle:
         self.end_code: str | None = None
         """The final failure, after which the ledger's end is not this handle's to tell."""
         self._closed_row: LedgerMetadata | None = None
+        self.copies = 0
+        """How many bookies confirmed a copy of the end, once `close` has ended."""
         self.last_add_confirmed = -1
         self.records = 0
         """How many records were accepted, if the ledger stores record batches."""
@@ -363,7 +366,7 @@ class WriteHandle:
                 self._confirm(last)
             case Closed(row):
                 self._ended(row)
-                spread(row, self._ports).add_done_callback(lambda _end: self._answer_close(row))
+                spread(row, self._ports).add_done_callback(partial(self._answer_close, row))
             case Failed():
                 # An ENDING machine closes the ledger at its LAC and reports that later, unless it is stopped.
                 is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
@@ -449,7 +452,8 @@ class WriteHandle:
         self._driver.stop()
         self._owner.handle_closed(self, row)
 
-    def _answer_close(self, row: LedgerMetadata) -> None:
+    def _answer_close(self, row: LedgerMetadata, end: asyncio.Future[int]) -> None:
+        self.copies = end.result()
         if self._close is not None and not self._close.done():
             self._close.set_result(row)
 

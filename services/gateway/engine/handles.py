@@ -160,8 +160,8 @@ class Handles:
             pass
         return error.replace(ledger_id=ledger_id)
 
-    async def close(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Close a ledger that was written here, or answer how it ended.
+    async def close(self, row: LedgerMetadata) -> tuple[LedgerMetadata, int]:
+        """Close a ledger that was written here, or answer how it ended; and how many bookies confirmed a copy of the end.
 
         Raises: LedgerClosed, LedgerFenced, WriterLost, MetadataUnavailable.
         """
@@ -176,11 +176,11 @@ class Handles:
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )
-            await spread(row, self._ports)  # the first answer may have got lost
-            return row
+            return row, await spread(row, self._ports)  # the first answer may have got lost
         try:
             async with asyncio.timeout(_CLOSE_S):
-                return await self.get(ledger_id).close()
+                handle = self.get(ledger_id)
+                return await handle.close(), handle.copies
         except TimeoutError as error:
             raise MetadataUnavailable(
                 "the close is not settled yet", ledger_id=ledger_id, outcome=UNKNOWN

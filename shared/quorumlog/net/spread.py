@@ -12,9 +12,9 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 log = logging.getLogger(__name__)
 
 
-def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[None]:
-    """Send copies of a committed row. The future has no error, and ends when enough bookies have a copy, or at
-    the latest after twice the deadline of an add.
+def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
+    """Send copies of a committed row. The future's result is the number of bookies that have confirmed a copy. It has no
+    error, and ends when enough bookies have one, or at the latest after twice the deadline of an add.
     """
     copies = RowSpread(row, ports)
     copies.send()
@@ -48,7 +48,7 @@ class RowSpread:
         self._kept = 0
         """Copies at any bookie."""
         self._are_others_asked = False
-        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def send(self) -> None:
         """Send the copies."""
@@ -109,4 +109,4 @@ class RowSpread:
 
     def _settle(self) -> None:
         if not self.end.done():
-            self.end.set_result(None)
+            self.end.set_result(self._kept)

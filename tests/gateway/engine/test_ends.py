@@ -11,15 +11,20 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.engine import ends as module
 from services.gateway.engine.ends import Ends
-from tests.gateway.engine.hands import Failing, Hand, Primary, closed, rows_of
+from tests.gateway.engine.hands import MEMBERS, Failing, Hand, Primary, closed, rows_of
 
 
 class Keeping(Hand):
-    """Bookies that keep each copy at once."""
+    """Bookies that keep each copy at once, but for the first ones."""
+
+    def __init__(self, silent: int = 0) -> None:
+        super().__init__()
+        self.silent = silent
 
     def keep_row(self, *args: Any) -> None:
         super().keep_row(*args)
-        args[-1](Status.OK)
+        is_kept = args[0] not in MEMBERS[: self.silent]
+        args[-1](Status.OK if is_kept else Status.UNKNOWN)
 
 
 class Closed(Primary):
@@ -43,6 +48,21 @@ async def test_an_end_beyond_the_bound_is_kept_again(monkeypatch: pytest.MonkeyP
     await ends.told(one)
 
     assert len(hand.copies) == 3 * known
+
+
+async def test_an_end_with_too_few_copies_is_kept_again_for_the_next_reader() -> None:
+    hand = Keeping(silent=2)
+    ends = Ends(rows_of(Primary(closed(0))), hand.ports)
+
+    assert await ends.told(closed(0)) == closed(0)
+    assert await ends.copied(closed(0)) == closed(0)
+    asked, hand.silent = len(hand.copies), 0
+    assert await ends.told(closed(0)) == closed(0)
+    known = len(hand.copies)
+    assert await ends.told(closed(0)) == closed(0)
+
+    assert known > asked
+    assert len(hand.copies) == known
 
 
 async def test_callers_share_one_look_at_an_end_and_one_may_go() -> None:
