@@ -31,6 +31,7 @@ NAME: Final = path_text("name", LOG_NAME, "The log.", "events")
 AFTER: Final = query_text("after", LOG_NAME, "Only logs after this name.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this.")
 ABOVE: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+OF_LOG: Final = query_text("log", LOG_NAME, "Only ledgers that had a place in a log of this name.")
 OLDER_THAN_S: Final = query_integer(
     "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
 )
@@ -82,10 +83,15 @@ async def log_heads(request: web.Request, _given: Given) -> web.Response:
 
 
 async def list_orphans(request: web.Request, given: Given) -> web.Response:
-    """Ledgers above `after`, created for a log, that no log has named for `older_than_s`."""
+    """Ledgers above `after`, created for a log, that no log has named for `older_than_s`; with `log`: those that had
+    a place in a log of this name.
+    """
     after = given[ABOVE]
     found = await request.app[PARTS].logs.orphans(
-        older_than_s=given[OLDER_THAN_S], after=-1 if after is None else after, limit=given[LIMIT]
+        older_than_s=given[OLDER_THAN_S],
+        after=-1 if after is None else after,
+        limit=given[LIMIT],
+        log=given[OF_LOG],
     )
     return answer(LedgerIds(ledgers=tuple(found)))
 
@@ -113,6 +119,6 @@ ROUTES: Final = (
     route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),
     route("POST", "/v1/log-heads", log_heads, takes=LogHeadsAsk, gives=LogHeads),
     route("POST", "/v1/shared-ledgers", shared_ledgers, takes=SharedAsk, gives=LedgerIds),
-    route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, LIMIT, gives=LedgerIds),
+    route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, OF_LOG, LIMIT, gives=LedgerIds),
     route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, LEDGER_ID, status=204),
 )

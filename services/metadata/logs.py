@@ -172,10 +172,21 @@ class LogStore(RowStore):
 
     @listing
     async def orphans(
-        self, connection: Connection, *, older_than_s: int, after: int, limit: int
+        self,
+        connection: Connection,
+        *,
+        older_than_s: int,
+        after: int,
+        limit: int,
+        log: str | None = None,
     ) -> list[int]:
-        """Ledgers with ids above `after` that no log has named for this long, ascending."""
-        records = await connection.fetch(ORPHANS, older_than_s, after, limit)
+        """Ledgers with ids above `after` that no log has named for this long, ascending. With `log`: those that had a
+        place in a log of this name.
+        """
+        if log is None:
+            records = await connection.fetch(ORPHANS, older_than_s, after, limit)
+        else:
+            records = await connection.fetch(ORPHANS_OF_LOG, older_than_s, after, limit, log)
         return [record["ledger_id"] for record in records]
 
     @transactional
@@ -226,6 +237,12 @@ ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
     f" WHERE l.ledger_id = unnamed_ledgers.ledger_id AND {IS_AFTER_LOSS})"
+    " ORDER BY ledger_id LIMIT $3"
+)
+ORPHANS_OF_LOG: Final = (
+    "SELECT ledger_id FROM ledgers l JOIN unnamed_ledgers USING (ledger_id)"
+    " WHERE log = $4 AND ledger_id > $2 AND first_offset IS NOT NULL"
+    f" AND since < now() - make_interval(secs => $1::int) AND {NOT_SHARED} AND {IS_AFTER_LOSS}"
     " ORDER BY ledger_id LIMIT $3"
 )
 

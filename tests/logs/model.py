@@ -777,7 +777,12 @@ class Store(MetadataLogs):
         return rows, names[limit - 1] if len(names) > limit else None
 
     async def orphans(
-        self, *, older_than_s: float, after: int | None = None, limit: int = 100
+        self,
+        *,
+        older_than_s: float,
+        after: int | None = None,
+        limit: int = 100,
+        log: str | None = None,
     ) -> tuple[int, ...]:
         await self.gateway.ask()
         before = self.cluster.now() - older_than_s
@@ -787,6 +792,7 @@ class Store(MetadataLogs):
             if not self.cluster.is_named(number)
             and ledger.since_s <= before
             and (after is None or number > after)
+            and (log is None or (ledger.row.log == log and number in self.cluster.places))
         )
         return tuple(itertools.islice(found, limit))
 

@@ -1,6 +1,7 @@
 """The sweep: ages, abandoned owners, and ledgers that nobody names."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.driver import options_of
-from services.gateway.logs.sweep import Sweep, retained_from
+from services.gateway.logs.sweep import Sweep, SweepTimes, retained_from
 from services.gateway.logs.transactions import Transactions
 from services.gateway.logs.values import Append
 from tests.logs.model import Gateway, ModelTransactions, Store
@@ -160,7 +161,7 @@ def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> Non
 async def test_orphans_that_cant_be_recovered_hold_up_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.manager.ORPHANS_KEPT_MAX", 3)
+    monkeypatch.setattr("services.gateway.logs.manager._ORPHANS_PAGE", 3)
     async with a_cluster() as (cluster, (one, two)):
         stuck = [(await two.create(_options())).ledger_id for _ in range(4)]
         free = (await two.create(_options())).ledger_id
@@ -172,17 +173,101 @@ async def test_orphans_that_cant_be_recovered_hold_up_no_others(
             return await recover(ledger_id)
 
         monkeypatch.setattr(one, "recover", fails_for_some)
-        sweep = sweep_of(one)
 
-        await sweep._logs.delete_orphans(older_than_s=0)
+        await one.logs.delete_orphans(older_than_s=0)
         assert free in cluster.ledgers
-        await sweep._logs.delete_orphans(older_than_s=0)
+        await one.logs.delete_orphans(older_than_s=0)
         assert set(cluster.deleted) == {free}
 
         # And those that were passed over are tried again.
         monkeypatch.setattr(one, "recover", recover)
-        await sweep._logs.delete_orphans(older_than_s=0)
+        await one.logs.delete_orphans(older_than_s=0)
+        await one.logs.delete_orphans(older_than_s=0)
         assert set(cluster.deleted) == {free, *stuck}
+
+
+def test_gateways_that_delete_orphans_at_once_take_some_each_and_not_the_same_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.logs.manager.ORPHANS_PER_ROUND_MAX", 10)
+
+    async def main() -> list[set[int]]:
+        async with a_cluster() as (_, (one, two)):
+            for _ in range(200):
+                await two.create(_options())
+            taken: list[set[int]] = [set(), set()]
+            for gateway, mine in zip((one, two), taken, strict=True):
+
+                async def take(ledger_id: int, mine: set[int] = mine) -> None:
+                    mine.add(ledger_id)
+
+                monkeypatch.setattr(gateway.logs, "delete_orphan", take)
+                assert await gateway.logs.delete_orphans(older_than_s=0), "there are more"
+            return taken
+
+    mine, others = run_virtual(main, seed=1)
+    assert len(mine) == len(others) == 10
+    assert len(mine & others) < 5
+
+
+def test_logs_are_swept_while_the_deletion_of_orphans_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        settings = replace(SETTINGS, retention_bytes=1)
+        async with a_cluster(settings=settings) as (cluster, (one, two)):
+            for value in "abc":
+                await one.logs.append("log", call(value))
+                await one.logs.roll("log")
+            await two.create(_options())
+            is_stuck = asyncio.Event()
+
+            async def never(_ledger_id: int) -> LedgerMetadata:
+                is_stuck.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            monkeypatch.setattr(one, "recover", never)
+            times = SweepTimes(orphans_every_s=1.0, orphan_age_s=0.0)
+            sweep = Sweep(one.logs, Store(one), times)
+            tasks = [asyncio.create_task(sweep.run()), asyncio.create_task(sweep.run_orphans())]
+            await is_stuck.wait()
+
+            await until(lambda: cluster.logs["log"].first_offset == 2, "the retention goes on")
+            for task in tasks:
+                task.cancel()
+
+    run_virtual(main, seed=0)
+
+
+async def test_a_truncation_looks_at_no_orphan_of_another_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        for value in "ab":
+            await one.logs.append("log", call(value))
+            await one.logs.roll("log")
+        for _ in range(5):
+            other = await two.create(options_of(LogMetadata("other", SETTINGS)))
+            cluster.places[other.ledger_id] = 0
+        looked: list[int] = []
+        existing = one.existing
+
+        async def look(ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
+            looked.extend(ledger_ids)
+            return await existing(ledger_ids)
+
+        monkeypatch.setattr(one, "existing", look)
+        monkeypatch.setattr(one.logs, "delete_orphan", _nothing)
+        await one.logs.truncate("log", 1)
+        looked.clear()
+        await one.logs.truncate("log", 1)
+
+        assert len(looked) == 1, "the ledger that the first truncation let go of"
+
+
+async def _nothing(_ledger_id: int) -> None:
+    pass
 
 
 def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
@@ -228,7 +313,7 @@ def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() ->
             # It dies between creating a ledger and naming it: nobody else knows of that.
             left = await one.create(_options())
             one.kill()
-            sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run())
+            sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run_orphans())
             await until(lambda: left.ledger_id not in cluster.ledgers, "it is deleted", 1000)
             sweep.cancel()
             assert await contents(two) == ["a"]

@@ -16,7 +16,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
 from services.metadata.forks import KEPT
 from services.metadata.ledgers import NAMING, LedgerFilter, list_query
-from services.metadata.logs import ORPHANS
+from services.metadata.logs import ORPHANS, ORPHANS_OF_LOG
 from services.metadata.logs import PAGE as LOG_PAGE
 from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
@@ -114,6 +114,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     ((LOG_PAGE, ["log-7", 9, ""]), "logs_live"),
     ((LOG_PAGE, ["", 9, "log-7"]), "logs_live"),
     ((ORPHANS, [7, 40, 9]), "unnamed_ledgers_pkey"),
+    ((ORPHANS_OF_LOG, [7, 40, 9, "log-7"]), "ledgers_by_log"),
     ((KEPT, ["log-7"]), "forks_of"),
     (("SELECT FROM shared_ledgers WHERE ledger_id = $1", [7]), "shared_ledgers_of"),
     (("DELETE FROM shared_ledgers WHERE log = $1", ["log-7"]), "shared_ledgers_pkey"),

@@ -175,7 +175,12 @@ async def test_a_ledger_that_a_log_names_is_not_deleted(service: Service, logs: 
     with pytest.raises(OwnedByLog):
         await service.client.delete(one.ledger_id, version=one.version)
     await logs.cas(replace(named, items=(), first_offset=0))
-    assert await logs.orphans(older_than_s=0) == (one.ledger_id,)
+    ahead = await ledger(service)
+    assert await logs.orphans(older_than_s=0) == (one.ledger_id, ahead.ledger_id)
+    assert await logs.orphans(older_than_s=0, log="a-log") == (one.ledger_id,), "it had a place"
+    assert await logs.orphans(older_than_s=0, log="a-log", after=one.ledger_id) == ()
+    assert await logs.orphans(older_than_s=0, log="another") == ()
+    await logs.delete_unnamed(ahead.ledger_id)
     assert await logs.orphans(older_than_s=3600) == ()
     await logs.delete_unnamed(one.ledger_id)
     await logs.delete_unnamed(one.ledger_id)

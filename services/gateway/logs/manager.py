@@ -7,6 +7,7 @@ Any gateway accepts any request: it forwards the request to the log's owner, or 
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -54,9 +55,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ORPHANS_KEPT_MAX: Final = 100
-"""Orphans of one round that cannot be deleted now: each may take until a timeout, and the sweep has
-more to do. The next round continues after them."""
+ORPHANS_PER_ROUND_MAX: Final = 100
+"""Ledgers that no log names and that one round deletes: each may take until a timeout. Chosen by judgement."""
+_ORPHANS_PAGE: Final = 1000
+"""Of which a round takes some: so many that two gateways seldom take the same ones."""
 
 
 _FORK_TRIES: Final = 5
@@ -80,7 +82,7 @@ class LogManager:
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
         self._orphans_after: int | None = None
-        """Where a round stopped that met too many orphans that cannot be deleted."""
+        """The next round reads the ledgers without a log behind this one."""
         loop, wall = asyncio.get_running_loop(), wall_ms or _wall_ms
         self.ownership = Ownership(
             engine=engine,
@@ -365,11 +367,9 @@ class LogManager:
         """The ledgers that logs of this name have let go of and that the sweep has not deleted yet."""
         found: list[LedgerMetadata] = []
         after: int | None = None
-        while ids := await self._store.orphans(older_than_s=0, after=after):
+        while ids := await self._store.orphans(older_than_s=0, after=after, log=name):
             after = ids[-1]
-            rows = await self._engine.existing(ids)
-            # One without a place may be about to be named.
-            found += [row for row in rows if row.log == name and row.first_offset is not None]
+            found += await self._engine.existing(ids)
         return found
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:
@@ -390,27 +390,27 @@ class LogManager:
         await self._store.delete_unnamed(ledger_id)
         await self._engine.tell_deleted([ledger])
 
-    async def delete_orphans(self, *, older_than_s: float) -> None:
-        """Delete ledgers that were created for a log and that no log has named for this long, and the
-        ledgers of transactions that were not published.
+    async def delete_orphans(self, *, older_than_s: float) -> bool:
+        """One round: delete some ledgers that were created for a log and that no log has named for this long, or that a
+        transaction did not publish. Returns whether more may be left.
+
+        A round reads a page, takes ORPHANS_PER_ROUND_MAX of it at random, and the next round goes on behind the page: gateways
+        that do this at once take different ones, and ledgers that can't be deleted now hold up no others.
         """
-        kept = 0
-        after, self._orphans_after = self._orphans_after, None
-        while found := await self._store.orphans(older_than_s=older_than_s, after=after):
-            for ledger_id in found:
-                after = ledger_id
-                try:
-                    await self.delete_orphan(ledger_id)
-                except NoSuchLedger:
-                    continue
-                except QuorumLogError as error:
-                    kept += 1
-                    log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
-                else:
-                    log.info("orphan-deleted", extra={"ledger": ledger_id})
-                if kept == ORPHANS_KEPT_MAX:
-                    self._orphans_after = after
-                    return
+        found = await self._store.orphans(
+            older_than_s=older_than_s, after=self._orphans_after, limit=_ORPHANS_PAGE
+        )
+        self._orphans_after = found[-1] if len(found) == _ORPHANS_PAGE else None
+        for ledger_id in random.sample(found, min(len(found), ORPHANS_PER_ROUND_MAX)):
+            try:
+                await self.delete_orphan(ledger_id)
+            except NoSuchLedger:
+                continue  # another gateway deleted it
+            except QuorumLogError as error:
+                log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
+            else:
+                log.info("orphan-deleted", extra={"ledger": ledger_id})
+        return len(found) > ORPHANS_PER_ROUND_MAX
 
     async def open(self, name: str, owner: str) -> tuple[int, int]:
         """Open the log for one writer, by the steps of a takeover: its token, and the next offset."""

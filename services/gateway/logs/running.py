@@ -23,7 +23,8 @@ async def running_logs(
     store = MetadataLogs(LogClient(engine.metadata), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers))
     engine.on_gap.append(logs.ownership.rereads.gap)
-    for work in (Sweep(logs, store, sweep_times).run, logs.ownership.rereads.run):
+    sweep = Sweep(logs, store, sweep_times)
+    for work in (sweep.run, sweep.run_orphans, logs.ownership.rereads.run):
         _ = logs.ownership.task(restarted(work))
     try:
         yield (

@@ -2,16 +2,18 @@
 
 Every gateway sweeps all logs. The owner rolls by time and applies the retention; a log whose owner is
 gone is sealed, so that its records are readable (docs/guides/logs.md); the retention applies to sealed
-logs too. Two sweeps at once do no harm: the compare-and-swap decides. Whoever owns the positions of consumers measures
+logs too. Ledgers without a log are deleted by a task of their own, since there may be thousands, and logs must not wait for
+them. Two sweeps at once do no harm: the compare-and-swap decides. Whoever owns the positions of consumers measures
 by the same rows how far they are behind.
 """
 
 import asyncio
 import logging
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
@@ -20,6 +22,8 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PAGE: Final = 1000
 
@@ -44,26 +48,37 @@ class Sweep:
     def __init__(
         self, logs: LogManager, store: MetadataLogs, times: SweepTimes | None = None
     ) -> None:
-        """`run` sweeps."""
+        """`run` sweeps the logs, `run_orphans` the ledgers that no log names."""
         self._logs, self._store = logs, store
         self._times = times or SweepTimes()
 
     async def run(self) -> None:
-        """Sweep for ever; the next round retries failures."""
-        loop = asyncio.get_running_loop()
-        orphans_at = loop.time() + self._times.orphans_every_s * random.random()  # noqa: S311
+        """Sweep the logs for ever; the next round retries failures."""
         while True:
-            await asyncio.sleep(self._times.every_s * random.uniform(0.5, 1.0))  # noqa: S311
-            try:
-                await self.sweep_logs()
-                if loop.time() >= orphans_at:
-                    orphans_at = loop.time() + self._times.orphans_every_s
-                    await self._logs.delete_orphans(older_than_s=self._times.orphan_age_s)
-            except QuorumLogError as error:
-                log.warning("log-sweep-failed", extra={"error": repr(error)})
-            except Exception:
-                # A defect in one round must not end the later rounds.
-                log.exception("log-sweep-broke")
+            await self._pause(self._times.every_s)
+            await self._round(self.sweep_logs())
+
+    async def run_orphans(self) -> None:
+        """Delete ledgers that no log names, for ever, some in each round."""
+        has_more: bool | None = False
+        while True:
+            await self._pause(self._times.every_s if has_more else self._times.orphans_every_s)
+            older_than_s = self._times.orphan_age_s
+            has_more = await self._round(self._logs.delete_orphans(older_than_s=older_than_s))
+
+    async def _pause(self, longest_s: float) -> None:
+        await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _round(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of one round; None of one that failed, which the next round retries."""
+        try:
+            return await work
+        except QuorumLogError as error:
+            log.warning("log-sweep-failed", extra={"error": repr(error)})
+        except Exception:
+            # A defect in one round must not end the later rounds.
+            log.exception("log-sweep-broke")
+        return None
 
     async def sweep_logs(self) -> None:
         """Sweep every log once."""

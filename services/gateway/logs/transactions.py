@@ -69,7 +69,7 @@ class Transactions:
         self._checks = _Checks(client)
         self.begin = client.begin
         self.get = client.get
-        self._clearing: asyncio.Task[None] | None = None
+        self._clearing: asyncio.Task[bool] | None = None
         self.published_ledgers = 0
         """Ledgers that came onto a log by commits that were answered here."""
 

@@ -128,12 +128,17 @@ class LogClient:
         return frozenset(found.ledgers)
 
     async def orphans(
-        self, *, older_than_s: float, after: int | None = None, limit: int = 100
+        self,
+        *,
+        older_than_s: float,
+        after: int | None = None,
+        limit: int = 100,
+        log: str | None = None,
     ) -> tuple[int, ...]:
         """Some ledgers above an id, ascending, that were created for a log and that no log has named
-        for this long.
+        for this long. With `log`: those that had a place in a log of this name.
         """
-        query = query_of(older_than_s=int(older_than_s), limit=limit, after=after)
+        query = query_of(older_than_s=int(older_than_s), limit=limit, after=after, log=log)
         # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
         found = await self._client.ask(
             "GET", "/v1/orphans", gives=LedgerIds, query=query, proof=True

@@ -313,7 +313,7 @@ class SharedAsk(Body):
 
 
 class LedgerIds(Body):
-    """`GET /v1/orphans?older_than_s=&limit=`: ledgers made for a log that no log names.
+    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers made for a log that no log names.
 
     `DELETE /v1/orphans/{ledger_id}` deletes one, if in that very transaction no log names it
     (rule 22): 204, 409 `owned-by-log` when one does, 404 when there is no such ledger.

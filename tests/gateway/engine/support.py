@@ -41,7 +41,7 @@ from tests.support.proxy import Proxy, proxy_to
 from tests.support.replicas import HeldEntries, ask, memory_replica
 from tests.support.waiting import until
 
-NO_SWEEP = SweepTimes(every_s=86_400)
+NO_SWEEP = SweepTimes(every_s=86_400, orphans_every_s=86_400)
 
 
 class MemoryBookie(Peer):
