@@ -438,6 +438,15 @@ class PositionBehind(Superseded, code="position-behind", title="The position is 
     """The consumer's position (`offset`) is above the one that was to be committed. It goes back by a reset only."""
 
 
+class RequestOutdated(
+    Superseded, code="request-outdated", title="The request may be an old repeat", outcome=UNKNOWN
+):
+    """`Consumers-Version` is too old, or 0: another copy of this change may have been carried out, and is not remembered.
+    Look whether it was. Where it was not, send the change with a new `Idempotency-Key` and the `version` of this problem.
+    The outcome is `not-done` where the header was 0: send the same again, with the `version`.
+    """
+
+
 class TooManyConsumers(
     Superseded, code="too-many-consumers", title="The cluster has too many consumers"
 ):

@@ -18,6 +18,8 @@ NEXT_OFFSET: Final = "Next-Offset"
 WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """Of the lease of a consumer."""
+CONSUMERS_VERSION: Final = "Consumers-Version"
+"""In answers about consumers: how far their log has come. In a request: the highest one that the sender has seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"

@@ -11,7 +11,7 @@ from quorumlog.protocol.position_keeper import (
     Told,
     Truncated,
 )
-from quorumlog.protocol.positions import Draft, Position, Positions
+from quorumlog.protocol.positions import Batch, Draft, Position, Positions
 from tests.mutants.hunt import Find, Mutant, Patch, applied
 from tests.positions.simulation import Violation, run
 
@@ -123,7 +123,74 @@ def _any_offset(original: Any) -> Any:
     return commit
 
 
+def _unknown(_original: Any) -> Any:
+    return lambda _self, _token: None
+
+
+def _always(_original: Any) -> Any:
+    return lambda *_args: True
+
+
+def _of_what_was_done(original: Any) -> Any:
+    def remember(self: Positions, offset: int, batch: Batch) -> None:
+        done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
+        original(self, offset, replace(batch, decided=done))
+
+    return remember
+
+
+def _of_all_time(original: Any) -> Any:
+    def remember(self: Positions, offset: int, batch: Batch) -> None:
+        known_from = self.known_from
+        original(self, offset, batch)
+        self.known_from = known_from
+
+    return remember
+
+
+def _from_the_beginning(original: Any) -> Any:
+    def reach(self: Positions, offset: int) -> None:
+        original(self, offset)
+        self.known_from = 0
+
+    return reach
+
+
+def _for_ever_the_owner(original: Any) -> Any:
+    return lambda self, *, is_owner: original(self, is_owner=True)  # noqa: ARG005
+
+
 POSITION_MUTANTS: Final = (
+    Mutant(
+        "a copy of a change that was decided is decided once more",
+        "32",
+        (Patch(Positions, "decided", _unknown),),
+    ),
+    Mutant(
+        "a change is done that would be forgotten if a copy had been done",
+        "32",
+        (Patch(Draft, "_is_remembered", _always),),
+    ),
+    Mutant(
+        "a change that was refused is not remembered",
+        "32",
+        (Patch(Positions, "_remember", _of_what_was_done),),
+    ),
+    Mutant(
+        "tokens that were forgotten count as remembered",
+        "32",
+        (Patch(Positions, "_remember", _of_all_time),),
+    ),
+    Mutant(
+        "tokens of records that were never read count as remembered",
+        "32",
+        (Patch(Positions, "reach", _from_the_beginning),),
+    ),
+    Mutant(
+        "a keeper that was overtaken and is not the owner decides anew",
+        "32",
+        (Patch(PositionKeeper, "_overtaken", _for_ever_the_owner),),
+    ),
     Mutant(
         "a new keeper grants at once what may be held",
         "ADR 37",

@@ -1,18 +1,28 @@
-"""Keepers of positions in virtual time: they hang, die, are overtaken; answers are lost, clocks jump.
+"""Gateways and their keepers of positions in virtual time: they stand still, die, are overtaken; answers are lost,
+clocks jump.
 
 The shipped `PositionKeeper` decides; the world is a log that appends where it is expected to end, and clients that
-go on with leases they have lost. Requests go to any keeper, as if each took itself for the owner: worse than
+go on with leases they have lost. Clients repeat a change at the next gateway, and gateways repeat it at the next
+keeper. Every copy may be carried out long after another one was answered: gateways stand still with it before they
+pass it on, and with it in their keeper. Requests go to any keeper, as if each took itself for the owner: worse than
 the logs' ownership ever is. `judge` reads the history.
 """
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest.mock import patch
 
-from quorumlog.errors import UNKNOWN, QuorumLogError, QuorumTimeout
+from quorumlog.errors import (
+    UNKNOWN,
+    EntryUnavailable,
+    NotTheOwner,
+    QuorumLogError,
+    QuorumTimeout,
+    RequestOutdated,
+)
 from quorumlog.protocol import position_keeper, positions
 from quorumlog.protocol.position_keeper import (
     AppendBatch,
@@ -26,6 +36,7 @@ from quorumlog.protocol.position_keeper import (
     Overtaken,
     Pause,
     Paused,
+    Phase,
     PositionKeeper,
     ReadLog,
     Told,
@@ -46,11 +57,17 @@ from quorumlog.protocol.positions import (
     Renew,
     Request,
     Reset,
+    Stamp,
+    counts_once,
 )
 
 LEASE_MS: Final = 3_000
 END_S: Final = 60.0
 LOG: Final = "log"
+_COPIES_MAX: Final = 4
+"""Copies of one request that a client sends, and copies of each of them that a gateway sends."""
+_AGAIN: Final = (NotTheOwner, EntryUnavailable, QuorumTimeout)
+"""Answers after which clients and gateways repeat a request."""
 
 
 class Violation(AssertionError):
@@ -85,6 +102,9 @@ class World:
         self.first = 0
         self.created = "1"
         self.is_calm = False
+        self.told_versions = [0]
+        """Versions that answers had: clients know them, and gateways."""
+        self.ids = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self.names = ["a", "b"]
@@ -127,18 +147,88 @@ class World:
             raise Violation("a record was dropped that still counts")
         self.first = kept
 
+    def unique(self) -> int:
+        """A number that no other request has: by it, what a request did is known from what others did."""
+        self.ids += 1
+        return self.ids
+
+    def stamp(self) -> Stamp:
+        """Of a new change: its sender knows a version that was told, perhaps long ago."""
+        told = self.told_versions
+        seen = self.random.choice((0, *(told[-1],) * 6, self.random.choice(told)))
+        return Stamp(f"t{self.unique()}", "", seen)
+
     def ask(self, request: Request, then: Callable[[Answer], None] | None = None) -> None:
-        """Ask any keeper."""
+        """Ask any gateway, as a client that repeats a request, or as one that does not, whose gateway stamps it."""
         op = Op(request, self.now_s)
         self.history.ops.append(op)
 
         def told(answer: Answer) -> None:
-            op.answered_s, op.answer = self.now_s, answer
-            if then is not None:
-                then(answer)
+            if op.answer is None:
+                op.answered_s, op.answer = self.now_s, answer
+                if then is not None:
+                    then(answer)
 
-        keeper = self.random.choice(self.keepers)
-        self.after(self.soon_s(), lambda: keeper.gather(Asked(told, request)))
+        repeats = self.is_calm or self.random.random() < 0.7
+        stamp = self.stamp() if repeats and counts_once(request) else None
+        Sender(self, request, stamp, told, self.keepers, repeats=repeats).send()
+
+    def saw(self, version: int) -> None:
+        self.told_versions.append(max(version, self.told_versions[-1]))
+
+
+class Sender:
+    """Sends copies of one request until one is answered: a client to gateways (`receive`), or a gateway to keepers."""
+
+    def __init__(
+        self,
+        world: World,
+        request: Request,
+        stamp: Stamp | None,
+        told: Callable[[Answer], None],
+        to: Sequence["Keeper"],
+        *,
+        repeats: bool = True,
+        is_gateway: bool = False,
+        is_first: bool = True,
+    ) -> None:
+        """`is_first`: no other sender made the stamp."""
+        self.world, self.request, self.stamp, self.told, self.to = world, request, stamp, told, to
+        self.left = _COPIES_MAX if repeats else 1
+        self.is_gateway, self.is_first = is_gateway, is_first
+        self.is_over = False
+
+    def send(self) -> None:
+        world = self.world
+        if self.is_over or not self.left:
+            return
+        self.left -= not world.is_calm
+        keeper, stamp = world.random.choice(self.to), self.stamp
+        asked = Asked(lambda answer: self.answered(answer, stamp), self.request, stamp)
+        world.after(world.soon_s(), lambda: keeper.take(asked, is_passed_on=self.is_gateway))
+        if self.left:
+            world.after(world.random.choice((0.2, 1.0, 3.0)), self.again)
+
+    def again(self) -> None:
+        if not self.is_over:
+            self.send()
+
+    def answered(self, answer: Answer, stamp: Stamp | None) -> None:
+        if self.is_over or stamp is not self.stamp:
+            return
+        is_unseen = stamp is not None and not stamp.seen
+        if isinstance(answer, RequestOutdated) and self.is_first and is_unseen:
+            # No copy of it is ever done: the next ones are of another change.
+            self.stamp = Stamp(f"t{self.world.unique()}", "", answer.members["version"])
+            self.left += 1
+            self.send()
+        elif isinstance(answer, _AGAIN) and self.left:
+            self.send()
+        else:
+            self.is_over = True
+            if isinstance(answer, NotTheOwner) and self.left != _COPIES_MAX - 1:
+                answer = QuorumTimeout("a copy before this one may be done", outcome=UNKNOWN)
+            self.told(answer)
 
 
 class Keeper:
@@ -169,6 +259,29 @@ class Keeper:
         self.machine, self.life = PositionKeeper(), self.life + 1
         self.stands_until_s, self._gathered = 0.0, []
 
+    def take(self, asked: Asked, *, is_passed_on: bool) -> None:
+        """A request of a client, which is passed on to any keeper, or of a gateway, which this keeper decides."""
+        if is_passed_on:
+            self.gather(asked)
+        elif self.stands_until_s > self.world.now_s:
+            life = self.life
+            self.world.after(
+                self.stands_until_s - self.world.now_s,
+                lambda: self._pass_on(asked) if life == self.life else None,
+            )
+        else:
+            self._pass_on(asked)
+
+    def _pass_on(self, asked: Asked) -> None:
+        world, stamp = self.world, asked.stamp
+        is_first = stamp is None and counts_once(asked.request)
+        if is_first:
+            stamp = world.stamp()
+        to = world.keepers
+        Sender(
+            world, asked.request, stamp, asked.key, to, is_gateway=True, is_first=is_first
+        ).send()
+
     def gather(self, asked: Asked) -> None:
         """Post it at once, or with the next one."""
         self._gathered.append(asked)
@@ -184,7 +297,10 @@ class Keeper:
                 lambda: self.post(event) if life == self.life else None,
             )
             return
-        for effect in self.machine.step(event, self.awake_s(), self.wall_ms()):
+        effects = self.machine.step(event, self.awake_s(), self.wall_ms())
+        if event == Overtaken(is_owner=False) and self.machine.phase is not Phase.IDLE:
+            raise Violation("a keeper that was overtaken, and is not the owner, decides anew")
+        for effect in effects:
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
@@ -226,7 +342,12 @@ class Keeper:
             return
 
         def arrive() -> None:
-            self._later(life, Appended() if world.append(expect, batch) else Overtaken())
+            if world.append(expect, batch):
+                world.saw(expect * positions.CHANGES_MAX + 1)
+                self._later(life, Appended())
+            else:
+                is_owner = world.is_calm or world.random.random() < 0.5
+                self._later(life, Overtaken(is_owner))
 
         world.after(world.soon_s(), arrive)
 
@@ -250,7 +371,8 @@ class Worker:
             return
         world.after(world.random.uniform(0.05, 1.5), self.work)
         if self.token is None:
-            lease = Acquire(LOG, self.consumer, world.created, self.name, LEASE_MS, 0, 0)
+            lease_ms = LEASE_MS + world.unique()
+            lease = Acquire(LOG, self.consumer, world.created, self.name, lease_ms, 0, 0)
             world.ask(lease, self._acquired)
             return
         token, draw = self.token, world.random.random()
@@ -294,7 +416,8 @@ def trouble(world: World) -> None:
     elif draw < 0.68:
         world.ask(List(LOG, "", 10))
     elif draw < 0.76:
-        world.ask(Reset(LOG, consumer, world.created, world.random.randrange(50)))
+        offset = 1_000_000 * world.random.randrange(2) + world.unique()
+        world.ask(Reset(LOG, consumer, world.created, offset))
     elif draw < 0.86:
         world.ask(Delete(LOG, consumer))
     elif draw < 0.89:
@@ -307,7 +430,10 @@ def trouble(world: World) -> None:
 
 def run(seed: int) -> History:
     """One history, judged. Raises: Violation."""
-    with patch.multiple(position_keeper, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2):
+    with (
+        patch.multiple(position_keeper, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
+        patch.object(positions, "REMEMBERED_MAX", 30),
+    ):
         world = World(seed)
         for consumer in "ab":
             for name in ("w1", "w2", "w3"):
@@ -330,6 +456,52 @@ def judge(history: History) -> None:
     rows = _judge_log(history)
     _judge_answers(history, rows)
     _judge_leases(history)
+    _judge_once(history)
+
+
+def _judge_once(history: History) -> None:
+    """A change counts once, at its answer's version: no copy is done later, nor one of what was refused."""
+    resets = {op.request.offset: op for op in history.ops if isinstance(op.request, Reset)}
+    leases = {op.request.lease_ms: op for op in history.ops if isinstance(op.request, Acquire)}
+    deletions: dict[Key, list[Op]] = {}
+    for op in history.ops:
+        if isinstance(op.request, Delete):
+            deletions.setdefault((op.request.log, op.request.consumer), []).append(op)
+    done: dict[int, int] = {}
+    before: dict[Key, Position] = {}
+    made: set[Key] = set()
+    for offset, (_, batch) in enumerate(history.batches):
+        for key in batch.gone:
+            _judge_deletion(before.pop(key, None), deletions.get(key, []), offset)
+        for row in batch.rows:
+            if row.key not in before and row.consumer not in ("a", "b"):
+                if row.key in made:
+                    raise Violation(f"a consumer was made twice by one request: {row}")
+                made.add(row.key)
+            is_written_again, before[row.key] = before.get(row.key) == row, row
+            if is_written_again or row.token != row.version:
+                continue
+            op = leases[row.lease_ms] if row.holder else resets[row.offset]
+            if done.setdefault(id(op), row.version) != row.version:
+                raise Violation(f"done twice: {op} {row}")
+            if isinstance(op.answer, Position) and op.answer.version != row.version:
+                raise Violation(f"done beside its answer: {op} {row}")
+            if isinstance(op.answer, QuorumLogError) and op.answer.outcome != UNKNOWN:
+                raise Violation(f"refused, and done: {op} {row}")
+
+
+def _judge_deletion(before: Position | None, asked: list[Op], offset: int) -> None:
+    """Each request deletes what its answer says, or once where it has no answer: here in the record at an offset."""
+    for op in asked:
+        if isinstance(op.answer, Position):
+            is_it = before is not None and op.answer.version == before.version
+            is_it |= (op.answer.version - 1) // positions.CHANGES_MAX == offset
+        else:
+            is_it = op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN
+        if is_it:
+            asked.remove(op)
+            return
+    raise Violation(f"a consumer was deleted once more: {before}")
 
 
 def _judge_log(history: History) -> dict[Key, dict[int, Position]]:

@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
+from quorumlog.client import Client, transport
 from tests.logs.support import Answer, Http
 from tests.support.waiting import SETTLED_S, until
 
@@ -91,6 +93,52 @@ async def test_an_owner_that_stood_still_tells_no_older_position(stores: Stores)
         assert (await http.done("GET", ME, at=0))["offset"] == 50
         await committed(http, 60, token, at=0)
         assert (await http.done("GET", ME, at=1))["offset"] == 60
+
+
+async def stays(http: Http, token: str) -> None:
+    """The lease holds and the position goes on, whatever a gateway that woke up does late."""
+    for offset in range(50, 80):
+        answer = await http.ask(
+            "PUT", ME, {"offset": offset}, at=offset % 2, headers={"Fencing-Token": token}
+        )
+        assert answer.status == 200, answer
+        assert (await http.done("GET", ME, at=offset % 2))["offset"] == offset
+
+
+@pytest.mark.parametrize("what", ["reset", "lease"])
+async def test_an_owner_that_stood_still_with_a_change_does_not_do_it_after_another_has_answered(
+    stores: Stores, what: str
+) -> None:
+    """Gateways repeat by themselves what they have sent to an owner that does not answer."""
+    async with a_log(stores) as (cluster, http):
+        await acquired(http, "w1", at=0)
+        cluster.pause("gateway-1")
+        try:
+            if what == "reset":
+                await http.done("POST", f"{ME}/reset", {"to": 0}, at=1)
+            token = await acquired(http, "w1", at=1)
+            await committed(http, 40, token, at=1)
+        finally:
+            cluster.resume("gateway-1")
+        await stays(http, token)
+
+
+async def test_a_gateway_that_stood_still_with_a_clients_reset_does_not_do_it_after_another_has(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_ATTEMPT_S", 1.0)
+    async with a_log(stores) as (cluster, http), Client(*reversed(http.urls)) as client:
+        await acquired(http, "w1", at=0)
+        log = client.log("log")
+        await log.consumer_info("me")
+        cluster.pause("gateway-2")
+        try:
+            assert (await log.reset_consumer("me", 0))["offset"] == 0
+            token = await acquired(http, "w1", at=0)
+            await committed(http, 40, token, at=0)
+        finally:
+            cluster.resume("gateway-2")
+        await stays(http, token)
 
 
 async def test_a_cluster_without_consumers_has_no_log_of_positions_and_later_it_is_in_no_list(

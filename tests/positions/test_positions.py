@@ -1,5 +1,6 @@
 """Positions and leases, a request at a time: what each changes, and what it is refused for."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -26,6 +27,7 @@ from quorumlog.protocol.positions import (
     Answer,
     Batch,
     Commit,
+    Decided,
     Delete,
     Look,
     Position,
@@ -33,6 +35,7 @@ from quorumlog.protocol.positions import (
     Renew,
     Request,
     Reset,
+    Stamp,
 )
 from quorumlog.wire.position_bodies import (
     BadPositions,
@@ -57,9 +60,9 @@ class Log:
         self.machine = PositionKeeper()
         self.truncated = 0
 
-    def ask(self, *requests: Request) -> list[Answer]:
+    def ask(self, *requests: Request, stamp: Stamp | None = None) -> list[Answer]:
         told: dict[Any, Answer] = {}
-        events: list[Any] = [Asked(at, request) for at, request in enumerate(requests)]
+        events: list[Any] = [Asked(at, request, stamp) for at, request in enumerate(requests)]
         while events:
             for effect in self.machine.step(events.pop(0), self.now_s, 5000):
                 match effect:
@@ -74,22 +77,26 @@ class Log:
                             self.batches.append(batch)
                             events.append(Appended())
                         else:
-                            events.append(Overtaken())
+                            events.append(Overtaken(is_owner=True))
                     case Truncate(before):
                         self.truncated = before
                     case Pause():
                         raise AssertionError("nobody else appends meanwhile")
         return [told[at] for at in range(len(requests))]
 
-    def done(self, request: Request) -> Position:
-        (answer,) = self.ask(request)
+    def stamp(self, token: str) -> Stamp:
+        """Of a change that is sent now for the first time."""
+        return Stamp(token, "", len(self.batches) * positions.CHANGES_MAX)
+
+    def done(self, request: Request, stamp: Stamp | None = None) -> Position:
+        (answer,) = self.ask(request, stamp=stamp)
         assert isinstance(answer, Position), answer
         return answer
 
-    def refused(self, kind: type[E], request: Request) -> E:
-        (answer,) = self.ask(request)
+    def refused(self, kind: type[E], request: Request, stamp: Stamp | None = None) -> E:
+        (answer,) = self.ask(request, stamp=stamp)
         assert isinstance(answer, kind), answer
-        assert self.batches[-1] == Batch()
+        assert (self.batches[-1].rows, self.batches[-1].gone) == ((), ())
         return answer
 
 
@@ -267,7 +274,7 @@ def test_a_request_that_is_overtaken_all_the_time_is_refused_as_not_done() -> No
     rounds = 0
     while not (told := [effect for effect in effects if isinstance(effect, Told)]):
         (effect,) = effects
-        event: Any = Overtaken()
+        event: Any = Overtaken(is_owner=True)
         if isinstance(effect, ReadLog):
             event = BatchesRead((), log.machine.end or 0)
         elif not isinstance(effect, AppendBatch):
@@ -313,6 +320,7 @@ def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
     monkeypatch.setattr(position_keeper, "_SLACK", 50)
     monkeypatch.setattr(position_keeper, "_CARRIED", 4)
     monkeypatch.setattr(position_keeper, "_TRUNCATE_EVERY", 10)
+    monkeypatch.setattr(position_keeper, "_KEPT_RECORDS", 20)
     log = Log()
     for at in range(20):
         log.done(Commit("log", f"idle{at}", "1", 7, is_new=True))
@@ -329,7 +337,12 @@ def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
 
 def test_batches_requests_and_answers_come_back_as_they_were() -> None:
     row = Position("log", "c", "2026", 5, 7, 6, "w", 1000, 99)
-    batch = Batch((row,), (("log", "d"),))
+    decided = (
+        Decided("t1", "c", row),
+        Decided("t2", "c", replace(row, version=6)),
+        Decided("t3", "c", "lease-held"),
+    )
+    batch = Batch((row,), (("log", "d"),), decided)
     assert decode_batch(encode_batch(batch)) == batch
     assert decode_batch(encode_batch(Batch())) == Batch()
     requests: list[Request] = [
@@ -342,10 +355,14 @@ def test_batches_requests_and_answers_come_back_as_they_were() -> None:
         Reset("log", "c", "1", 0),
         Delete("log", "c", 1),
     ]
-    assert decode_requests(encode_requests(requests)) == requests
+    stamped = [(request, Stamp("t", "c", 5)) for request in requests]
+    assert decode_requests(encode_requests(stamped)) == stamped
+    plain = [(request, None) for request in requests]
+    assert decode_requests(encode_requests(plain)) == plain
     refusal = errors.LeaseHeld("no", log="log", expires_in_ms=5)
-    document = encode_answers([row, (row,), (), refusal])
-    one, some, none, error = decode_answers(orjson.dumps(document))
+    document = encode_answers([row, (row,), (), refusal], 17)
+    (one, some, none, error), version = decode_answers(orjson.dumps(document))
+    assert version == 17
     assert (one, some, none) == (row, (row,), ())
     assert isinstance(error, errors.LeaseHeld)
     assert error.members["expires_in_ms"] == 5
@@ -357,3 +374,102 @@ def test_batches_requests_and_answers_come_back_as_they_were() -> None:
 def test_a_record_that_is_none_of_ours_is_told(data: bytes) -> None:
     with pytest.raises(BadPositions):
         decode_batch(data)
+
+
+# --- changes that count once (rule 32) ------------------------------------------------------------
+
+
+def test_a_copy_of_a_change_gets_the_first_answer_though_other_changes_came_between() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    first, other = log.stamp("first"), log.stamp("other")
+    a = log.done(Reset("log", "c", "1", 3), first)
+    b = log.done(Reset("log", "c", "1", 7), other)
+    assert log.done(Reset("log", "c", "1", 3), first) == a
+    assert log.done(Look("log", "c")) == b
+    fresh = Log(log.batches)
+    assert fresh.done(Reset("log", "c", "1", 3), first) == a
+    assert fresh.done(Look("log", "c")) == b
+
+
+def test_a_late_copy_of_a_grant_does_not_fence_its_holder() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    stamp = log.stamp("w1")
+    held = log.done(acquire("w1"), stamp)
+    assert log.done(acquire("w1"), stamp) == held
+    log.done(commit(5, held.token))
+    assert log.done(acquire("w1"), stamp).token == held.token
+    log.done(commit(6, held.token))
+
+
+def test_a_copy_of_a_request_that_was_refused_is_refused_too() -> None:
+    log = Log()
+    log.done(acquire("w1"))
+    stamp = log.stamp("w2")
+    log.refused(errors.LeaseHeld, acquire("w2"), stamp)
+    log.now_s += LEASE_S
+    (again,) = log.ask(acquire("w2"), stamp=stamp)
+    assert isinstance(again, errors.LeaseHeld)
+    assert log.done(Look("log", "c")).holder == "w1"
+
+
+def test_a_consumer_that_was_made_again_is_not_deleted_by_a_late_copy() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    stamp = log.stamp("gone")
+    log.done(Delete("log", "c"), stamp)
+    made = log.done(commit(4, is_new=True), log.stamp("new"))
+    log.done(Delete("log", "c"), stamp)
+    assert log.done(Look("log", "c")) == made
+
+
+def test_a_change_whose_sender_knows_no_version_is_refused_with_one_and_was_never_done() -> None:
+    log = Log()
+    told = log.ask(acquire("w1"), stamp=Stamp("t", "", 0))[0]
+    assert isinstance(told, errors.RequestOutdated)
+    assert told.outcome == errors.NOT_DONE
+    log.done(acquire("w1"), Stamp("t", "", told.members["version"]))
+    ahead = log.ask(acquire("w1"), stamp=Stamp("t2", "", 1 << 40))[0]
+    assert isinstance(ahead, errors.RequestOutdated)
+
+
+def test_a_change_older_than_what_is_remembered_is_refused_and_a_newer_one_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(positions, "REMEMBERED_MAX", 2)
+    log = Log()
+    log.done(commit(0, is_new=True))
+    stamp = log.stamp("old")
+    done = log.done(Reset("log", "c", "1", 1), stamp)
+    for number in (2, 3):
+        assert log.done(Reset("log", "c", "1", number), log.stamp(str(number))).offset == number
+    told = log.ask(Reset("log", "c", "1", 1), stamp=stamp)[0]
+    assert isinstance(told, errors.RequestOutdated)
+    assert told.outcome == UNKNOWN
+    assert told.members["version"] > done.version
+    fresh = Log(log.batches)
+    assert isinstance(fresh.ask(Reset("log", "c", "1", 1), stamp=stamp)[0], errors.RequestOutdated)
+    assert fresh.done(Look("log", "c")).offset == 3
+
+
+def test_a_key_of_another_request_is_refused() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    stamp = log.stamp("key")
+    log.done(Reset("log", "c", "1", 3), stamp)
+    other = log.ask(Reset("log", "c", "1", 4), stamp=replace(stamp, content="other"))[0]
+    assert isinstance(other, errors.InvalidRequest)
+
+
+def test_who_was_overtaken_and_is_not_the_owner_hands_everything_back() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    log.machine.step(Asked("first", Reset("log", "c", "1", 3)), log.now_s, 0)
+    log.machine.step(Asked("queued", Reset("log", "c", "1", 4)), log.now_s, 0)
+    told = log.machine.step(Overtaken(), log.now_s, 0)
+    assert [effect.key for effect in told if isinstance(effect, Told)] == ["first", "queued"]
+    for effect in told:
+        assert isinstance(effect, Told)
+        assert isinstance(effect.answer, errors.NotTheOwner)
+        assert effect.answer.outcome == errors.NOT_DONE

@@ -130,6 +130,7 @@ async def test_a_log_of_positions_that_was_rebuilt_gets_small_ledgers_again(
 ) -> None:
     """A rebuilt log has the default settings: a takeover would read what ledgers of 256 MiB have gathered."""
     monkeypatch.setattr(position_keeper, "_TRUNCATE_EVERY", 3)
+    monkeypatch.setattr(position_keeper, "_KEPT_RECORDS", 1)
     async with served() as (http, cluster):
         made = await commit(http, 0, If_None_Match="*")
         row = cluster.logs[POSITIONS_LOG]

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from quorumlog.errors import NOT_DONE, UNKNOWN, NotTheOwner, WriterLost
+from quorumlog.errors import NOT_DONE, NotTheOwner
 from quorumlog.protocol.log.messages import (
     HERE,
     Consult,
@@ -19,8 +17,8 @@ from quorumlog.protocol.log.messages import (
 from tests.protocol.test_log_route import OTHER, OTHERS, Hand, ledger
 
 
-def asked(hand: Hand, name: str, *, is_repeatable: bool = True, is_forwarded: bool = False) -> None:
-    hand.hear(ConsultAsked(name, Consult(b"?", is_repeatable), is_forwarded))
+def asked(hand: Hand, name: str, *, is_forwarded: bool = False) -> None:
+    hand.hear(ConsultAsked(name, Consult(b"?"), is_forwarded))
 
 
 def remote(hand: Hand, name: str, **more: Any) -> None:
@@ -41,7 +39,7 @@ def test_who_is_asked_without_an_owner_takes_the_log_over_and_answers_here() -> 
 def test_a_question_is_forwarded_to_the_owner_and_its_answer_relayed() -> None:
     hand = Hand()
     remote(hand, "a")
-    assert hand.answer(Forward, b"!").call == Consult(b"?", True)
+    assert hand.answer(Forward, b"!").call == Consult(b"?")
     assert hand.answers == {"a": b"!"}
 
 
@@ -54,7 +52,7 @@ def test_a_forwarded_question_goes_no_further() -> None:
 
 def test_the_question_of_one_who_was_taken_for_the_owner_is_asked_again() -> None:
     hand = Hand()
-    remote(hand, "a", is_repeatable=False)
+    remote(hand, "a")
     hand.answer(Forward, NotTheOwner("no"))
     hand.answer(Wait, None)
     assert "a" not in hand.answers
@@ -62,18 +60,11 @@ def test_the_question_of_one_who_was_taken_for_the_owner_is_asked_again() -> Non
     assert hand.answers == {"a": HERE}
 
 
-@pytest.mark.parametrize("is_repeatable", [True, False])
-def test_only_what_may_be_repeated_is_asked_again_where_the_owner_was_lost_with_it(
-    is_repeatable: bool,
-) -> None:
+def test_a_question_is_asked_again_where_the_owner_was_lost_with_it() -> None:
     hand = Hand()
-    remote(hand, "a", is_repeatable=is_repeatable)
+    remote(hand, "a")
     hand.answer(Forward, OwnerLost("broke", sent=True))
-    if is_repeatable:
-        assert "a" not in hand.answers
-    else:
-        assert isinstance(hand.answers["a"], WriterLost)
-        assert hand.answers["a"].outcome == UNKNOWN
+    assert "a" not in hand.answers
 
 
 def test_a_gateway_that_ends_refuses_as_not_done() -> None:

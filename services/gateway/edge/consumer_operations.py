@@ -16,6 +16,7 @@ from quorumlog.net.parameters import (
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import consumer_models as models
 from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.once import IDEMPOTENCY_KEY
 from services.gateway.edge.operations import ALWAYS, ETAG, NAME, WITH_METADATA, gives
 
 PAGE_MAX: Final = 1000
@@ -29,6 +30,12 @@ FENCING_TOKEN: Final = header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
 )
 
+CONSUMERS_VERSION: Final = header_integer(
+    header.CONSUMERS_VERSION,
+    "With `Idempotency-Key`: the highest `Consumers-Version` of the answers that the client had before it sent the change"
+    " for the first time; 0: none. A copy that is too old to be told from a repeat is refused.",
+)
+COUNTS_ONCE: Final = (IDEMPOTENCY_KEY, CONSUMERS_VERSION)
 _VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
 
 
@@ -118,7 +125,7 @@ PUT: Final = Operation(
     "Commit a position",
     "By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with the `Fencing-Token` of the"
     " lease, which a commit renews. Without one of them: 428. A position goes back by a reset only.",
-    (NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN),
+    (NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
     {JSON: Content(models.ConsumerCommit, {"eight": {"offset": 8}})},
     gives("The position.", *_AS_POSITION, ETAG),
     (
@@ -131,6 +138,7 @@ PUT: Final = Operation(
         errors.LeaseLost,
         errors.LogReplaced,
         errors.PositionBehind,
+        errors.RequestOutdated,
     ),
     needs_body=True,
 )
@@ -141,7 +149,7 @@ DELETE: Final = Operation(
     "Consumers",
     "Forget a consumer",
     "Also one of a log that is no more. Not while its lease is held.",
-    (NAME, CONSUMER, IF_MATCH),
+    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
     replies={204: Reply("It is forgotten.")},
     errors=(
         *ALWAYS,
@@ -154,6 +162,7 @@ DELETE: Final = Operation(
         errors.NoSuchConsumer,
         errors.VersionConflict,
         errors.LeaseHeld,
+        errors.RequestOutdated,
     ),
 )
 RESET: Final = Operation(
@@ -163,10 +172,10 @@ RESET: Final = Operation(
     "Consumers",
     "Put a consumer somewhere else",
     "Forwards or back, and into the log of this name as it is now. Whoever holds the lease has lost it.",
-    (NAME, CONSUMER, IF_MATCH),
+    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
     {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
     gives("The consumer.", *_AS_CONSUMER, ETAG),
-    (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict),
+    (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
     needs_body=True,
 )
 ACQUIRE: Final = Operation(
@@ -176,7 +185,7 @@ ACQUIRE: Final = Operation(
     "Consumers",
     "Become the active worker of a consumer",
     "A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher than all before it.",
-    (NAME, CONSUMER),
+    (NAME, CONSUMER, *COUNTS_ONCE),
     {JSON: Content(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}})},
     gives("The lease is held.", *_AS_POSITION, ETAG),
     (
@@ -185,6 +194,7 @@ ACQUIRE: Final = Operation(
         errors.LeaseHeld,
         errors.LogReplaced,
         errors.OffsetTruncated,
+        errors.RequestOutdated,
     ),
     needs_body=True,
 )
@@ -212,12 +222,13 @@ RELEASE: Final = Operation(
     "Consumers",
     "Let the lease go",
     "Another worker gets it at once.",
-    (NAME, CONSUMER, FENCING_TOKEN),
+    (NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
     replies={204: Reply("It is free.")},
     errors=(
         *(error for error in _BODILESS if error is not errors.NotAcceptable),
         errors.NoSuchConsumer,
         errors.PreconditionRequired,
         errors.LeaseLost,
+        errors.RequestOutdated,
     ),
 )

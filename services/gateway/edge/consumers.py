@@ -1,14 +1,17 @@
 """The resource /v1/logs/{name}/consumers: how far each has read, and who is its active worker."""
 
+from typing import Any
+
 from aiohttp import web
 
+from quorumlog import header
 from quorumlog.errors import PreconditionRequired
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
-from quorumlog.protocol.positions import Position
+from quorumlog.protocol.positions import Position, Stamp
 from services.gateway.edge import body
 from services.gateway.edge import consumer_operations as op
-from services.gateway.edge.answers import json_value, no_content
+from services.gateway.edge.answers import json_value
 from services.gateway.edge.consumer_models import (
     ConsumerCommit,
     ConsumerReset,
@@ -16,6 +19,7 @@ from services.gateway.edge.consumer_models import (
     consumer_json,
     position_json,
 )
+from services.gateway.edge.once import once_of
 from services.gateway.edge.operations import NAME
 from services.gateway.edge.room import Room
 from services.gateway.edge.starts import start_of_json
@@ -40,7 +44,7 @@ class ConsumerRoutes:
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}/consumers/{consumer}."""
-        return _viewed(await self._consumers.look(given[NAME], given[op.CONSUMER]))
+        return self._viewed(await self._consumers.look(given[NAME], given[op.CONSUMER]))
 
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}."""
@@ -54,7 +58,7 @@ class ConsumerRoutes:
             raise PreconditionRequired(
                 "send If-Match, If-None-Match: *, or Fencing-Token", log=given[NAME]
             )
-        return _positioned(
+        return _committed(
             await self._consumers.commit(
                 given[NAME],
                 given[op.CONSUMER],
@@ -62,48 +66,66 @@ class ConsumerRoutes:
                 token=token,
                 version=version,
                 is_new=is_new,
+                stamp=_stamp(request, given, wanted),
             )
         )
 
-    async def delete(self, _request: web.Request, given: Given) -> web.Response:
+    async def delete(self, request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}."""
-        await self._consumers.delete(given[NAME], given[op.CONSUMER], given[op.IF_MATCH])
-        return no_content()
+        stamp = _stamp(request, given)
+        await self._consumers.delete(given[NAME], given[op.CONSUMER], given[op.IF_MATCH], stamp)
+        return self._done()
 
     async def reset(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/consumers/{consumer}/reset."""
         wanted = await body.read_model(request, self._room, ConsumerReset)
-        return _viewed(
+        return self._viewed(
             await self._consumers.reset(
                 given[NAME],
                 given[op.CONSUMER],
                 start_of_json(wanted.to, "/to"),
                 given[op.IF_MATCH],
+                _stamp(request, given, wanted),
             )
         )
 
     async def acquire(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/consumers/{consumer}/lease."""
         wanted = await body.read_model(request, self._room, LeaseAcquire)
-        return _positioned(
+        return self._positioned(
             await self._consumers.acquire(
                 given[NAME],
                 given[op.CONSUMER],
                 holder=wanted.holder,
                 lease_ms=wanted.lease_ms,
                 start=start_of_json(wanted.start, "/from"),
+                stamp=_stamp(request, given, wanted),
             )
         )
 
     async def renew(self, _request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}/lease."""
         token = _token(given)
-        return _positioned(await self._consumers.renew(given[NAME], given[op.CONSUMER], token))
+        return self._positioned(await self._consumers.renew(given[NAME], given[op.CONSUMER], token))
 
-    async def release(self, _request: web.Request, given: Given) -> web.Response:
+    async def release(self, request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}/lease."""
-        await self._consumers.release(given[NAME], given[op.CONSUMER], _token(given))
-        return no_content()
+        token, stamp = _token(given), _stamp(request, given)
+        await self._consumers.release(given[NAME], given[op.CONSUMER], token, stamp)
+        return self._done()
+
+    def _headers(self, position: Position | None = None) -> dict[str, str]:
+        seen = {header.CONSUMERS_VERSION: str(self._consumers.seen)}
+        return seen if position is None else {"ETag": f'"{position.version}"', **seen}
+
+    def _done(self) -> web.Response:
+        return web.Response(status=204, headers={"Cache-Control": "no-store", **self._headers()})
+
+    def _positioned(self, position: Position) -> web.Response:
+        return json_value(position_json(position), headers=self._headers(position))
+
+    def _viewed(self, view: ConsumerView) -> web.Response:
+        return json_value(consumer_json(view), headers=self._headers(view.position))
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
@@ -126,13 +148,12 @@ def _token(given: Given) -> int:
     return token
 
 
-def _etag(position: Position) -> dict[str, str]:
-    return {"ETag": f'"{position.version}"'}
+def _committed(position: Position) -> web.Response:
+    """The answer to a commit, most of which `edge/direct.py` answers."""
+    return json_value(position_json(position), headers={"ETag": f'"{position.version}"'})
 
 
-def _positioned(position: Position) -> web.Response:
-    return json_value(position_json(position), headers=_etag(position))
-
-
-def _viewed(view: ConsumerView) -> web.Response:
-    return json_value(consumer_json(view), headers=_etag(view.position))
+def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None:
+    """What a change counts once by, where the client says it."""
+    once = once_of(request, given, body)
+    return None if once is None else Stamp(once.token, once.content, given[op.CONSUMERS_VERSION])

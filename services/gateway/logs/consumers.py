@@ -27,6 +27,7 @@ from quorumlog.protocol.positions import (
     Release,
     Renew,
     Reset,
+    Stamp,
 )
 from services.gateway.engine import Engine
 from services.gateway.logs.ends import read_head, read_sized_head
@@ -90,6 +91,11 @@ class Consumers:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def seen(self) -> int:
+        """A version that a client may say it has seen, with its next change."""
+        return self._positions.seen
+
     async def look(self, name: str, consumer: str) -> ConsumerView:
         """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
         row = await self._reader.row(name)
@@ -129,6 +135,7 @@ class Consumers:
         token: int | None,
         version: int | None,
         is_new: bool,
+        stamp: Stamp | None = None,
     ) -> Position:
         """Move a position on. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the log's end, and why the
         keeper refuses.
@@ -136,12 +143,13 @@ class Consumers:
         row = await self._row_up_to(name, offset)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new)
         try:
-            return await self._positions.ask(asked, row)
+            return await self._positions.ask(asked, row, stamp)
         except LogReplaced:
             if not await self._is_replaced(row):
                 raise
         row = await self._row_up_to(name, offset)
-        return await self._positions.ask(replace(asked, created=row.created_at), row)
+        again = stamp and replace(stamp, token=f"{stamp.token}+")
+        return await self._positions.ask(replace(asked, created=row.created_at), row, again)
 
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
@@ -185,7 +193,14 @@ class Consumers:
             resolve(answer, done.result() if error is None else error)
 
     async def acquire(
-        self, name: str, consumer: str, *, holder: str, lease_ms: int, start: Start
+        self,
+        name: str,
+        consumer: str,
+        *,
+        holder: str,
+        lease_ms: int,
+        start: Start,
+        stamp: Stamp | None = None,
     ) -> Position:
         """Take the lease, and begin at `start` where there is no position yet."""
         row = await self._reader.row(name)
@@ -193,7 +208,7 @@ class Consumers:
         asked = Acquire(
             name, consumer, row.created_at, holder, lease_ms, offset, first_offset=row.first_offset
         )
-        return await self._positions.ask(asked, row)
+        return await self._positions.ask(asked, row, stamp)
 
     async def renew(self, name: str, consumer: str, token: int) -> Position:
         """Hold the lease for another whole lease."""
@@ -207,12 +222,19 @@ class Consumers:
         row = (await self._recent(name)).row
         return await self._positions.ask(replace(asked, created=row.created_at))
 
-    async def release(self, name: str, consumer: str, token: int) -> None:
+    async def release(
+        self, name: str, consumer: str, token: int, stamp: Stamp | None = None
+    ) -> None:
         """Let the lease go."""
-        await self._positions.ask(Release(name, consumer, token))
+        await self._positions.ask(Release(name, consumer, token), stamp=stamp)
 
     async def reset(
-        self, name: str, consumer: str, start: Start, version: int | None
+        self,
+        name: str,
+        consumer: str,
+        start: Start,
+        version: int | None,
+        stamp: Stamp | None = None,
     ) -> ConsumerView:
         """Put the position anywhere in the log as it is now."""
         row = await self._reader.row(name)
@@ -220,13 +242,15 @@ class Consumers:
         if offset < row.first_offset:
             raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
         asked = Reset(name, consumer, row.created_at, offset, version)
-        position = await self._positions.ask(asked)
+        position = await self._positions.ask(asked, stamp=stamp)
         return await self._view(position, row, await self._end(row))
 
-    async def delete(self, name: str, consumer: str, version: int | None) -> None:
+    async def delete(
+        self, name: str, consumer: str, version: int | None, stamp: Stamp | None = None
+    ) -> None:
         """Forget the consumer, also of a log that is no more. Raises: LeaseHeld."""
         try:
-            await self._positions.ask(Delete(name, consumer, version))
+            await self._positions.ask(Delete(name, consumer, version), stamp=stamp)
         except NoSuchConsumer:
             await self._reader.row(name)  # NoSuchLog says more
             raise

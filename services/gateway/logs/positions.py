@@ -1,15 +1,18 @@
 """Positions of consumers in one gateway: requests go to the owner of their log, whose keeper decides them (ADR 37).
 
 A request is consulted of the log's owner like any other request to a log: it is answered here, or forwarded. The
-keeper (`protocol/position_keeper.py`) is right wherever it runs; at the owner it is not overtaken.
+keeper (`protocol/position_keeper.py`) is right wherever it runs; at the owner it is not overtaken. A change that comes
+without a token of its client gets one here, since gateways repeat requests by themselves (rule 32).
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -18,9 +21,11 @@ from quorumlog.errors import (
     EntryUnavailable,
     NoSuchConsumer,
     NoSuchLog,
+    NotTheOwner,
     OffsetTruncated,
     QuorumLogError,
     QuorumTimeout,
+    RequestOutdated,
     UnexpectedOffset,
 )
 from quorumlog.net.awake import awake
@@ -46,6 +51,7 @@ from quorumlog.protocol.position_keeper import (
     Truncated,
 )
 from quorumlog.protocol.positions import (
+    CHANGES_MAX,
     Acquire,
     Answer,
     Commit,
@@ -53,7 +59,8 @@ from quorumlog.protocol.positions import (
     List,
     Position,
     Request,
-    is_repeatable,
+    Stamp,
+    counts_once,
 )
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.position_bodies import (
@@ -79,7 +86,18 @@ _ROLL_BYTES: Final = 16 << 20
 _TOGETHER_MAX: Final = 1000
 """Requests that are forwarded together."""
 
-_Gathered = list[tuple[asyncio.Future[Answer], Request]]
+_SEEN_S: Final = 5.0
+"""How long a version is known that changes carry: much shorter than a keeper remembers tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ask:
+    """A request, and who waits for its answer."""
+
+    future: asyncio.Future[Answer]
+    request: Request
+    stamp: Stamp | None
+    is_forwarded: bool = False
 
 
 class PositionLogs(Protocol):
@@ -133,10 +151,13 @@ class PositionService:
         self._start, self._timeout_s, self._wall_ms = start, timeout_s, wall_ms
         self._monotonic_s = monotonic_s or (lambda: awake().time())
         self._loop = asyncio.get_running_loop()
-        self._gathered: _Gathered = []
+        self._gathered: list[_Ask] = []
         self._keeper = PositionKeeper()
-        self._waiting: set[asyncio.Future[Answer]] = set()
+        self._waiting: set[_Ask] = set()
         """Those that the keeper owes an answer."""
+        self.seen = 0
+        """The highest version of the log of positions that this process knows of."""
+        self._seen_s = 0.0
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
 
@@ -147,14 +168,16 @@ class PositionService:
 
     # --- requests --------------------------------------------------------------------------------
 
-    async def ask(self, request: Request, row: LogMetadata | None = None) -> Position:
+    async def ask(
+        self, request: Request, row: LogMetadata | None = None, stamp: Stamp | None = None
+    ) -> Position:
         """Decide a request about one consumer. `row`: of the log, whose quorum the log of positions takes where
-        this makes it.
+        this makes it. `stamp`: of a change, where its sender says one.
 
-        Raises: why the request is refused; NoSuchConsumer.
+        Raises: why the request is refused; NoSuchConsumer, RequestOutdated.
         """
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(request, stamp)
         except NoSuchLog as error:
             if error.log != POSITIONS_LOG:
                 raise
@@ -163,7 +186,7 @@ class PositionService:
                     f"the log {request.log} has no consumers", log=request.log
                 ) from None
             await self._make(row)
-            answer = await self._ask(request)
+            answer = await self._ask(request, stamp)
         assert isinstance(answer, Position)
         return answer
 
@@ -194,17 +217,29 @@ class PositionService:
         """Whether this process owns the log of positions."""
         return self._logs.is_owned(POSITIONS_LOG)
 
-    async def _ask(self, request: Request) -> Answer:
-        return await self.submit(request)
+    async def _ask(self, request: Request, stamp: Stamp | None = None) -> Answer:
+        if not counts_once(request):
+            return await self.submit(request)
+        if stamp is not None and stamp.seen is not None:
+            return await self.submit(request, stamp)
+        is_fresh = self._loop.time() < self._seen_s + _SEEN_S
+        stamp = replace(stamp or Stamp(uuid4().hex), seen=self.seen if is_fresh else 0)
+        try:
+            return await self.submit(request, stamp)
+        except RequestOutdated as error:
+            if stamp.seen:
+                raise
+            # No keeper has done it: it named no version. No other copy of it names one.
+            return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
-    def submit(self, request: Request) -> asyncio.Future[Answer]:
+    def submit(self, request: Request, stamp: Stamp | None = None) -> asyncio.Future[Answer]:
         """Begin a request. The result: its answer, why it is refused, or QuorumTimeout."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
         if not self._gathered:
             self._loop.call_soon(self._flush)
-        self._gathered.append((future, request))
+        self._gathered.append(_Ask(future, request, stamp))
         return future
 
     def _late(self, future: asyncio.Future[Answer], log_name: str) -> None:
@@ -217,50 +252,51 @@ class PositionService:
             # The keeper is right wherever it runs; the owner's is not overtaken.
             self._keep(gathered)
             return
-        # A request whose repeat could be refused falsely must not keep others from being repeated.
-        for is_safe in (True, False):
-            some = [one for one in gathered if is_repeatable(one[1]) is is_safe]
-            for at in range(0, len(some), _TOGETHER_MAX):
-                _ = self._start(self._consult(some[at : at + _TOGETHER_MAX], is_safe=is_safe))
+        for at in range(0, len(gathered), _TOGETHER_MAX):
+            _ = self._start(self._consult(gathered[at : at + _TOGETHER_MAX]))
 
-    async def _consult(self, gathered: _Gathered, *, is_safe: bool) -> None:
-        data = encode_requests([request for _, request in gathered])
+    async def _consult(self, gathered: Sequence[_Ask]) -> None:
+        data = encode_requests([(one.request, one.stamp) for one in gathered])
         try:
-            told = await self._logs.consult(
-                POSITIONS_LOG, Consult(data, is_safe), is_forwarded=False
-            )
+            told = await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=False)
             if told is HERE:
                 self._keep(gathered)
                 return
             assert isinstance(told, bytes)
-            answers = decode_answers(told)
+            answers, version = decode_answers(told)
+            self._saw(version)
             assert len(answers) == len(gathered), "each request has its answer"
-            for (future, _), answer in zip(gathered, answers, strict=True):
-                resolve(future, answer)
+            for one, answer in zip(gathered, answers, strict=True):
+                resolve(one.future, answer)
         except QuorumLogError as error:
-            for future, _ in gathered:
-                resolve(future, error)
+            for one in gathered:
+                resolve(one.future, error)
         except Exception as error:
             log.exception("positions-broke")
-            for future, _ in gathered:
-                resolve(future, QuorumLogError(repr(error)))
+            for one in gathered:
+                resolve(one.future, QuorumLogError(repr(error)))
+
+    def _saw(self, version: int) -> None:
+        self.seen, self._seen_s = max(self.seen, version), self._loop.time()
 
     async def answer_here(self, data: bytes) -> dict[str, Any]:
         """Decide requests of another gateway. Raises: NotTheOwner, not done; BadPositions."""
         requests = decode_requests(data)
-        call = Consult(data, is_repeatable=True)
-        await self._logs.consult(POSITIONS_LOG, call, is_forwarded=True)
-        gathered: _Gathered = [(self._loop.create_future(), request) for request in requests]
+        await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=True)
+        gathered = [_Ask(self._loop.create_future(), *one, is_forwarded=True) for one in requests]
         self._keep(gathered)
-        futures = [future for future, _ in gathered]
+        futures = [one.future for one in gathered]
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
-        return encode_answers(answers)
+        for answer in answers:
+            if isinstance(answer, NotTheOwner):
+                raise answer  # all of them: the sender asks the owner
+        return encode_answers(answers, self.seen)
 
     # --- the keeper ------------------------------------------------------------------------------
 
-    def _keep(self, gathered: _Gathered) -> None:
-        self._waiting.update(future for future, _ in gathered)
-        self._post(Gathered(tuple(Asked(future, request) for future, request in gathered)))
+    def _keep(self, gathered: Sequence[_Ask]) -> None:
+        self._waiting.update(gathered)
+        self._post(Gathered(tuple(Asked(one, one.request, one.stamp) for one in gathered)))
 
     def _post(self, event: Event) -> None:
         """Step the keeper: now, or after the events that it is stepped with now."""
@@ -279,16 +315,20 @@ class PositionService:
             self._keeper = PositionKeeper()
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
-            for future in lost:
-                resolve(future, QuorumLogError("the keeper of positions broke", outcome=UNKNOWN))
+            broke = QuorumLogError("the keeper of positions broke", outcome=UNKNOWN)
+            for one in lost:
+                resolve(one.future, broke)
         finally:
             self._is_stepping = False
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Told(future, answer):
-                self._waiting.discard(future)
-                resolve(future, answer)
+            case Told(one, NotTheOwner()) if not one.is_forwarded:
+                self._waiting.discard(one)
+                _ = self._start(self._consult([one]))
+            case Told(one, answer):
+                self._waiting.discard(one)
+                resolve(one.future, answer)
             case Truncate(before):
                 _ = self._start(self._truncate(before))
             case AppendBatch(expect, batch):
@@ -304,9 +344,10 @@ class PositionService:
             return
         match error:
             case None:
+                self._saw(done.result().first_offset * CHANGES_MAX + 1)
                 self._post(Appended())
             case UnexpectedOffset():
-                self._post(Overtaken())
+                self._post(Overtaken(self.is_here))
             case QuorumLogError():
                 self._post(Failed(error))
             case _:

@@ -37,7 +37,6 @@ class ConsumerCall(Protocol):
         body: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
-        is_repeatable: bool = True,
     ) -> Awaitable[dict[str, Any]]:
         """Returns the answer's JSON; `path` begins behind the consumer's."""
         ...
@@ -125,7 +124,7 @@ class Consumer:
             await asyncio.gather(self._renewing, return_exceptions=True)
         if self._lost is None:
             with contextlib.suppress(QuorumLogError):  # its time ends it
-                await self._call("DELETE", "/lease", headers=self._fencing, is_repeatable=False)
+                await self._call("DELETE", "/lease", headers=self._fencing)
         self._lost = LeaseLost(f"{self.name} has let its lease go")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:

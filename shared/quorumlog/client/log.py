@@ -260,13 +260,13 @@ class Log:
 
         Raises: NoSuchConsumer.
         """
-        return await self._call(
-            "POST", f"{_consumer(name)}/reset", {"to": shown_start(checked_start(to))}
+        return await self._call_below(
+            _consumer(name), "POST", "/reset", {"to": shown_start(checked_start(to))}
         )
 
     async def delete_consumer(self, name: str) -> None:
         """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
-        await self._transport.request("DELETE", self._path + _consumer(name), is_repeatable=False)
+        await self._call_below(_consumer(name), "DELETE", "")
 
     async def _call_below(
         self,
@@ -276,14 +276,12 @@ class Log:
         body: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
-        is_repeatable: bool = True,
     ) -> dict[str, Any]:
-        answer = await self._transport.request(
+        answer = await self._transport.change_consumer(
             method,
             self._path + below + path,
             body=None if body is None else orjson.dumps(body),
-            headers=headers,
-            is_repeatable=is_repeatable,
+            headers=headers or {},
         )
         return answer.json() if answer.body else {}
 

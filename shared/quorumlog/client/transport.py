@@ -34,6 +34,7 @@ from quorumlog.errors import (
     ExpiredProducer,
     Overloaded,
     QuorumLogError,
+    RequestOutdated,
 )
 from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
@@ -49,6 +50,9 @@ _ATTEMPT_S: Final = 20.0
 
 STREAMS_MAX: Final = 32
 """Sockets of one client: a gateway's connections are for all of its clients."""
+_SEEN_S: Final = 5.0
+"""How long a version is known that changes of consumers carry; chosen by judgement: much shorter than gateways remember
+changes."""
 _CROWDED_S: Final = 10.0
 """For so long after a gateway refused a request as too much, there are no sockets (taste)."""
 _CLOSE_S: Final = 1.0
@@ -113,6 +117,8 @@ class Transport:
         self._streams: set[asyncio.Task[None]] = set()
         """Each holds a socket, until it is cancelled."""
         self._crowded_until = 0.0
+        self._seen = (0, 0.0)
+        """The last `Consumers-Version`, and when it was read."""
 
     async def __aenter__(self) -> Self:
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
@@ -210,6 +216,29 @@ class Transport:
         """The gateway of a socket failed: another one is asked next."""
         if way.url == self._urls[self._current]:
             self._current = (self._current + 1) % len(self._urls)
+
+    async def change_consumer(
+        self, method: str, path: str, *, body: bytes | None, headers: Mapping[str, str]
+    ) -> GatewayAnswer:
+        """Send a request about a consumer, which counts once (rule 32). Raises: as `request`."""
+        while True:
+            version, read_s = self._seen
+            if self.loop.time() > read_s + _SEEN_S:
+                version = 0
+            sent = {**headers, header.CONSUMERS_VERSION: str(version)}
+            try:
+                answer = await self.request(
+                    method, path, body=body, headers=sent, is_repeatable=True
+                )
+            except RequestOutdated as error:
+                if version:
+                    raise
+                # No gateway carries out a change that names no version.
+                self._seen = int(error.members["version"]), self.loop.time()
+            else:
+                if seen := int(answer.headers.get(header.CONSUMERS_VERSION, 0)):
+                    self._seen = max(self._seen[0], seen), self.loop.time()
+                return answer
 
     async def request(
         self,

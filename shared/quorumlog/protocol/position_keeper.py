@@ -7,16 +7,17 @@
 
 Each append expects the log's end to be where the fold ends. So a keeper that was overtaken (it hung, its gateway
 does not own the log any more) decides nothing, and an append whose outcome is unknown does no harm: either the
-next one finds it, or it can't come any more. There is one effect at a time, and each gets one answer. No answer
+next one finds it, or it can't come any more. A keeper that was overtaken, and whose process does not own the log, hands
+all requests back (rule 32): the owner may have decided other copies of them. There is one effect at a time, and each gets one answer. No answer
 is given before an append was acknowledged, so none rests on memory alone.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from quorumlog.errors import NOT_DONE, EntryUnavailable, QuorumLogError
+from quorumlog.errors import NOT_DONE, EntryUnavailable, NotTheOwner, QuorumLogError
 from quorumlog.protocol.positions import (
     CHANGES_MAX,
     Answer,
@@ -25,6 +26,7 @@ from quorumlog.protocol.positions import (
     Position,
     Positions,
     Request,
+    Stamp,
 )
 
 _CARRIED: Final = 64
@@ -33,6 +35,8 @@ _SLACK: Final = 10_000
 """Rows and records that the log may have beyond those that count."""
 _TRUNCATE_EVERY: Final = 1000
 """Records that count no more before the log is truncated: ledgers go as a whole anyway."""
+_KEPT_RECORDS: Final = 10_000
+"""Newest records that stay in the log for the tokens in them (rule 32); chosen by judgement."""
 _TRIES: Final = 20
 """Times that a request is decided anew, since others append, before it is refused."""
 
@@ -43,6 +47,8 @@ class Asked:
 
     key: Any
     request: Request
+    stamp: Stamp | None = None
+    """Of a change (`counts_once`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class Overtaken:
     """The log did not end where it was expected to: nothing was appended."""
+
+    is_owner: bool = False
+    """Whether this process owns the log now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ class Phase(Enum):
 class _Waiting:
     key: Any
     request: Request
+    stamp: Stamp | None
     tries: int = 0
 
 
@@ -165,14 +175,14 @@ class PositionKeeper:
     def step(self, event: Event, now_s: float, wall_ms: int) -> list[Effect]:
         """What to do about an event. `now_s`: of a clock that never runs faster than time does, and may stand."""
         match event:
-            case Asked(key, request):
-                self._queue.append(_Waiting(key, request))
+            case Asked(key, request, stamp):
+                self._queue.append(_Waiting(key, request, stamp))
             case Gathered(requests):
-                self._queue.extend(_Waiting(asked.key, asked.request) for asked in requests)
+                self._queue.extend(_Waiting(one.key, one.request, one.stamp) for one in requests)
             case Appended():
                 self._appended()
-            case Overtaken():
-                self._overtaken()
+            case Overtaken(is_owner):
+                self._overtaken(is_owner=is_owner)
             case Failed(error):
                 self._failed(error)
             case BatchesRead(batches, following):
@@ -199,7 +209,7 @@ class PositionKeeper:
         draft = Draft(self.state, end=end, now_s=now_s, wall_ms=wall_ms)
         while self._queue and len(self._decided) < CHANGES_MAX:
             waiting = self._queue.popleft()
-            self._decided.append((waiting, draft.decide(waiting.request)))
+            self._decided.append((waiting, draft.decide(waiting.request, waiting.stamp)))
         batch = draft.batch
         changed = {row.key for row in batch.rows} | set(batch.gone)
         carried: list[Position] = [
@@ -207,7 +217,7 @@ class PositionKeeper:
             for row in self.state.oldest(_CARRIED + len(changed), slack=_SLACK)
             if row.key not in changed
         ]
-        self._batch = Batch((*carried, *batch.rows), batch.gone)
+        self._batch = replace(batch, rows=(*carried, *batch.rows))
         self._held_until = draft.held_until
         self.phase = Phase.APPENDING
         self._out.append(AppendBatch(end, self._batch))
@@ -220,12 +230,15 @@ class PositionKeeper:
         self.end += 1
         self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
         self._decided = []
-        begin = self.state.begin(self.end)
+        begin = min(self.state.begin(self.end), self.end - _KEPT_RECORDS)
         if begin >= self._truncated + _TRUNCATE_EVERY:
             self._truncated = begin
             self._out.append(Truncate(begin))
 
-    def _overtaken(self) -> None:
+    def _overtaken(self, *, is_owner: bool) -> None:
+        if not is_owner:
+            self._hand_back()
+            return
         for waiting, _ in reversed(self._decided):
             waiting.tries += 1
             if waiting.tries < _TRIES:
@@ -236,6 +249,12 @@ class PositionKeeper:
         self._decided = []
         self._has_read = False
         self._ask_read()
+
+    def _hand_back(self) -> None:
+        lost = [*(waiting for waiting, _ in self._decided), *self._queue]
+        self._decided, self._queue, self.phase = [], deque(), Phase.IDLE
+        away = NotTheOwner("this gateway does not own the positions any more")
+        self._out.extend(Told(waiting.key, away) for waiting in lost)
 
     def _failed(self, error: QuorumLogError) -> None:
         if self.phase is Phase.READING:
@@ -250,6 +269,7 @@ class PositionKeeper:
     def _read(self, batches: tuple[tuple[int, Batch], ...], following: int, now_s: float) -> None:
         for offset, batch in batches:
             self.state.fold(offset, batch)
+        self.state.reach(following)
         is_first, self.end = self.end is None, following
         if batches or is_first:
             self.state.learned(now_s)

@@ -12,12 +12,15 @@ Invariants (checked by the simulation in tests/positions):
   - a held lease is granted to another holder only after a whole lease of time awake without a word of its holder.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    InvalidRequest,
     LeaseHeld,
     LeaseLost,
     LogReplaced,
@@ -25,8 +28,10 @@ from quorumlog.errors import (
     OffsetTruncated,
     PositionBehind,
     QuorumLogError,
+    RequestOutdated,
     TooManyConsumers,
     VersionConflict,
+    by_code,
 )
 
 CONSUMERS_MAX: Final = 50_000
@@ -34,6 +39,9 @@ CONSUMERS_MAX: Final = 50_000
 
 CHANGES_MAX: Final = 1024
 """Requests of one batch; versions count in it."""
+
+REMEMBERED_MAX: Final = 20_000
+"""Decided changes whose tokens a keeper remembers (rule 32); chosen by judgement: some megabytes."""
 
 Key = tuple[str, str]
 """(log, consumer)"""
@@ -64,11 +72,37 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Stamp:
+    """Marks all copies of one change, so that at most one copy is ever performed (rule 32)."""
+
+    token: str
+    """Drawn by the first sender of the change."""
+    content: str = ""
+    """A digest of what is asked for: the same token with another content is a mistake of the sender."""
+    seen: int | None = 0
+    """A version that the first sender knew before it sent any copy; 0: it knew none, and must ask for one. None: the
+    gateway that the change comes to is to say.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """How the change with a token was decided: a row, or the code of a refusal."""
+
+    token: str
+    content: str
+    answer: "Position | str"
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One record of the log of positions: rows that are so from then on, and consumers that are no more."""
+    """One record of the log of positions: rows that are so from then on, consumers that are no more, and the changes
+    that were decided.
+    """
 
     rows: tuple[Position, ...] = ()
     gone: tuple[Key, ...] = ()
+    decided: tuple[Decided, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +192,13 @@ Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete
 Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
-def is_repeatable(request: Request) -> bool:
-    """Whether a request that was perhaps done may be sent again: its answer does not become a false refusal."""
-    match request:
-        case Commit(token=token):
-            return token is not None
-        case Release() | Delete():
-            return False
-        case Reset(version=version):
-            return version is None
-        case _:
-            return True
+def counts_once(request: Request) -> bool:
+    """Whether a request needs `Stamp`. A commit or a renewal by fencing token does not: it is refused once the lease has
+    changed hands, and a commit moves a position forwards only.
+    """
+    if isinstance(request, Commit):
+        return request.token is None
+    return isinstance(request, Acquire | Release | Reset | Delete)
 
 
 class Positions:
@@ -185,9 +215,37 @@ class Positions:
         self._since_s = 0.0
         """When rows were read last that somebody else may have written."""
         self._written = 0
+        self._next = 0
+        self._decided: dict[str, Decided] = {}
+        self._tokens: deque[tuple[int, str]] = deque()
+        """With the offset of the record: the oldest first."""
+        self.known_from = 0
+        """The tokens of all records from this offset on are remembered."""
+
+    def reach(self, offset: int) -> None:
+        """The next record is the one at this offset. The tokens of records that were passed over are not known."""
+        if offset != self._next:
+            self._next = self.known_from = offset
+
+    def decided(self, token: str) -> Decided | None:
+        """How the change with a token was decided, where that is remembered."""
+        return self._decided.get(token)
+
+    def _remember(self, offset: int, batch: Batch) -> None:
+        for one in batch.decided:
+            self._decided[one.token] = one
+            self._tokens.append((offset, one.token))
+        while len(self._tokens) > REMEMBERED_MAX:
+            oldest, _ = self._tokens[0]
+            self.known_from = max(self.known_from, oldest + 1)
+            while self._tokens and self._tokens[0][0] == oldest:
+                self._decided.pop(self._tokens.popleft()[1], None)
 
     def fold(self, offset: int, batch: Batch) -> None:
-        """Take the record at an offset, which follows on the last one."""
+        """Take the record at an offset."""
+        self.reach(offset)
+        self._next += 1
+        self._remember(offset, batch)
         self._written += 1
         for key in batch.gone:
             self._drop(key)
@@ -246,6 +304,7 @@ class Draft:
         """The record goes to the offset `end`."""
         self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
         self._changed: dict[Key, Position | None] = {}
+        self._decided: dict[str, Decided] = {}
         self._asked = 0
         self._count = len(state.rows)
         self.held_until: dict[Key, float] = {}
@@ -256,15 +315,40 @@ class Draft:
         return Batch(
             tuple(row for row in self._changed.values() if row is not None),
             tuple(key for key, row in self._changed.items() if row is None),
+            tuple(self._decided.values()),
         )
 
     def _row(self, key: Key) -> Position | None:
         return self._changed[key] if key in self._changed else self._state.rows.get(key)
 
-    def decide(self, request: Request) -> Answer:
-        """What a request gets, once the record is in the log."""
+    def decide(self, request: Request, stamp: Stamp | None = None) -> Answer:
+        """What a request gets, once the record is in the log. A copy of a change that was decided before gets the first
+        answer; a copy that may be one, since the answer would be forgotten by now, is refused (rule 32).
+        """
         assert self._asked < CHANGES_MAX, "versions are unique"
         self._asked += 1
+        if stamp is None:
+            return self._answer(request)
+        first = self._decided.get(stamp.token) or self._state.decided(stamp.token)
+        if first is not None:
+            return _again(first, stamp)
+        if not self._is_remembered(stamp):
+            return _outdated(stamp, self._end)
+        answer = self._answer(request)
+        assert not isinstance(answer, tuple), "lists are not changes"
+        kept = answer.code if isinstance(answer, QuorumLogError) else answer
+        self._decided[stamp.token] = Decided(stamp.token, stamp.content, kept)
+        return answer
+
+    def _is_remembered(self, stamp: Stamp) -> bool:
+        """Whether a change would be remembered if another copy of it had been decided: in a record after the one that
+        the first sender knew.
+        """
+        seen = stamp.seen or 0
+        earliest = (seen - 1) // CHANGES_MAX + 1
+        return seen > 0 and self._state.known_from <= earliest <= self._end
+
+    def _answer(self, request: Request) -> Answer:
         try:
             match request:
                 case List(log, after, limit):
@@ -412,6 +496,27 @@ class Draft:
                 holder=row.holder,
                 expires_in_ms=left_ms,
             )
+
+
+def _again(first: Decided, stamp: Stamp) -> Position | QuorumLogError:
+    """What a copy of a change gets that was decided."""
+    if first.content != stamp.content:
+        detail = "is the key of another request: a request has a key of its own"
+        return InvalidRequest(
+            detail, errors=[{"pointer": "/header/Idempotency-Key", "detail": detail}]
+        )
+    if isinstance(first.answer, str):
+        return by_code(first.answer)("the request was refused, as the first copy of it was")
+    return first.answer
+
+
+def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
+    """The refusal of a change of which another copy may have been decided. No copy that knew no version ever was."""
+    return RequestOutdated(
+        "more changes were made since than are remembered: look whether this one was made",
+        outcome=UNKNOWN if stamp.seen else NOT_DONE,
+        version=end * CHANGES_MAX + 1,
+    )
 
 
 def _check_log(row: Position, created: str) -> None:

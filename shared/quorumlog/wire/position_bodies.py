@@ -1,18 +1,18 @@
 """The log of positions as bytes, and requests about positions between gateways.
 
 A record of that log is JSON: `{"v":1,"rows":[[log, consumer, created, offset, version, token, holder, lease_ms,
-committed_ms]…],"gone":[[log, consumer]…]}`.
+committed_ms]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index of a row of the
+record, a row that the record does not have, or the code of a refusal.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import positions
-from quorumlog.protocol.positions import Answer, Batch, Position, Request
+from quorumlog.protocol.positions import Answer, Batch, Decided, Position, Request, Stamp
 from quorumlog.wire.problems import from_document, to_document
 
 POSITIONS_LOG: Final = "quorumlog.positions"
@@ -42,22 +42,14 @@ def encode_batch(batch: Batch) -> bytes:
     """A record's value."""
     document: dict[str, Any] = {"v": _VERSION}
     if batch.rows:
-        document["rows"] = [
-            (
-                row.log,
-                row.consumer,
-                row.created,
-                row.offset,
-                row.version,
-                row.token,
-                row.holder,
-                row.lease_ms,
-                row.committed_ms,
-            )
-            for row in batch.rows
-        ]
+        document["rows"] = [_fields(row) for row in batch.rows]
     if batch.gone:
         document["gone"] = batch.gone
+    if batch.decided:
+        at = {row: index for index, row in enumerate(batch.rows)}
+        document["decided"] = [
+            (one.token, one.content, _encoded_answer(one.answer, at)) for one in batch.decided
+        ]
     return orjson.dumps(document)
 
 
@@ -68,46 +60,75 @@ def decode_batch(data: bytes) -> Batch:
         if document["v"] != _VERSION:
             raise BadPositions(f"is of version {document['v']}")
         rows = tuple(Position(*row) for row in document.get("rows", ()))
-        return Batch(rows, tuple((log, name) for log, name in document.get("gone", ())))
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        gone = tuple((log, name) for log, name in document.get("gone", ()))
+        decided = tuple(
+            Decided(token, content, _decided(answer, rows))
+            for token, content, answer in document.get("decided", ())
+        )
+        return Batch(rows, gone, decided)
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError) as error:
         raise BadPositions(f"is no record of positions: {error!r}") from error
 
 
-def encode_requests(requests: Sequence[Request]) -> bytes:
+def _encoded_answer(answer: Position | str, at: Mapping[Position, int]) -> Any:
+    return answer if isinstance(answer, str) else at.get(answer, _fields(answer))
+
+
+def _decided(answer: Any, rows: Sequence[Position]) -> Position | str:
+    if isinstance(answer, str):
+        return answer
+    return rows[answer] if isinstance(answer, int) else Position(*answer)
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    """The fields of a flat dataclass: `dataclasses.astuple` copies each, which takes ten times as long."""
+    return tuple([getattr(value, name) for name in value.__slots__])
+
+
+def encode_requests(requests: Sequence[tuple[Request, Stamp | None]]) -> bytes:
     """Requests, as they travel between gateways."""
-    return orjson.dumps([(type(request).__name__, asdict(request)) for request in requests])
+    return orjson.dumps(
+        [
+            (type(request).__name__, _fields(request), stamp and _fields(stamp))
+            for request, stamp in requests
+        ]
+    )
 
 
-def decode_requests(data: bytes) -> list[Request]:
+def decode_requests(data: bytes) -> list[tuple[Request, Stamp | None]]:
     """Raises: BadPositions."""
     try:
-        return [_REQUESTS[kind](**fields) for kind, fields in orjson.loads(data)]
+        return [
+            (_REQUESTS[kind](*fields), stamp and Stamp(*stamp))
+            for kind, fields, stamp in orjson.loads(data)
+        ]
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadPositions(f"is no list of requests: {error!r}") from error
 
 
-def encode_answers(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Answers in the order of their requests, as a document."""
-    return {"answers": [_encoded(answer) for answer in answers]}
+def encode_answers(answers: Sequence[Answer], version: int) -> dict[str, Any]:
+    """Answers in the order of their requests, as a document. `version`: one that the keeper knows (`Stamp.seen`)."""
+    return {"answers": [_encoded(answer) for answer in answers], "version": version}
 
 
 def _encoded(answer: Answer) -> Any:
     if isinstance(answer, QuorumLogError):
         return to_document(answer)
     if isinstance(answer, Position):
-        return astuple(answer)
-    return [astuple(row) for row in answer]
+        return _fields(answer)
+    return [_fields(row) for row in answer]
 
 
-def decode_answers(data: bytes) -> list[Answer]:
-    """Raises: BadPositions."""
+def decode_answers(data: bytes) -> tuple[list[Answer], int]:
+    """The answers, and a version that the keeper knew. Raises: BadPositions."""
     try:
-        return [_decoded(answer) for answer in orjson.loads(data)["answers"]]
+        document = orjson.loads(data)
+        return [_answer(answer) for answer in document["answers"]], int(document["version"])
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise BadPositions(f"is no list of answers: {error!r}") from error
 
 
-def _decoded(answer: Any) -> Answer:
+def _answer(answer: Any) -> Answer:
     if isinstance(answer, dict):
         return from_document(answer)
     if answer and isinstance(answer[0], str):

@@ -94,8 +94,7 @@ class Consult:
     """Something that the gateway that owns the log is asked, and answers without the log's machines."""
 
     data: bytes
-    is_repeatable: bool
-    """Whether it may be asked again where an owner was lost that perhaps did it."""
+    """What is asked again where an owner was lost must count once (rule 32)."""
 
 
 class Here(Enum):

@@ -531,7 +531,5 @@ def _is_repeatable(call: Append | Publish | Consult | None) -> bool:
     match call:
         case Append(producer=producer):
             return producer is not None
-        case Consult(is_repeatable=is_repeatable):
-            return is_repeatable
         case _:
             return True
