@@ -24,25 +24,27 @@ setup: .venv/installed-dev ## make .venv with all that tests, checks and benchma
 
 setup-spark: .venv/installed-spark ## the same for the cluster and Spark only
 
-# uv where there is one, because it is faster; pip where there is none or where it fails.
+# Where PYTHON is given, a .venv of another Python is made anew.
+ASKED := $(filter-out file,$(origin PYTHON))
+ANEW := $(if $(ASKED),$(shell $(PYTHON) requirements/venv.py --differs && echo anew))
+.PHONY: anew
+anew:
+
 define install
-	@[ -x $(PY) ] || $(PYTHON) -m venv .venv
-	@uv pip install -q --python $(PY) --require-hashes -r requirements/$(1).lock 2>/dev/null \
-		|| $(PIP) install -q --require-hashes -r requirements/$(1).lock
-	@$(PIP) install -q --no-deps --no-build-isolation --no-index -e .
+	@$(PYTHON) requirements/venv.py $(1) $(if $(ASKED),--asked)
 	@touch .venv/installed-run $(if $(filter dev,$(1)),.venv/installed-spark) $@
 endef
 
-.venv/installed-dev: requirements/dev.lock pyproject.toml
+.venv/installed-dev: requirements/dev.lock pyproject.toml $(ANEW)
 	$(call install,dev)
 
-.venv/installed-run: requirements/run.lock pyproject.toml
+.venv/installed-run: requirements/run.lock pyproject.toml $(ANEW)
 	$(call install,run)
 
-.venv/installed-fuzz: requirements/fuzz.lock pyproject.toml
+.venv/installed-fuzz: requirements/fuzz.lock pyproject.toml $(ANEW)
 	$(call install,fuzz)
 
-.venv/installed-spark: requirements/spark.lock pyproject.toml
+.venv/installed-spark: requirements/spark.lock pyproject.toml $(ANEW)
 	$(call install,spark)
 
 # Debian's package: no registry has a browser as a wheel. Tests that need one are skipped where there is none.

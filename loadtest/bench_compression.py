@@ -19,12 +19,11 @@ from functools import partial
 from time import thread_time
 from typing import Final
 
-from backports import zstd
-
 from loadtest.bench.measure import Meter
 from loadtest.cluster import Cluster, running
 from quorumlog.client import Client, Log
 from quorumlog.protocol import batch, packed
+from quorumlog.zstd import zstd
 from services.gateway.edge.codings import CODINGS, Unpacker
 from services.gateway.edge.packing import SLICE_BYTES
 

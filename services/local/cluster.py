@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import SecretStr
 
-from quorumlog.wire.secret import headers_of, read_secret
+from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
@@ -173,6 +173,13 @@ class LocalCluster:
         new = self._run / "prometheus.json.new"
         new.write_text(json.dumps(targets, indent=1) + "\n")
         new.replace(self._run / "prometheus.json")
+        gateways = [service.url for service in services if service.kind == "gateway"]
+        self._gateways_file.write_text("".join(f"{url}\n" for url in gateways))
+
+    @property
+    def _gateways_file(self) -> Path:
+        """Where the command line finds the gateways, while they run: beside the secret."""
+        return self.settings.secret_file.with_name(LOCAL_GATEWAYS.name)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -413,6 +420,7 @@ class LocalCluster:
     def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> Service:
         service = Service(program, self._logs / f"{program.name}.log", url, is_up)
         self.services[program.name] = service
+        self._say(f"starting {program.name}")
         self.launch(program.name)
         return service
 
@@ -482,6 +490,7 @@ class LocalCluster:
             for service in group:
                 await self._await_end(service, end)
         if self._lock is not None:
+            self._gateways_file.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 

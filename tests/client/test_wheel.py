@@ -166,8 +166,13 @@ def test_the_wheel_carries_what_the_sdk_the_command_and_spark_import_and_no_more
     }
     wanted = set().union(*map(ours, imported.values()))
 
-    # The command imports certificates when it is used: they have an extra of their own.
-    late = {"quorumlog.cli.__main__", "quorumlog.certificates", "pyspark_quorumlog"}
+    # Certificates and zstd are imported when they are used: they have extras of their own.
+    late = {
+        "quorumlog.cli.__main__",
+        "quorumlog.certificates",
+        "quorumlog.zstd",
+        "pyspark_quorumlog",
+    }
     assert modules == wanted | late
     assert {name for name in files if not name.endswith(".py")} == {"quorumlog/py.typed"}
     assert not [name for name in modules if name.startswith("quorumlog.net")]

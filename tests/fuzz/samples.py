@@ -4,12 +4,11 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
-from backports import zstd
-
 from quorumlog.protocol import batch, packed, record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.wire import frames
+from quorumlog.zstd import zstd
 from services.bookie.log import (
     CLEAN_END,
     SEGMENT_HEAD,

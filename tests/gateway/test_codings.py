@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import pytest
-from backports import zstd
 
 from quorumlog.errors import BadRequest
+from quorumlog.zstd import zstd
 from services.gateway.edge.codings import MEMBER_BYTES, PIECE_BYTES, Unpacker
 from services.gateway.edge.limits import Limits
 from tests.gateway.conftest import Answer, Gateway, held_bytes, running

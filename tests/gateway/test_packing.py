@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
-from backports import zstd
 
+from quorumlog.zstd import zstd
 from services.gateway.app import _ROOM
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.packing import chosen

@@ -47,6 +47,28 @@ def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
     assert "another cluster runs in" in done.stdout
 
 
+def test_a_start_says_what_it_starts_and_what_of_its_settings_is_misspelt(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.local"],
+        env={**os.environ, "DATA": str(tmp_path), "PORT": str(free_ports(1)[0]), "PROT": "1"}
+        | {"BOOKIES": "1", "GATEWAYS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        told = [process.stdout.readline() for _ in range(7)]
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+    started = ["postgres", "redis", "metadata-1", "bookie-1", "gateway-1", "autorecovery-1"]
+    assert told == [
+        "PROT is no setting; PORT is one\n",
+        *(f"starting {name}\n" for name in started),
+    ]
+
+
 def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, BOOKIES="many")
 
@@ -87,8 +109,9 @@ def test_bookies_without_room_are_told_at_once_and_not_waited_for(tmp_path: Path
     )
     try:
         assert process.stdout is not None
-        told = process.stdout.readline()
-        then = process.stdout.readline()
+        lines = iter(process.stdout.readline, "")
+        told = next(line for line in lines if not line.startswith("starting "))
+        then = next(line for line in lines if not line.startswith("starting "))
     finally:
         process.terminate()
         process.communicate(timeout=120)

@@ -1,6 +1,5 @@
 """Settings as they are read: from variables, secrets also from files, with a sentence for each that is wrong."""
 
-import difflib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 
-from quorumlog.net.settings import Settings, SettingsUnusable, with_password
-from services.local.config import ROOT
+from quorumlog.net.settings import Settings, SettingsUnusable, is_near, with_password
+from services.local.config import ROOT, LocalSettings
 from services.metadata.config import Config
 from tests.support.settings import MODELS
 
@@ -84,13 +83,23 @@ def test_a_misspelt_setting_is_told_and_a_stranger_s_is_not() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("PROT", "PORT"), ("PORTT", "PORT"), ("DAT", "DATA"), ("TSL", "TLS"), ("BOOKIE", "BOOKIES")],
+)
+def test_a_misspelt_short_setting_of_the_local_cluster_is_told(name: str, meant: str) -> None:
+    environ = {name: "1", "HOME": "/", "HOST": "here", "PATH": "/bin", "PWD": "/", "TERM": "dumb"}
+
+    assert LocalSettings.read(environ).doubts == (f"{name} is no setting; {meant} is one",)
+
+
 def test_no_setting_of_one_service_is_taken_for_a_misspelt_one_of_another() -> None:
     names = {name.upper() for model in MODELS.values() for name in model.model_fields}
 
     for service, model in MODELS.items():
         own = [name.upper() for name in model.model_fields]
         strangers = names.difference(own)
-        near = [name for name in strangers if difflib.get_close_matches(name, own, 1, 0.9)]
+        near = [name for name in strangers if any(is_near(name, other) for other in own)]
         assert near == [], service
 
 

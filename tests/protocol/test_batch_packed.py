@@ -3,12 +3,12 @@
 import os
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, BadBatch, ProducerSeq, Record
+from quorumlog.zstd import zstd
 from tests.protocol.test_batch import PRODUCERS, RECORDS
 
 ORDERS = [

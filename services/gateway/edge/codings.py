@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Final
 
 from aiohttp import hdrs, web
-from backports import zstd
 
 from quorumlog.errors import BadRequest, UnsupportedMediaType
+from quorumlog.zstd import zstd
 
 GZIP: Final = "gzip"
 ZSTD: Final = "zstd"

@@ -13,10 +13,10 @@ from functools import lru_cache, partial
 from typing import Final
 
 from aiohttp import hdrs, web
-from backports import zstd
 
 from quorumlog.errors import Overloaded
 from quorumlog.net.operations import JSON
+from quorumlog.zstd import zstd
 from services.gateway.edge.codings import CODINGS, GZIP, SAVED, ZSTD
 from services.gateway.edge.media import ARROW, FRAMES, HTML, NDJSON, OCTETS, weighted
 from services.gateway.edge.room import Room

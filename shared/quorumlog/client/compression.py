@@ -1,8 +1,6 @@
 """What the SDK sends compressed, and asks for compressed, where its user wants that."""
 
 import asyncio
-import importlib
-import sys
 import zlib
 from collections.abc import Callable
 from typing import Final
@@ -46,9 +44,8 @@ def _gzip(data: bytes) -> bytes:
 
 def _zstd() -> Callable[[bytes], bytes]:
     """Raises: ValueError where there is no zstd, which Python has from 3.14 on."""
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
-        zstd = importlib.import_module(name)
+        from quorumlog.zstd import zstd  # noqa: PLC0415
     except ImportError:
         raise ValueError("compression 'zstd' needs: pip install 'quorumlog[zstd]'") from None
     return lambda data: bytes(zstd.compress(data, _LEVEL))

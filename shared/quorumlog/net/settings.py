@@ -220,11 +220,23 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
     known = {*fields, *secrets}
     given = [name for name, value in environ.items() if value]  # make exports names without a value
     for name in given:
-        if name not in known and (near := difflib.get_close_matches(name, known, 1, _NEAR)):
-            yield f"{name} is no setting; {near[0]} is one"
+        if name in known:
+            continue
+        if meant := next((other for other in sorted(known) if is_near(name, other)), None):
+            yield f"{name} is no setting; {meant} is one"
     for name in sorted(secrets | {name for name in fields if name.endswith("KEY_FILE")}):
         if (file := environ.get(name)) and Path(file).stat().st_mode & _OPEN_TO_OTHERS:
             yield f"{name} = {file!r}: every user of this machine may read or change the file: chmod 600"
+
+
+def is_near(name: str, other: str) -> bool:
+    """Whether a name may be another one misspelt: `PROT`, `PRT` and `PORTT` for `PORT`. Not its plural, which may be a
+    setting of another service.
+    """
+    is_one_letter = abs(len(name) - len(other)) == 1 and len(other) < 6
+    least = 0.85 if is_one_letter and name.rstrip("S") != other.rstrip("S") else _NEAR
+    likeness = difflib.SequenceMatcher(None, other, name).ratio()
+    return sorted(name) == sorted(other) or likeness >= least
 
 
 def _secrets_of(model: type[BaseModel]) -> Iterator[str]:

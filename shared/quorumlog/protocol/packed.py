@@ -6,10 +6,9 @@ reads or forwards records unpacks them: readers get the same records as from a p
 
 from typing import Final, TypeVar
 
-from backports import zstd
-
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, BadBatch
+from quorumlog.zstd import zstd
 
 _LEVEL: Final = 3
 """zstd's own default: batches of 16 KiB shrink a tenth more than at level 1, for a tenth more CPU

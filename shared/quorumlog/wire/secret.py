@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 LOCAL_SECRET: Final = Path(".quorumlog/cluster-secret")
 """The secret of the cluster that `make run` starts, seen from the folder in which it runs."""
+LOCAL_GATEWAYS: Final = LOCAL_SECRET.with_name("gateways")
+"""The URLs of its gateways, one a line, while it runs."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{32,1024}")
 """What a bearer token may consist of (RFC 6750), and at least 128 bits if each character is a hexadecimal digit."""
