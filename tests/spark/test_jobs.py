@@ -26,6 +26,9 @@ from quorumlog.protocol.record import Entry, pack
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
@@ -303,6 +306,100 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
     # What a killed run wrote aside goes, too; that of another log stays.
     assert [folder.exists() for folder in aside] == [False, True]
     assert archive.run(spark, cluster.urls, log=log, path=root).report["records"] == 0
+
+
+def test_only_what_this_place_has_from_the_logs_first_offset_on_is_truncated(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    log = cluster.create("in-two-places", roll_entries=1)
+    one, other = str(tmp_path / "a place"), str(tmp_path / "other")
+
+    def archived(root: str, **wanted: Any) -> job.JobResult:
+        return archive.run(spark, cluster.urls, log=log, path=root, **wanted)
+
+    cluster.append(log, "a", "b")
+    archived(one, through=2)
+    cluster.append(log, "c")
+    elsewhere = archived(other, through=3, truncate=True)
+    assert (elsewhere.report["records"], elsewhere.report["first_offset"]) == (1, 0)
+    assert (elsewhere.status, elsewhere.notes[0][:21]) == (job.FAILED, "nothing from offset 0")
+
+    cluster.append(log, "d")
+    here = archived(one, through=3, truncate=True)
+    assert (here.report["records"], here.report["first_offset"]) == (0, 2)
+    assert (here.status, here.notes[0][:21]) == (job.FAILED, "nothing from offset 2")
+    there = archived(other, through=3, truncate=True)
+    assert (there.report["first_offset"], there.status, there.notes) == (3, job.DONE, [])
+    assert cluster.http.get(f"/v1/logs/{log}")["first_offset"] == 3
+
+
+def _with_other_headers(path: Path) -> None:
+    found = pq.read_table(path, partitioning=None)
+    at = found.column_names.index("headers")
+    other = pa.array([[("k", b"other")]] * len(found), found.schema.field(at).type)
+    pq.write_table(
+        found.set_column(at, found.schema.field(at), other),
+        path,
+        use_deprecated_int96_timestamps=True,
+    )
+    path.with_name(f".{path.name}.crc").unlink()
+
+
+def _ruined(path: Path) -> None:
+    path.write_bytes(b"no Parquet")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Path.unlink, "not exist"),
+        (_ruined, "can't be read"),
+        (_with_other_headers, "not what was read"),
+    ],
+)
+def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path, damage: Any, said: str
+) -> None:
+    log = cluster.create(f"damaged-{damage.__name__.strip('_')}", roll_entries=1)
+    cluster.http.request(
+        "POST",
+        f"/v1/logs/{log}/entries",
+        value={"entries": [{"text": "a", "headers": {"k": "v"}}]},
+        is_repeatable=False,
+    )
+    archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1)
+    cluster.append(log, "b")
+    (first,) = Path(tmp_path).rglob("0-1-*.parquet")
+    damage(first)
+
+    with pytest.raises(job.JobFailed, match=said):
+        archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=2, truncate=True)
+
+    assert cluster.http.get(f"/v1/logs/{log}")["first_offset"] == 0
+
+
+def test_the_archive_of_a_deleted_log_is_kept_and_no_reason_to_truncate_its_namesake(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    def made() -> str:
+        log = cluster.create("made-twice", roll_entries=1)
+        cluster.append(log, "a")
+        return log
+
+    log = made()
+    archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1)
+    cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
+    made()
+
+    with pytest.raises(job.JobFailed, match="earlier log made-twice"):
+        archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1, truncate=True)
+    other = str(tmp_path / "other")
+    archive.run(spark, cluster.urls, log=log, path=other, through=1)
+    kept = archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1, truncate=True)
+
+    assert kept.status == job.FAILED
+    assert len(list(Path(tmp_path, f"log={log}").rglob("*.parquet"))) == 1
+    assert cluster.http.get(f"/v1/logs/{log}")["first_offset"] == 0
 
 
 @pytest.mark.parametrize("through", [5, 3])

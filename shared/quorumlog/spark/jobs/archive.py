@@ -5,18 +5,23 @@ to a temporary folder, reads them back and compares them with the log's (number,
 each), moves the files into place with a manifest, and then advances the log's `archived_through` by
 compare-and-swap. A run that dies leaves files; the next run continues at `archived_through` and removes
 these. Of two concurrent runs for a log one gives up, and removes nothing of the other's. With
-`--truncate` the log then drops the ledgers that are archived as a whole.
+`--truncate` the log then drops the ledgers that are archived as a whole, as far as this archive has all
+records from the log's first offset on: every file of the archive is read again before that, also the
+files of earlier runs.
 """
 
 import datetime as dt
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
+from urllib.parse import unquote
 
 import typer
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
@@ -27,6 +32,9 @@ from quorumlog.spark.jobs import job
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
 _NAME: Final = re.compile(r"([0-9]+)-[0-9]+(-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
 """Names of data files and manifests; the range comes first."""
+_DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
+_GLOBS: Final = re.compile(r"[][{}*?\\]")
+"""Characters by which Spark would read other files than it wrote."""
 _RIVAL: Final = "another run archived this log meanwhile"
 
 
@@ -61,8 +69,7 @@ def run(
     with job.gateways(gateway) as gateways:
         try:
             row = gateways.get(f"/v1/logs/{log}")
-            known = row["archived_through"]
-            start = max(known or 0, row["first_offset"])
+            start = max(row["archived_through"] or 0, row["first_offset"])
             end = _end(gateways, row, through, older_than)
         except QuorumLogError as error:
             raise job.JobFailed(f"log {log} can't be read: {error.detail}") from None
@@ -75,46 +82,91 @@ def run(
             "through": max(start, end),
             "records": max(0, end - start),
         }
-        if end <= start or dry_run:
-            return job.JobResult(spark.createDataFrame([], FILES), report)
-        store = _Store(spark, path, log)
-        store.find_leftovers(start)
-        job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
-
-        def check() -> None:
-            if gateways.get(f"/v1/logs/{log}")["archived_through"] != known:
-                raise job.JobFailed(_RIVAL)
-
-        files = _copy(spark, gateway, log, (start, end), store, check)
-        try:
-            gateways.request(
-                "POST",
-                f"/v1/logs/{log}/archived",
-                value={"through": end, "expect": known},
-                is_repeatable=True,
-            )
-        except VersionConflict:
-            store.withdraw(files, start, end)
-            raise job.JobFailed(_RIVAL) from None
-        except QuorumLogError as error:
-            raise job.JobFailed(
-                f"the files are in place, but the log could not be updated: {error.detail}"
-            ) from None
-        if not store.is_own(start, end):
-            # Another run copied the same range; the manifest tells whose files count.
-            store.withdraw(files, start, end)
-            raise job.JobFailed(_RIVAL)
-        store.remove_leftovers()
-        report |= {"files": len(files), "manifest": store.manifest(start, end)}
-        if truncate:
-            # Verify the files again in their final place: after the truncation there may be no other copy.
-            _verify(spark.read.parquet(*[file.file for file in files]), start, end, _sum(files))
-            answer = gateways.request(
-                "POST", f"/v1/logs/{log}/truncate", value={"before": end}, is_repeatable=True
-            ).json()
-            report["first_offset"] = answer["first_offset"]
+        files: list[File] = []
+        notes: list[str] = []
+        if not dry_run and (end > start or truncate):
+            store = _Store(spark, path, log, row["created_at"])
+            if end > start:
+                files = _archive(spark, gateways, gateway, row, (start, end), store)
+                report |= {"files": len(files), "manifest": store.manifest(start, end)}
+            if truncate:
+                report["first_offset"], notes = _truncate(spark, gateways, row, end, store)
         frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
-        return job.JobResult(frame, report)
+        return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes)
+
+
+def _archive(
+    spark: SparkSession,
+    gateways: Gateways,
+    gateway: str | Sequence[str],
+    row: Mapping[str, Any],
+    span: tuple[int, int],
+    store: "_Store",
+) -> list[File]:
+    """Copy a range and record that in the log. Raises: JobFailed, where another run was faster too."""
+    (start, end), log, known = span, row["name"], row["archived_through"]
+    store.find_leftovers(start)
+    job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
+
+    def check() -> None:
+        now = gateways.get(f"/v1/logs/{log}")
+        if (now["archived_through"], now["created_at"]) != (known, row["created_at"]):
+            raise job.JobFailed(_RIVAL)
+
+    files = _copy(spark, gateway, log, span, store, check)
+    try:
+        gateways.request(
+            "POST",
+            f"/v1/logs/{log}/archived",
+            value={"through": end, "expect": known},
+            is_repeatable=True,
+        )
+    except VersionConflict:
+        store.withdraw(files, start, end)
+        raise job.JobFailed(_RIVAL) from None
+    except QuorumLogError as error:
+        raise job.JobFailed(
+            f"the files are in place, but the log could not be updated: {error.detail}"
+        ) from None
+    if not store.is_own(start, end):
+        # Another run copied the same range; the manifest tells whose files count.
+        store.withdraw(files, start, end)
+        raise job.JobFailed(_RIVAL)
+    store.remove_leftovers()
+    return files
+
+
+def _truncate(
+    spark: SparkSession, gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
+) -> tuple[int, list[str]]:
+    """Drop the log's ledgers below `end` as far as the archive has all records from the log's first offset
+    on: after the truncation there may be no other copy. So every file of every manifest is read again,
+    whichever run wrote it. Returns the log's first offset, and a note where the archive ends before `end`.
+    """
+    covered = first = int(row["first_offset"])
+    manifests = store.manifests_from(covered, end)
+    for manifest in manifests:
+        files = [File(**file) for file in manifest["files"]]
+        paths = [store.below_root(file.file) for file in files]
+        covered = min(end, manifest["through"])
+        try:
+            _verify(spark.read.parquet(*paths), manifest["first"], manifest["through"], _sum(files))
+        except (PySparkException, Py4JError) as error:
+            raise job.JobFailed(
+                f"nothing was truncated: the archive of {manifest['first']} to {covered - 1} can't be read:"
+                f" {job.cause_of(error)}"
+            ) from None
+    if store.manifests_from(first, end) != manifests:
+        raise job.JobFailed(f"nothing was truncated: {_RIVAL}")
+    if covered > first:
+        path = f"/v1/logs/{row['name']}/truncate"
+        answer = gateways.request("POST", path, value={"before": covered}, is_repeatable=True)
+        first = int(answer.json()["first_offset"])
+    note = (
+        f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
+        "Truncate with the --path where earlier records were archived"
+    )
+    return first, [note] if covered < end else []
 
 
 def _end(
@@ -158,7 +210,7 @@ def _copy(
         .option("endingOffsets", json.dumps({log: {"0": end}}))
         .option("includeHeaders", "true")
         .load()
-        .withColumn("digest", f.xxhash64("offset", "key", "value", "timestamp"))
+        .withColumn("digest", f.xxhash64(*_DIGESTED))
         .withColumn("date", f.to_date("timestamp"))
     )
     seen = Observation("archive")
@@ -186,7 +238,9 @@ def _copy(
             .collect()
         )
         check()
-        return store.publish([File(**row.asDict()) for row in rows], start, end)
+        return store.publish(
+            [File(**{**row.asDict(), "file": unquote(row.file)}) for row in rows], start, end
+        )
     finally:
         store.remove([aside])
 
@@ -197,7 +251,7 @@ def _sum(files: Sequence[File]) -> int:
 
 def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
     """Read files back and compare, with digests computed from the files' content."""
-    anew = f.xxhash64("offset", "key", "value", "timestamp")
+    anew = f.xxhash64(*_DIGESTED)
     found = frame.agg(
         f.count("*").alias("rows"),
         f.count_distinct("offset").alias("offsets"),
@@ -216,12 +270,16 @@ def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
 class _Store:
     """The archive's files, on any file system that Spark can reach."""
 
-    def __init__(self, spark: SparkSession, root: str, log: str) -> None:
+    def __init__(self, spark: SparkSession, root: str, log: str, created_at: str) -> None:
+        """`created_at`: of the log, which says it apart from an earlier one of its name."""
+        if _GLOBS.search(root):
+            raise job.JobFailed(f"--path {root}: Spark takes []{{}}*? and \\ for patterns")
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
         assert jvm is not None, "a classic session"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
+        self._created_at = created_at
         self._files: Any = self._path(self._root).getFileSystem(configuration)
         self._leftovers: list[str] = []
         """Files of this run's range, or beyond, that existed when the run began."""
@@ -250,6 +308,7 @@ class _Store:
         text = json.dumps(
             {
                 "log": self._log,
+                "created_at": self._created_at,
                 "run": self._run,
                 "leftovers": [self._below_root(path) for path in self._leftovers],
                 "first": start,
@@ -271,6 +330,10 @@ class _Store:
         run begins; but another run may still be at work on them. Once this run has won, no other run
         can win, and the files are removed.
         """
+        if any(said["created_at"] != self._created_at for said in self._manifests()):
+            raise job.JobFailed(
+                f"{self._root} has the archive of an earlier log {self._log}, which was deleted: choose another path"
+            )
         last = self._said(self._last_manifest(start))
         # The run of that manifest won, and may have died before it removed its leftovers.
         self.remove(f"{self._root}/{path}" for path in last.get("leftovers", ()))
@@ -301,18 +364,42 @@ class _Store:
             self.remove([self.manifest(start, end)])
         self.remove(file.file for file in files)
 
+    def manifests_from(self, start: int, end: int) -> list[dict[str, Any]]:
+        """The manifests that cover this log from `start` on without a gap, in order, up to `end` or to the
+        first offset that none covers.
+        """
+        known = [said for said in self._manifests() if said["created_at"] == self._created_at]
+        found: list[dict[str, Any]] = []
+        while start < end:
+            fitting = [said for said in known if said["first"] <= start < said["through"]]
+            if not fitting:
+                break
+            found.append(max(fitting, key=lambda said: said["through"]))
+            start = found[-1]["through"]
+        return found
+
+    def _manifests(self) -> list[dict[str, Any]]:
+        paths = self._below(f"{self._root}/_manifests/{self._log}")
+        return [said for path in paths if (said := self._said(path))]
+
+    def below_root(self, path: str) -> str:
+        """The path of a file that a manifest names."""
+        return f"{self._root}/{path}"
+
     def _last_manifest(self, start: int) -> str | None:
         """The manifest of the run that ended where this run begins."""
         names = self._below(f"{self._root}/_manifests/{self._log}")
         return next((name for name in names if name.endswith(f"-{start}.json")), None)
 
     def _said(self, manifest: str | None) -> dict[str, Any]:
-        """The content of a manifest; empty where there is none."""
+        """The content of a manifest; empty where there is none, or a killed run's half."""
         if manifest is None or not self._files.exists(self._path(manifest)):
             return {}
         stream = self._files.open(self._path(manifest))
         try:
             found: dict[str, Any] = json.loads(bytes(stream.readAllBytes()))
+        except ValueError:
+            return {}
         finally:
             stream.close()
         return found
