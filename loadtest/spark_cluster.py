@@ -109,6 +109,13 @@ class SparkCluster:
             found += [entry["text"] for entry in entries]
             at = page["next"]
 
+    def offset(self, plain: dict[str, int]) -> dict[str, dict[str, Any]]:
+        """The offset of a stream in the logs that have these names now."""
+        return {
+            name: {"0": at, "created_at": self.http.get(f"/v1/logs/{name}")["created_at"]}
+            for name, at in plain.items()
+        }
+
     def ledgers(self) -> set[int]:
         """Every ledger that there is."""
         return {int(ledger["ledger_id"]) for ledger in self.http.pages("/v1/ledgers", "ledgers")}

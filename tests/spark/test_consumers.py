@@ -113,8 +113,8 @@ def test_a_stream_begins_at_a_consumer_or_where_the_option_says(cluster: SparkCl
     early = reader(cluster, **both, startingOffsets=from_consumer("billing"))
     late = reader(cluster, **both, startingOffsets=from_consumer("billing", **{"from": "latest"}))
 
-    assert early.initialOffset() == {first: {"0": 4}, second: {"0": 0}}
-    assert late.initialOffset() == {first: {"0": 4}, second: {"0": 10}}
+    assert early.initialOffset() == cluster.offset({first: 4, second: 0})
+    assert late.initialOffset() == cluster.offset({first: 4, second: 10})
     early.stop()
     late.stop()
 
@@ -131,9 +131,9 @@ def test_a_position_in_a_log_that_was_deleted_begins_nowhere_unless_loss_is_acce
 
     with pytest.raises(DataLoss, match="was deleted: reset the consumer"):
         strict.initialOffset()
-    assert lax.initialOffset() == {log: {"0": 0}}
+    assert lax.initialOffset() == cluster.offset({log: 0})
     reset(cluster, log, "billing", 3)
-    assert strict.initialOffset() == {log: {"0": 3}}
+    assert strict.initialOffset() == cluster.offset({log: 3})
     strict.stop()
     lax.stop()
 
@@ -152,7 +152,7 @@ def test_a_position_below_what_was_truncated_is_told_before_anything_is_skipped(
     strict, lax = reader(cluster, **options), reader(cluster, **options, failOnDataLoss="false")
 
     start = strict.initialOffset()
-    assert start == {log: {"0": 2}}
+    assert start == cluster.offset({log: 2})
     with pytest.raises(DataLoss, match="it has 5 to 5"):
         strict.partitions(start, strict.latestOffset(start, EVERYTHING))
     (part,) = lax.partitions(start, lax.latestOffset(start, EVERYTHING))
@@ -175,7 +175,7 @@ def test_a_consumer_that_read_on_while_the_read_was_planned_is_not_taken_for_dat
         return get(asked, params)
 
     monkeypatch.setattr(stream._gateways, "get", late)
-    assert stream.initialOffset() == {log: {"0": 4}}
+    assert stream.initialOffset() == cluster.offset({log: 4})
     stream.stop()
 
 
@@ -489,5 +489,5 @@ def test_ledgers_have_no_consumers() -> None:
 def test_a_log_named_consumer_has_offsets_like_others(cluster: SparkCluster) -> None:
     made(cluster, "consumer", 5)
     stream = reader(cluster, subscribe="consumer", startingOffsets='{"consumer":{"0":3}}')
-    assert stream.initialOffset() == {"consumer": {"0": 3}}
+    assert stream.initialOffset() == cluster.offset({"consumer": 3})
     stream.stop()

@@ -218,7 +218,7 @@ def test_the_topic_of_a_plain_ledger_is_null_and_its_offset_the_entry() -> None:
 
 
 def test_the_last_ledgers_range_may_reach_into_a_ledger_that_came_since() -> None:
-    whole = LogExtent("a", 0, 30, ((0, 7), (10, 8)))
+    whole = LogExtent("a", 0, 30, ((0, 7), (10, 8)), "now")
 
     parts = list(whole.ranges(0, 30))
 

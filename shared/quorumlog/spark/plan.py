@@ -34,6 +34,13 @@ OFFSET_MAX: Final = (1 << 63) - 1
 """The greatest value of Spark's `long`."""
 
 
+Offset = dict[str, dict[str, Any]]
+"""An offset of a stream: `{"log":{"0":next,"created_at":…}}`, exclusive."""
+
+CREATED: Final = "created_at"
+"""Stands beside "0" in an offset: when the log was created that the offset is of."""
+
+
 class DataLoss(RuntimeError):
     """Records that a query should read are gone; `failOnDataLoss=false` continues without them."""
 
@@ -66,6 +73,8 @@ class LogExtent:
     end: int
     ledgers: tuple[tuple[int, int], ...]
     """(first offset, id) of each ledger, ascending."""
+    created_at: str
+    """Tells this log from an earlier or later one of its name."""
 
     def ranges(self, first: int, end: int) -> Iterator[TaskRange]:
         """A range of offsets, cut at the boundaries of ledgers.
@@ -124,7 +133,8 @@ def extent(gateways: Gateways, name: str) -> LogExtent:
         for item in shown["ledgers"]
         if item["first_offset"] is not None
     )
-    return LogExtent(name, int(shown["first_offset"]), int(shown["next_offset"]), ledgers)
+    first, end = int(shown["first_offset"]), int(shown["next_offset"])
+    return LogExtent(name, first, end, ledgers, str(shown["created_at"]))
 
 
 def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
@@ -292,26 +302,53 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
 
 
 def stream_plan(
-    options: ReadOptions, gateways: Gateways, start: Mapping[str, int], end: Mapping[str, int]
+    options: ReadOptions, gateways: Gateways, start: Offset, end: Offset
 ) -> list[TaskRange]:
     """The ranges of one batch of a stream. The batch may be repeated, so nothing but the boundaries of
-    ledgers is read again.
+    ledgers is read again. Raises: DataLoss.
     """
     ranges: list[TaskRange] = []
-    for name, until in sorted(end.items()):
-        first = start.get(name, 0)
-        if first >= until:
+    fails = options.fails_on_loss
+    if fails and (gone := sorted(start.keys() - end.keys())):
+        raise DataLoss(_gone(gone[0]))
+    for name, place in sorted(end.items()):
+        begun = start.get(name)
+        if begun is not None and begun[CREATED] == place[CREATED] and begun["0"] >= place["0"]:
             continue
         try:
             whole = extent(gateways, name)
         except NoSuchLog:
-            if options.fails_on_loss:
-                raise DataLoss(f"the log {name} is gone; failOnDataLoss=false forgets it") from None
+            if fails:
+                raise DataLoss(_gone(name)) from None
             continue
-        if name not in start:
-            first = whole.first
-        ranges += whole.ranges(*checked(whole, first, until, fails=options.fails_on_loss))
+        if fails and (is_other(whole, place) or (begun and is_other(whole, begun))):
+            raise DataLoss(replaced(whole, begun or place))
+        if is_other(whole, place):
+            continue
+        is_begun = begun is not None and not is_other(whole, begun)
+        first = begun["0"] if begun is not None and is_begun else whole.first
+        ranges += whole.ranges(*checked(whole, first, place["0"], fails=fails))
     return cut(ranges, options)
+
+
+def is_other(whole: LogExtent, place: Mapping[str, Any]) -> bool:
+    """Whether an offset is one of another log than the one that has this name now. Offsets never decrease,
+    so it is also where the log ends below.
+    """
+    return bool(whole.created_at != place[CREATED] or whole.end < place["0"])
+
+
+def replaced(whole: LogExtent, place: Mapping[str, Any]) -> str:
+    """The message of a loss by `is_other`."""
+    return (
+        f"{whole.name} has the offsets {whole.first} to {whole.end - 1} and was created at {whole.created_at}; the "
+        f"query is at {place['0']} of a log that was created at {place[CREATED]}: the log was deleted and created "
+        "again. failOnDataLoss=false reads the new log from its beginning"
+    )
+
+
+def _gone(name: str) -> str:
+    return f"the log {name} is gone; failOnDataLoss=false forgets it"
 
 
 def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
@@ -351,5 +388,5 @@ def next_offsets(
             found[name] = extent(gateways, name)
         except NoSuchLog:
             if options.fails_on_loss:
-                raise DataLoss(f"the log {name} is gone; failOnDataLoss=false forgets it") from None
+                raise DataLoss(_gone(name)) from None
     return found

@@ -1,5 +1,10 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
+# First: it says which PySpark is needed.
+from quorumlog.spark.versions import check
+
+# isort: split
+
 import hashlib
 import uuid
 from collections.abc import Iterator, Sequence
@@ -13,13 +18,11 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.types import DataType, StructType
 
 from quorumlog.spark import options as opt
-from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
@@ -47,6 +50,7 @@ class QuorumLogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read, planned at its first action; the plan stays for the DataFrame's life."""
         self._check_schema(schema)
+        check(self.options)
         options = ReadOptions.of(self.options)
         if options.published_as is not None:
             raise opt.BadOption("publishProgressAs is for streams: a batch commits nothing")
@@ -57,6 +61,7 @@ class QuorumLogSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """A streaming read."""
         self._check_schema(schema)
+        check(self.options)
         return StreamReader(self.options)
 
     def _check_schema(self, given: StructType) -> None:
@@ -123,8 +128,10 @@ class PruningReader(BatchReader):
         self._load = load
         self._pruning = EVERYTHING
 
-    def pushFilters(self, filters: Sequence[Filter]) -> list[Filter]:  # noqa: N802 - Spark's
+    def pushFilters(self, filters: Sequence[Any]) -> list[Any]:  # noqa: N802 - Spark's
         """Take the filters that prune; returns those that Spark has to apply."""
+        from quorumlog.spark.filters import pruning_of  # noqa: PLC0415 - PySpark 4.0 has no filters
+
         of_logs = not self._options.subject.ledgers
         self._pruning, left = pruning_of(filters, of_logs=of_logs)
         return left

@@ -1,8 +1,8 @@
 """A log as a stream: offsets in Kafka's form, and the size of batches.
 
-An offset is `{"log":{"0":next}}`, exclusive. Offsets are dense and never change, whatever retention
-does to ledgers, so a checkpoint stays valid. As in batch reads, nothing above the last add confirmed is
-read.
+An offset is `{"log":{"0":next,"created_at":…}}`, exclusive: the log's creation tells it from another log of
+its name. Offsets are dense and never change, whatever retention does to ledgers, so a checkpoint stays
+valid. As in batch reads, nothing above the last add confirmed is read.
 """
 
 import json
@@ -11,29 +11,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+
+from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import BadOption, ReadOptions
+from quorumlog.spark.plan import (
+    CREATED,
+    DataLoss,
+    LogExtent,
+    Offset,
+    TaskRange,
+    extent,
+    is_other,
+    next_offsets,
+    replaced,
+    start_of,
+    stream_plan,
+)
+from quorumlog.spark.publishing import PUBLISHED, ProgressPublisher
+from quorumlog.spark.reading import page_sizes, read_range
+from quorumlog.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-
-from quorumlog.spark.http import Gateways
-from quorumlog.spark.options import BadOption, ReadOptions
-from quorumlog.spark.plan import (
-    DataLoss,
-    LogExtent,
-    TaskRange,
-    extent,
-    next_offsets,
-    start_of,
-    stream_plan,
-)
-from quorumlog.spark.publishing import PUBLISHED, ProgressPublisher
-from quorumlog.spark.reading import page_sizes, read_range
-
-Offset = dict[str, dict[str, int]]
 
 LAG: Final = "lag"
 """Stands beside "0" in the latest offset of a query's progress: records that the query is behind."""
@@ -78,6 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at = float("-inf")
         self._end: dict[str, int] = {}
         self._initial: Offset | None = None
+        self._latest: Offset | None = None
         name = parsed.published_as
         self._publisher = None if name is None else ProgressPublisher(parsed.connection, name)
         self._gateways_: Gateways | None = None
@@ -90,17 +93,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
         """Where a query without a checkpoint begins."""
-        options, found = self._options, {}
+        options, found, made = self._options, {}, {}
         for name, whole in next_offsets(options, self._gateways, {}).items():
             start = start_of(options, self._gateways, whole, "latest")
             # A consumer may have read on since this end was asked for.
             known = whole if start <= whole.end else extent(self._gateways, name)
             if start > known.end:
                 if options.fails_on_loss:
-                    raise DataLoss(_behind(known, start))
+                    raise DataLoss(
+                        f"{name} ends at {known.end}, below {start}; failOnDataLoss=false begins at the end"
+                    )
                 start = known.end
-            found[name] = start
-        self._initial = _offset(found)
+            found[name], made[name] = start, known.created_at
+        self._initial = _offset(found, made)
         if self._publisher is not None:
             self._publisher.begun = found
         return self._initial
@@ -118,37 +123,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = next_offsets(self._options, self._gateways, {})
         self._target = {name: whole.end for name, whole in found.items()}
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's
-        """Where the next batch ends."""
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: Offset | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
+        """Where the next batch ends. PySpark before 4.2 gives no arguments: the batch has all that there is."""
+        if start is None:
+            start = self._latest or self._initial or {}
         self._publish(start)
+        self._latest = self._next(start, limit)
+        self._end = _plain(self._latest)
+        return self._latest
+
+    def _next(self, start: Offset, limit: ReadLimit | None) -> Offset:
         known = _plain(start)
         found = next_offsets(self._options, self._gateways, known)
-        for name, whole in found.items():
-            # Offsets never decrease, so another log has this name now.
-            if whole.end < known.get(name, 0):
-                if self._options.fails_on_loss:
-                    raise DataLoss(_behind(whole, known[name]))
-                # Nothing of this log in this batch; the next batch starts at the log's beginning.
-                self._end = {**known, name: whole.first}
-                return _offset(self._end)
+        made = {name: place[CREATED] for name, place in start.items()}
+        made |= {name: whole.created_at for name, whole in found.items()}
+        others = [
+            whole for name, whole in found.items() if name in start and is_other(whole, start[name])
+        ]
+        if others:
+            if self._options.fails_on_loss:
+                raise DataLoss(replaced(others[0], start[others[0].name]))
+            # Nothing of any log in this batch; the next batch starts at the new logs' beginning.
+            return _offset({**known, **{whole.name: whole.first for whole in others}}, made)
         ends = {name: self._end_of(whole) for name, whole in found.items()}
         # A log that is new to the query is read from its beginning.
         starts = {name: known.get(name, whole.first) for name, whole in found.items()}
         left = {name: max(0, ends[name] - starts[name]) for name in found}
         if self._waits(sum(left.values())):
-            self._end = known
             return start
         readable = {name: max(starts[name], found[name].first) for name in found}
         taken = _share(left, self._rows_of(limit, readable, left))
-        self._end = {
-            **known,
-            **{
-                name: starts[name] + taken[name]
-                for name in found
-                if name in known or taken[name] or not left[name]
-            },
+        moved = {
+            name: starts[name] + taken[name]
+            for name in found
+            if name in known or taken[name] or not left[name]
         }
-        return _offset(self._end)
+        return _offset({**known, **moved}, made)
 
     def _publish(self, start: Offset) -> None:
         """Publish where the next batch begins: Spark has committed all before it, and asks for no batch earlier. Spark
@@ -176,14 +188,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _rows_of(
-        self, limit: ReadLimit, starts: Mapping[str, int], left: Mapping[str, int]
+        self, limit: ReadLimit | None, starts: Mapping[str, int], left: Mapping[str, int]
     ) -> int | None:
         """The most rows of a batch; None for no limit."""
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         bytes_max = self._options.bytes_per_trigger_max
         if isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        if bytes_max is None or isinstance(limit, ReadAllAvailable):
+        if limit is None or bytes_max is None or isinstance(limit, ReadAllAvailable):
             return rows_max
         rows = total = 0
         for name, count in left.items():
@@ -210,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[TaskRange]:
         """The ranges of one batch's tasks; a repeated batch gets the same."""
-        return stream_plan(self._options, self._gateways, _plain(start), _plain(end))
+        return stream_plan(self._options, self._gateways, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """In a task: the range's rows as Arrow batches."""
@@ -228,20 +240,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_gateways_": None}
 
 
-def _behind(whole: LogExtent, at: int) -> str:
-    return (
-        f"the log {whole.name} ends at {whole.end}, and {at} is where to go on: is it another log "
-        "of this name? failOnDataLoss=false goes on with what it has"
-    )
+def _plain(offset: Offset) -> dict[str, int]:
+    return {name: int(place["0"]) for name, place in offset.items()}
 
 
-def _plain(offset: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    return {name: int(places["0"]) for name, places in offset.items()}
-
-
-def _offset(plain: Mapping[str, int]) -> Offset:
-    """An offset as sorted JSON, because Spark compares offsets as text."""
-    return {name: {"0": at} for name, at in sorted(plain.items())}
+def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> Offset:
+    """An offset as sorted JSON, because Spark compares offsets as text. `made`: when the logs were created."""
+    return {name: {"0": at, CREATED: made[name]} for name, at in sorted(plain.items())}
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:

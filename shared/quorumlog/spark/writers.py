@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import check_schema
+from quorumlog.spark.versions import DataSourceStreamArrowWriter
 from quorumlog.spark.writing import (
     TaskMessage,
     Whose,

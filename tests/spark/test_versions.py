@@ -1,0 +1,141 @@
+"""Older versions of PySpark, each in a folder below build/ (`pip install`, once)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from loadtest.spark_cluster import SparkCluster
+from quorumlog.spark import config
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+from quorumlog.spark.options import BadOption
+from quorumlog.spark.versions import check
+from tests.support.retry import LOST_WORKER
+from tests.support.waiting import DeadlineMissed
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+VERSIONS: Final = os.environ.get("PYSPARK_VERSIONS", "4.0.5").split()
+"""Besides the installed one; `PYSPARK_VERSIONS="4.0.5 4.1.4 4.2.1" make test ARGS="-k test_versions"`."""
+OTHER: Final = """
+from pyspark.sql.datasource import DataSource, DataSourceReader
+class DefaultSource(DataSource):
+    @classmethod
+    def name(cls): return "other"
+    def schema(self): return "a int"
+    def reader(self, schema): return Reader()
+class Reader(DataSourceReader):
+    def read(self, partition): yield (1,)
+"""
+
+
+def installed(version: str) -> Path:
+    """A folder with this PySpark and no more; what it needs is what the installed one needs."""
+    folder = ROOT / "build" / f"pyspark-{version}"
+    if not folder.exists():
+        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+        wanted = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(draft),
+            f"pyspark=={version}",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-input", *wanted],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            shutil.rmtree(draft, ignore_errors=True)
+            pytest.skip(f"PySpark {version} can't be installed: {done.stderr.strip()[-300:]}")
+        draft.rename(folder)
+    return folder
+
+
+def run(version: Path, program: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a program beside another data source, with this PySpark."""
+    folder.joinpath("pyspark_other.py").write_text(OTHER)
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (version, ROOT / "shared", folder)))
+    config.prepare(environment)
+    return subprocess.run(
+        [sys.executable, *program], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_older_pyspark_writes_reads_and_streams_and_names_what_it_lacks(
+    cluster: SparkCluster, tmp_path: Path, version: str
+) -> None:
+    one, other = (f"version-{version}-{name}" for name in ("one", "other"))
+    asked = {
+        "urls": cluster.urls,
+        "java": f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={tmp_path}",
+        "one": one,
+        "other": other,
+    }
+    program = [str(Path(__file__).with_name("versioned_job.py"))]
+    for log in (one, other):
+        if cluster.http.pages("/v1/logs", "logs", prefix=log):
+            cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
+        cluster.create(log)
+    done = run(installed(version), [*program, json.dumps(asked)], tmp_path)
+    if LOST_WORKER in done.stderr:
+        raise DeadlineMissed(LOST_WORKER, done.stderr[-300:], 10)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["version"], found["others"], found["counts"]) == (version, 1, [105, 105])
+    lacks_limits, lacks_filters = version < "4.2", version < "4.1"
+    assert ("maxOffsetsPerTrigger needs PySpark 4.2" in found["limited"]) == lacks_limits
+    assert ("pushFilters needs PySpark 4.1" in found["filtered"]) == lacks_filters
+
+
+def printed(code: str) -> list[str]:
+    """What a Python without a module of somebody else's prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "shared")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("pyspark.sql.datasource", "the format quorumlog needs PySpark 4.0 to 4.3, and this is "),
+        ("pyarrow", "pyarrow"),
+        ("pyspark", "pyspark"),
+    ],
+)
+def test_the_module_that_spark_finds_can_be_imported_anywhere_and_says_what_is_missing(
+    module: str, said: str
+) -> None:
+    name, sentence = printed(
+        f"""import sys
+sys.modules[{module!r}] = None
+from pyspark_quorumlog import DefaultSource
+print(DefaultSource.name())
+try:
+    DefaultSource({{}})
+except RuntimeError as error:
+    print(error)
+"""
+    )
+    assert name == "quorumlog"
+    assert sentence.startswith("the format quorumlog can't be used here: ")
+    assert said in sentence
+
+
+@pytest.mark.parametrize("name", ["pushFilters", "maxOffsetsPerTrigger", "publishProgressAs"])
+def test_an_option_is_refused_where_pyspark_is_too_old_for_it(name: str) -> None:
+    with pytest.raises(BadOption, match=rf"{name} needs PySpark 4\.[12] or later; this is 4\.0\.5"):
+        check({name.lower(): "1"}, "4.0.5")
+    check({name: "1", "subscribe": "a"}, "4.2.0.dev1")
