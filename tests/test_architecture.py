@@ -17,7 +17,7 @@ _ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "asyncpg": ("services/metadata", "loadtest/many", "loadtest/bench_metadata"),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
-    "pyspark": ("shared/quorumlog/spark", "loadtest/spark"),
+    "pyspark": ("shared/quorumlog/spark", "shared/pyspark_quorumlog", "loadtest/spark"),
     "nats": ("loadtest",),
     "locust": ("loadtest",),
 }
