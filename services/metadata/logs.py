@@ -288,8 +288,7 @@ async def _forked(connection: Connection, wanted: LogRow, fork: ForkBody) -> Log
         f"SELECT {ROW} FROM logs WHERE name = $1 FOR SHARE", fork.source
     )
     source = (await _existing(connection, record, fork.source)).to_core()
-    if source.created_at != fork.created_at:
-        raise NoSuchLog(f"the log {fork.source} is another one", log=fork.source)
+    source.check_created(fork.created_at)
     if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
         raise InvalidRequest(
             f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",

@@ -419,8 +419,8 @@ class LogFenced(Superseded, code="log-fenced", title="A newer writer opened the 
 
 
 class LogReplaced(Superseded, code="log-replaced", title="The log was made again"):
-    """The position is one of a log that was deleted; the log of this name now is another one. A reset puts the
-    consumer into that log.
+    """The request is for a log that was deleted, and another log was created under its name since. Nothing was done.
+    Offsets of the old log mean nothing in the new one: read it from `earliest`. A reset puts a consumer into the new log.
     """
 
 
@@ -503,6 +503,12 @@ class OffsetTruncated(
     Superseded, code="offset-truncated", status=410, title="The records at this offset were dropped"
 ):
     """The offset is below the log's first offset (`first_offset`): these records were dropped."""
+
+
+class OffsetBeyondEnd(
+    Invalid, code="offset-beyond-end", status=416, title="The log ends before this offset"
+):
+    """The log has not given out this offset: `next_offset` is its end, where a reader may wait for the next record."""
 
 
 class EntryLost(Superseded, code="entry-lost", status=410, title="The entry is lost"):

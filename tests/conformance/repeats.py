@@ -199,7 +199,7 @@ class Repeats:
         if answer.status in (200, 204) and call.body:
             is_repeat = is_whole and answer.status == 204
             if not is_repeat:
-                end = int(_value(answer.headers, "Stream-Next-Offset"))
+                end = int(_value(answer.headers, "Stream-Next-Offset").partition("_")[0])
                 self.appends.acknowledged(call.path, end, call.body)
         return answer
 

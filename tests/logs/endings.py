@@ -145,7 +145,7 @@ class Ending:
                 self.told(done)
                 gateway = self.alive()
                 with contextlib.suppress(ConnectionResetError, QuorumLogError):
-                    await gateway.while_it_lives(gateway.logs.finish(NAME), PATIENCE_S)
+                    await gateway.while_it_lives(gateway.logs.finish(NAME, None), PATIENCE_S)
                 if self.rng.random() < 0.5:
                     return
             await asyncio.sleep(self.rng.random() * 0.01)

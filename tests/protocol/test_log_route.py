@@ -11,6 +11,7 @@ from quorumlog.errors import (
     UNKNOWN,
     EntryUnavailable,
     LogClosed,
+    LogReplaced,
     MetadataUnavailable,
     NoSuchLedger,
     NoSuchLog,
@@ -312,7 +313,56 @@ def test_what_an_ended_owner_did_not_do_goes_to_no_namesake_of_its_log() -> None
     hand.answer(ReadLedger, ledger(7, OTHER))
 
     assert isinstance(hand.answers["theirs"], NotTheOwner)
-    assert hand.questions(Forward) == [Forward(OTHER, "log", call("mine"))]
+    assert isinstance(hand.answers["mine"], NotTheOwner)
+    assert hand.questions(Forward) == []
+
+
+@pytest.mark.parametrize("is_forwarded", [True, False])
+def test_an_append_whose_client_gave_up_goes_to_no_owner_any_more(*, is_forwarded: bool) -> None:
+    hand, _ = owning()
+    hand.append("second", is_forwarded=is_forwarded)
+    hand.hear(Abandoned("second"))
+    hand.hear(SubmitFailed(1, WriterLost()))
+    hand.answer(RecoverLedger, closed(1, 0, ME))
+
+    assert hand.questions(ReadLog) == [], "nobody looks for an owner of it"
+    hand.append("third")
+    before = len(hand.submitted)
+    hand.answer(ReadLog, EMPTY)
+    hand.create(9)
+    assert [b"third" in payload for payload in hand.submitted[before:]] == [True]
+
+
+def test_an_append_that_was_judged_by_another_log_of_the_name_is_refused() -> None:
+    hand, row = owning()
+    hand.hear(AppendsAsked((("other", replace(call("other"), created_at="before")),)))
+    assert "other" not in hand.answers, "this owner may be of a log that is no more"
+    hand.answer(ReadLog, row)
+
+    assert isinstance(hand.answers["other"], LogReplaced)
+    assert hand.answers["other"].outcome == NOT_DONE
+    assert not any(b"other" in payload for payload in hand.submitted)
+
+
+def test_an_owner_of_a_log_that_is_no_more_refuses_nothing_for_the_next_one() -> None:
+    hand, _ = owning()
+    hand.hear(AppendsAsked((("next", replace(call("next"), created_at="later")),)))
+    hand.answer(ReadLog, replace(OTHERS, created_at="later"))
+    hand.answer(RecoverLedger, closed(1, 0, ME))
+    hand.answer(ReadLog, replace(OTHERS, created_at="later"))
+    hand.answer(ReadLedger, ledger(7, OTHER))
+
+    wanted = replace(call("next"), created_at="later")
+    assert hand.questions(Forward) == [Forward(OTHER, "log", wanted)]
+
+
+def test_a_change_by_force_is_of_the_log_that_was_judged() -> None:
+    hand = Hand()
+    hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed, created_at="before"))
+    hand.answer(ReadLog, replace(EMPTY, created_at="later"))
+
+    assert isinstance(hand.answers["close"], LogReplaced)
+    assert hand.questions(SwapLog) == []
 
 
 def test_a_request_under_way_to_another_owner_is_not_appended_here_as_well() -> None:

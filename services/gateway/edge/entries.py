@@ -144,7 +144,7 @@ class EntryRoutes:
                 "last_add_confirmed": done.last_add_confirmed,
             },
             lambda data: self._append_message(ledger_id, password, data),
-            lambda start: PageStream(pages, self._room, start),
+            lambda start, _created_at: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
 

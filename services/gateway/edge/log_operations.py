@@ -19,10 +19,18 @@ from services.gateway.edge.operations import (
     WITH_METADATA,
     gives,
 )
+from services.gateway.logs.values import CREATED_AT
 
 LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Logs whose name begins with this.")
+
+CREATED: Final = query_text(
+    "created",
+    CREATED_AT,
+    "The `created_at` of the log that is meant, as an answer has told it: if the log was deleted and created again since, the "
+    "answer is 409 `log-replaced`, and nothing is done.",
+)
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "name": "events",
@@ -61,6 +69,7 @@ TAKING_OVER: Final = (
     *USUAL,
     *WITH_BODY,
     errors.NoSuchLog,
+    errors.LogReplaced,
     errors.NotEnoughBookies,
     errors.RecoveryBlocked,
     errors.EntryUnavailable,
@@ -78,7 +87,7 @@ def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> O
         "Logs",
         summary,
         text,
-        (NAME,),
+        (NAME, *more.get("parameters", ())),
         more.get("body", NOTHING),
         gives("Done.", *more.get("content", _LOG)),
         (*TAKING_OVER, *more.get("errors", ())),
@@ -134,7 +143,7 @@ PATCH: Final = Operation(
     "only if the log has this `version` (its `ETag`): else 412 `version-conflict`, whose `version` is the log's; a roll or a "
     "new owner changes it too. "
     "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
-    (NAME, IF_MATCH),
+    (NAME, IF_MATCH, CREATED),
     {
         JSON: Content(
             models.LogPatch,
@@ -146,6 +155,7 @@ PATCH: Final = Operation(
         *USUAL,
         *WITH_BODY,
         errors.NoSuchLog,
+        errors.LogReplaced,
         errors.VersionConflict,
         errors.EntryUnavailable,
         errors.RecoveryBlocked,
@@ -158,7 +168,8 @@ DELETE: Final = Operation(
     "deleteLog",
     "Logs",
     "Delete a log with its ledgers",
-    parameters=(NAME,),
+    "With `created` only that log: if it was replaced since, it is deleted already, and the answer is 404 `no-such-log`.",
+    (NAME, CREATED),
     replies={204: Reply("It is deleted, and the name is free.")},
     errors=(
         *ALWAYS,
@@ -190,6 +201,7 @@ TRUNCATE: Final = _order(
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
     errors=(errors.LogProtected,),
+    parameters=(CREATED,),
 )
 ARCHIVED: Final = _order(
     "archived",
@@ -198,7 +210,12 @@ ARCHIVED: Final = _order(
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),
+    parameters=(CREATED,),
 )
 CLOSE: Final = _order(
-    "close", "closeLog", "Close a log for good", errors=(errors.NotTheOwner, errors.WriterLost)
+    "close",
+    "closeLog",
+    "Close a log for good",
+    errors=(errors.NotTheOwner, errors.WriterLost),
+    parameters=(CREATED,),
 )

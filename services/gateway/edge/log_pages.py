@@ -1,6 +1,6 @@
 """A log's records as pages."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -10,6 +10,7 @@ from quorumlog import header
 from services.gateway.edge.encodings import encoded, encoded_key
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
+from services.gateway.edge.starts import token_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, LogRead, ReadRecord, Start
 
@@ -20,15 +21,27 @@ def log_position(page: LogRead | LogBatches) -> dict[str, str]:
         header.NEXT_OFFSET: str(page.next),
         "First-Offset": str(page.first_offset),
         "Log-Closed": "true" if page.closed else "false",
+        "Log-Created-At": page.created_at,
     }
 
 
 class LogPages(Pages[LogRead]):
-    """Records of one log."""
+    """Records of one log: of that which was created at `created_at`, else of that which the first page is of. Pages of a
+    later log of this name are never among them (rule 27b).
+    """
 
-    def __init__(self, logs: LogManager, name: str) -> None:
+    def __init__(self, logs: LogManager, name: str, created_at: str | None = None) -> None:
         super().__init__(b'"log":"%b"' % name.encode())
-        self._logs, self._log = logs, name
+        self._logs, self._log, self._created_at = logs, name, created_at
+
+    @property
+    def key(self) -> Hashable | None:
+        """The log and its creation."""
+        return None if self._created_at is None else (self.name, self._created_at)
+
+    def event_id(self, page: LogRead, number: int) -> bytes:
+        """The offset and the log's creation."""
+        return b"%d.%b" % (number, token_of(page.created_at).encode())
 
     async def read(
         self,
@@ -39,12 +52,20 @@ class LogPages(Pages[LogRead]):
         wait_s: float = 0.0,
     ) -> LogRead:
         """The records from an offset on. Raises: what the log raises."""
-        return await self._logs.read(self._log, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+        page = await self._logs.read(
+            self._log,
+            at,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait_s=wait_s,
+            created_at=self._created_at,
+        )
+        self._created_at = page.created_at
+        return page
 
     async def end(self, page: LogRead) -> int:
         """The offset after the last acknowledged record."""
-        del page
-        return await self._logs.end(self._log)
+        return (await self._logs.tail(self._log, created_at=page.created_at))[0]
 
     def count(self, page: LogRead) -> int:
         """Records of a page."""
@@ -79,11 +100,12 @@ class LogPages(Pages[LogRead]):
         return (_record_json(found, encoding) for found in page.records)
 
     def members(self, page: LogRead) -> bytes:
-        """`"next","first_offset","closed"`."""
-        return b'"next":%d,"first_offset":%d,"closed":%b' % (
+        """`"next","first_offset","closed","created_at"`."""
+        return b'"next":%d,"first_offset":%d,"closed":%b,"created_at":"%b"' % (
             page.next,
             page.first_offset,
             b"true" if page.closed else b"false",
+            page.created_at.encode(),
         )
 
     def ending(self, page: LogRead) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The resource /v1/logs/{name}/entries: append records to a log and read them."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
 from services.gateway.edge import record_operations as op
 from services.gateway.edge.answers import json_bytes, octets
+from services.gateway.edge.log_operations import CREATED
 from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import (
     check_size,
@@ -54,13 +55,21 @@ class RecordRoutes:
             accepted(request, (NDJSON,))
             if producer is not None:
                 raise invalid(op.PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
-            pipe = self._pipe(name, token, expect)
+            created_at = given[CREATED] or (await self._logs.row(name)).created_at
+            pipe = self._pipe(name, created_at, token, expect)
             names = ("first_offset", "last_offset")
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
         accepted(request)
         records = await read_records(request, self._room, media)
         since = given[op.PRODUCER_SINCE] or 0
-        call = Append.of(records, producer, expect=expect, token=token, since=since)
+        call = Append.of(
+            records,
+            producer,
+            expect=expect,
+            token=token,
+            since=since,
+            created_at=given[CREATED],
+        )
         done = await self._logs.append(name, call)
         return json_bytes(
             _appended(name, done),
@@ -71,20 +80,32 @@ class RecordRoutes:
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""
         name = given[NAME]
-        wanted = ReadRequest.of(request, given, _READ_TYPES, given[op.FROM])
+        wanted = ReadRequest.of(request, given, _READ_TYPES, given[op.FROM], given[CREATED])
         if wanted.media == ARROW:
             stored = await self._batches(name, wanted.as_page())
             return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
-        return await answer_read(request, self._room, LogPages(self._logs, name), wanted)
+        pages = LogPages(self._logs, name, wanted.created_at)
+        return await answer_read(request, self._room, pages, wanted)
 
     async def _batches(self, name: str, wanted: ReadRequest) -> LogBatches:
         """The page of a read, without decoding its records."""
         assert wanted.limit is not None, "a page has limits"
         assert wanted.max_bytes is not None, "a page has limits"
         limit, max_bytes = wanted.limit, min(wanted.max_bytes, WHOLE_BYTES_MAX)
+        created_at = wanted.created_at
 
-        def read(at: Start, wait_s: float) -> Awaitable[LogBatches]:
-            return self._logs.batches(name, at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
+        async def read(at: Start, wait_s: float) -> LogBatches:
+            nonlocal created_at
+            page = await self._logs.batches(
+                name,
+                at,
+                limit=limit,
+                max_bytes=max_bytes,
+                wait_s=wait_s,
+                created_at=created_at,
+            )
+            created_at = page.created_at
+            return page
 
         def is_news(page: LogBatches) -> bool:
             return bool(page.batches) or page.closed
@@ -94,13 +115,15 @@ class RecordRoutes:
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/ws."""
         name, token = given[NAME], given[WRITER_TOKEN]
-        await self._logs.get(name)
+        created_at = (await self._logs.get(name)).log.created_at
         target = SocketTarget(
-            self._pipe(name, token),
+            self._pipe(name, created_at, token),
             _records_of,
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda data: self._append_message(name, token, data),
-            lambda start: PageStream(LogPages(self._logs, name), self._room, start),
+            lambda start, created: PageStream(
+                LogPages(self._logs, name, created or created_at), self._room, start
+            ),
             start_of_json,
         )
         return await serve(request, self._room, target)
@@ -109,13 +132,15 @@ class RecordRoutes:
         call = Append.of(_records_of(data), None, token=token)
         return _appended(name, await self._logs.append(name, call))
 
-    def _pipe(self, name: str, token: int | None, expect: int | None = None) -> Pipe[Record]:
-        """The pipe of a stream. Its batches depend on timing, so a producer's sequence, which counts requests, has
-        no place in a stream.
+    def _pipe(
+        self, name: str, created_at: str, token: int | None, expect: int | None = None
+    ) -> Pipe[Record]:
+        """The pipe of a stream, all of whose records go to one log. Its batches depend on timing, so a producer's sequence,
+        which counts requests, has no place in a stream.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
-            call = Append.of(records, expect=expect, token=token)
+            call = Append.of(records, expect=expect, token=token, created_at=created_at)
             done = await self._logs.append(name, call)
             return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 

@@ -68,17 +68,19 @@ class LogRoutes:
             wanted.limits,
             deletion_protection=wanted.deletion_protection,
             expect=given[IF_MATCH],
+            created_at=given[op.CREATED],
         )
         return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
-        await self._logs.delete(given[NAME])
+        await self._logs.delete(given[NAME], created_at=given[op.CREATED])
         return no_content()
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        return json_value(log_json(await self._logs.close(given[NAME])))
+        view = await self._logs.close(given[NAME], created_at=given[op.CREATED])
+        return json_value(log_json(view))
 
     async def roll(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/roll."""
@@ -87,12 +89,15 @@ class LogRoutes:
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
         wanted = await body.read_model(request, self._room, LogTruncate)
-        return json_value(log_json(await self._logs.truncate(given[NAME], wanted.before)))
+        view = await self._logs.truncate(given[NAME], wanted.before, created_at=given[op.CREATED])
+        return json_value(log_json(view))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
         wanted = await body.read_model(request, self._room, LogArchived)
-        view = await self._logs.archived(given[NAME], wanted.through, expect=wanted.expect)
+        view = await self._logs.archived(
+            given[NAME], wanted.through, expect=wanted.expect, created_at=given[op.CREATED]
+        )
         return json_value(log_json(view))
 
     async def open(self, request: web.Request, given: Given) -> web.Response:

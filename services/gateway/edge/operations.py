@@ -26,7 +26,7 @@ from quorumlog.net.parameters import (
     query_integer,
     query_text,
 )
-from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import tickets
@@ -39,6 +39,7 @@ from services.gateway.edge.limits import (
 )
 from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.room import Room
+from services.gateway.edge.starts import EVENT_ID, event_id_of
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,
@@ -106,11 +107,14 @@ ENCODING: Final = query_choice(
     "`data_base64` among the others.",
     "base64",
 )
-LAST_EVENT_ID: Final = header_integer(
+LAST_EVENT_ID: Final[Parameter[tuple[int, str | None] | None]] = Parameter(
     "Last-Event-ID",
-    "With events: the id of the last event that was seen, in place of `from`; -1: none.",
-    low=NO_ENTRY,
-    high=ID_MAX - 1,
+    "header",
+    event_id_of,
+    {"type": "string", "pattern": f"^{EVENT_ID}$"},
+    "With events: the id of the last event that was seen, in place of `from`; -1: none. The id of a log's event names the "
+    "log's creation: where the log was replaced since, the answer is 409 `log-replaced`.",
+    None,
 )
 """Where a stream of events goes on after it was cut off."""
 NOTHING_FOLLOWS: Final = Reply(

@@ -6,7 +6,7 @@ The differences between the two (who is asked, and the members of a page) are in
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Final, Generic
 
@@ -33,6 +33,16 @@ class Pages(ABC, Generic[P]):
     def __init__(self, name: bytes, last: int | None = None) -> None:
         """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""
         self.name, self.last = name, last
+
+    @property
+    def key(self) -> Hashable | None:
+        """What all readers have in common who read the same; None until a page was read that says it."""
+        return self.name
+
+    def event_id(self, page: P, number: int) -> bytes:
+        """The id of an item as an event, by which a client comes back."""
+        del page
+        return b"%d" % number
 
     @abstractmethod
     async def read(
@@ -205,7 +215,7 @@ class PageStream(Generic[P]):
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
-        while is_limited or not isinstance(self.at, int):
+        while is_limited or not isinstance(self.at, int) or self.pages.key is None:
             page = await self.page(wait_s)
             yield SharedPage(page)
             wait_s = self.room.limits.comment_every_s
@@ -213,7 +223,7 @@ class PageStream(Generic[P]):
                 return
         tail = shared_tail(
             self.room.follows,
-            self.pages.name,
+            self.pages.key,
             self.pages,
             self.at,
             wait_s=self.room.limits.comment_every_s,

@@ -45,20 +45,32 @@ class ReadRequest:
     wait_s: float
     limit: int | None
     max_bytes: int | None
+    created_at: str | None = None
+    """Of the log that is meant; None: whichever has the name."""
 
     @classmethod
-    def of(cls, request: web.Request, given: Given, media: tuple[str, ...], start: Start) -> Self:
+    def of(
+        cls,
+        request: web.Request,
+        given: Given,
+        media: tuple[str, ...],
+        start: Start,
+        created_at: str | None = None,
+    ) -> Self:
         """A request that may be answered in one of `media`. Raises: NotAcceptable."""
         chosen = accepted(request, media)
         arrow.check_acceptable(chosen)
         seen = given[LAST_EVENT_ID] if chosen == EVENTS else None
+        if seen is not None:
+            start, created_at = seen[0] + 1, seen[1] or created_at
         return cls(
             chosen,
-            start if seen is None else seen + 1,
+            start,
             given[ENCODING],
             given[WAIT_MS] / 1000,
             given.get(LIMIT),
             given.get(MAX_BYTES),
+            created_at,
         )
 
     def stream(self, room: Room, pages: Pages[P]) -> PageStream[P]:

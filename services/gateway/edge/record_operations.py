@@ -12,7 +12,7 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
-from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.log_operations import CREATED, TAKING_OVER
 from services.gateway.edge.media import NDJSON
 from services.gateway.edge.operations import (
     ALWAYS,
@@ -93,7 +93,16 @@ APPEND: Final = Operation(
     "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
     "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once that "
     "answer is forgotten.",
-    (NAME, EXPECT, PRODUCER_ID, PRODUCER_SINCE, PRODUCER_EPOCH, PRODUCER_SEQ, WRITER_TOKEN),
+    (
+        NAME,
+        EXPECT,
+        CREATED,
+        PRODUCER_ID,
+        PRODUCER_SINCE,
+        PRODUCER_EPOCH,
+        PRODUCER_SEQ,
+        WRITER_TOKEN,
+    ),
     append_forms(
         Content(
             {
@@ -158,7 +167,7 @@ READ: Final = Operation(
     "Read records",
     "Sees every record that was acknowledged before the read began. At the end the list is empty; "
     "`next` is where to go on.",
-    (NAME, FROM, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
+    (NAME, FROM, CREATED, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
     replies={
         200: Reply(
             "Records, maybe none.",
@@ -182,6 +191,7 @@ READ: Final = Operation(
                             "next": 1,
                             "first_offset": 0,
                             "closed": False,
+                            "created_at": "2026-01-02T03:04:05.678901Z",
                         }
                     },
                 ),
@@ -196,6 +206,7 @@ READ: Final = Operation(
                 "the head was sent.",
                 "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                 "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
+                "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, for `created`.",
             },
         ),
         204: NOTHING_FOLLOWS,
@@ -203,6 +214,8 @@ READ: Final = Operation(
     errors=(
         *USUAL,
         errors.NoSuchLog,
+        errors.LogReplaced,
+        errors.OffsetBeyondEnd,
         errors.OffsetTruncated,
         errors.EntryLost,
         errors.EntryUnavailable,
@@ -217,7 +230,7 @@ SOCKET: Final = Operation(
     "Append and follow the tail over one WebSocket",
     "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
     'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
-    "for the tail (from `earliest`, `latest`, -N and a time too, as in a read; encoding `frames` for binary "
+    "for the tail (of the log that was created at `created`, if that is given; from `earliest`, `latest`, -N and a time too, as in a read; encoding `frames` for binary "
     'messages); from `latest`, -N or a time the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
     "problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each "
     "message is one append with the answer of HTTP.",

@@ -47,6 +47,7 @@ _HEARTBEAT_S: Final = 20.0
 """Pings: below the 60 s after which proxies commonly cut what is silent."""
 _CONTROL_BYTES_MAX: Final = 300
 """A question for the tail is short: a longer message is an append."""
+_TAIL: Final = {"from", "encoding", "created"}
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
@@ -65,8 +66,8 @@ class SocketTarget(Generic[T, P]):
     """The answer to an acknowledged run."""
     append: Callable[[Message], Awaitable[bytes]]
     """Append what a message has, and give HTTP's answer. Raises: QuorumLogError."""
-    stream: Callable[[Start], PageStream[P]]
-    """The pages from a position on."""
+    stream: Callable[[Start, str | None], PageStream[P]]
+    """The pages from a position on, of the log that was created then (None: of the ledger or log of this socket)."""
     start: Callable[[object, str], Start] = id_of_json
     """Where a tail begins: reads the JSON value at a pointer. Raises InvalidRequest."""
 
@@ -237,8 +238,10 @@ class _Session(Generic[T, P]):
         if type(value) is not dict or "tail" not in value:
             return False
         asked = value["tail"]
-        if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - {"from", "encoding"}:
-            raise invalid("/tail", "must be an object with from and encoding, and stand alone")
+        if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - _TAIL:
+            raise invalid(
+                "/tail", "must be an object with from, encoding and created, and stand alone"
+            )
         encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
@@ -246,7 +249,10 @@ class _Session(Generic[T, P]):
         if self._tail.done():
             raise invalid("/tail", "this socket has a tail already")
         start = self._target.start(asked.get("from", 0), "/tail/from")
-        self._tail.set_result(_messages(self._target.stream(start), encoding))
+        created_at = asked.get("created")
+        if created_at is not None and not isinstance(created_at, str):
+            raise invalid("/tail/created", "must be a text, the `created_at` of a log")
+        self._tail.set_result(_messages(self._target.stream(start, created_at), encoding))
         return True
 
     async def follow(self) -> None:

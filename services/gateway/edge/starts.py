@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from quorumlog.net.parameters import integer, invalid
@@ -12,9 +12,40 @@ from services.gateway.logs.values import Last, Since, Start
 NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECONDS_MAX: Final = 253_402_300_799_999_999
+"""Of the calendar's last year, in which no log is created."""
 _TIME: Final = re.compile(r"[0-9]{4}-", re.ASCII)
 _CHARS_MAX: Final = 40
 _FORMS: Final = "an offset, earliest, latest, -N or an RFC 3339 time"
+
+
+_TOKEN_DIGITS: Final = 14
+"""Of microseconds since 1970, in hexadecimal: until the year 4253."""
+EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
+"""Of an event of a log: the record's offset, and the log's creation."""
+_EVENT_ID: Final = re.compile(EVENT_ID, re.ASCII)
+
+
+def token_of(created_at: str) -> str:
+    """A log's `created_at` as a short text of one length, for offsets and ids of events."""
+    return f"{microseconds_of(created_at, '/created_at'):0{_TOKEN_DIGITS}x}"
+
+
+def created_of(token: str) -> str:
+    """The `created_at` that `token_of` made a token of."""
+    at = _EPOCH + timedelta(microseconds=min(int(token, 16), _MICROSECONDS_MAX))
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
+    """The offset of the last event that a client has seen, and the `created_at` of its log if the id has it.
+
+    Raises: InvalidRequest.
+    """
+    found = _EVENT_ID.fullmatch(text)
+    if found is None or int(found[1]) > ID_MAX - 1:
+        raise invalid(pointer, "must be the id of an event")
+    return int(found[1]), None if found[2] is None else created_of(found[2][1:])
 
 
 def start_of(text: str, pointer: str) -> Start:

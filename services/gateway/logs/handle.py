@@ -160,9 +160,11 @@ class LogHandle:
         """Ask the log's owner something: HERE if that is this process, else what the other one answered."""
         return self._ask(lambda future: ConsultAsked(future, call, is_forwarded))
 
-    def force(self, *, creates: bool, finish: Finish) -> asyncio.Future[LogMetadata]:
-        """Take the log over from its owner, whoever that is."""
-        return self._ask(lambda future: ForceAsked(future, creates, finish))
+    def force(
+        self, *, creates: bool, finish: Finish, created_at: str | None = None
+    ) -> asyncio.Future[LogMetadata]:
+        """Take the log over from its owner, whoever that is, if it was created then."""
+        return self._ask(lambda future: ForceAsked(future, creates, finish, created_at))
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
         """Seal the log if the writer of this ledger of it does not live; False if it lives."""
@@ -201,8 +203,8 @@ class LogHandle:
 
     def abandon(self, future: asyncio.Future[Any]) -> None:
         """The client of a request is gone."""
-        self._pending.pop(future, None)
-        self._driver.post(Abandoned(future))
+        if self._pending.pop(future, None) is not None:
+            self._driver.post(Abandoned(future))
 
     def hear(self, event: Event) -> None:
         """Give the machine news of the row or of the time."""

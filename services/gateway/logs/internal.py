@@ -26,9 +26,11 @@ from services.gateway.engine.internal import (
 )
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.peers import EndsBody, PublishBody
+from services.gateway.logs.values import CREATED_AT
 
 NAME: Final = path_text("name", LOG_NAME, "The log.")
 TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
+CREATED: Final = query_text("created", CREATED_AT, "The log's `created_at`, as its row has it.")
 TERM: Final = query_text("term", "[0-9a-f-]{1,36}", "Of the appointment of the log's keeper.")
 IDLE_S: Final = query_integer("idle_s", 0, ID_MAX, "Seconds without use after which it expires.", 0)
 COUNTS: Final = query_integer("counts", 0, 1, "1: this is an access; 0: a question.", 0)
@@ -42,7 +44,7 @@ def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[
     asked = (NAME, WRITER)
     return (
         route("POST", "/internal/log-ends", inner.ends, WRITER),
-        route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE),
+        route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE, CREATED),
         route("POST", log + "/roll", inner.roll, *asked),
         route("POST", log + "/publish", inner.publish, *asked),
         route("POST", log + "/consult", inner.consult, *asked),
@@ -60,7 +62,15 @@ class _InternalLogRoutes(InternalRoutes):
         self.check_instance(given)
         data, head = await read_batch(request, self.bodies)
         producer = _checked(head.producer)
-        call = Append(data, head.count, producer, given[EXPECT], given[TOKEN], given[SINCE])
+        call = Append(
+            data,
+            head.count,
+            producer,
+            given[EXPECT],
+            given[TOKEN],
+            given[SINCE],
+            created_at=given[CREATED],
+        )
         return self.answer(await self._logs.append_here(given[NAME], call))
 
     async def ends(self, request: web.Request, given: Given) -> web.Response:

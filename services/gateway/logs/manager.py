@@ -20,6 +20,7 @@ from quorumlog.errors import (
     InvalidRequest,
     LogClosed,
     LogExists,
+    LogReplaced,
     NoSuchLedger,
     NoSuchLog,
     OffsetTruncated,
@@ -177,7 +178,7 @@ class LogManager:
         """The row of the log of this name, whatever it is, and whether this call created it: as it is wanted (`draft`), and a
         fork of another log, of which `source` is a row, with its records below the offset `at` (rule 27a).
 
-        Raises: NoSuchLog, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
+        Raises: NoSuchLog, LogReplaced, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
         """
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
@@ -194,14 +195,12 @@ class LogManager:
                 try:
                     await self.roll(source.name)
                 except LogClosed:
-                    await self.finish(
-                        source.name
-                    )  # a batch has ended it, which the row may not say yet
+                    # A batch has ended it, which the row may not say yet.
+                    await self.finish(source.name, source.created_at)
             now = await self._rows.row(source.name)
-            if now.created_at != source.created_at:
-                raise NoSuchLog(f"the log {source.name} was deleted", log=source.name)
+            now.check_created(source.created_at)
             source = now
-        if (end := await self._reader.end(source.name)) < at:
+        if (end := await self._reader.end(source.name, source)) < at:
             raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
         raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
@@ -212,7 +211,10 @@ class LogManager:
 
     async def get(self, name: str) -> LogView:
         """The log. Raises: NoSuchLog."""
-        return await self._views.view(await self._rows.row(name))
+        while True:
+            # If the log is replaced meanwhile, the next row is that of the log that is there now.
+            with contextlib.suppress(LogReplaced):
+                return await self._views.view(await self._rows.row(name))
 
     async def _appoint(self, name: str, term: str) -> None:
         """Make this process the keeper of a log in place of that of a term, unless another one is by then."""
@@ -252,10 +254,11 @@ class LogManager:
             self._rows.changed(name)
         await self._drop([item.ledger_id for item in row.items])
 
-    async def truncate(self, name: str, before: int) -> LogView:
-        """Drop whole ledgers that end below `before`. Raises: LogProtected."""
+    async def truncate(self, name: str, before: int, *, created_at: str | None = None) -> LogView:
+        """Drop whole ledgers that end below `before`. Raises: LogProtected, LogReplaced."""
 
         def below(row: LogMetadata) -> int:
+            row.check_created(created_at)
             check_unprotected(row)
             return before
 
@@ -294,13 +297,15 @@ class LogManager:
         *,
         deletion_protection: bool | None = None,
         expect: int | None = None,
+        created_at: str | None = None,
     ) -> LogView:
         """Change some of the log's limits, and its protection unless that is None; idempotent without `expect`.
 
-        Raises: VersionConflict unless the row is of the version `expect`.
+        Raises: VersionConflict unless the row is of the version `expect`; LogReplaced.
         """
 
         async def changed(row: LogMetadata) -> LogMetadata:
+            row.check_created(created_at)
             if expect not in (None, row.version):
                 raise VersionConflict(
                     f"the log's version is {row.version}", log=name, version=row.version
@@ -318,14 +323,17 @@ class LogManager:
             self.accesses.begun(new)
         return await self._views.view(new)
 
-    async def archived(self, name: str, through: int, *, expect: int | None) -> LogView:
+    async def archived(
+        self, name: str, through: int, *, expect: int | None, created_at: str | None = None
+    ) -> LogView:
         """Record that all records below the offset `through` are archived elsewhere; idempotent.
 
         Raises: VersionConflict unless the log is archived through `expect`, InvalidRequest beyond
-        the end.
+        the end, LogReplaced.
         """
 
         async def archived(row: LogMetadata) -> LogMetadata:
+            row.check_created(created_at)
             if row.archived_through == through:
                 return row
             if row.archived_through != expect:
@@ -419,15 +427,17 @@ class LogManager:
         assert item is not None, "the takeover created a ledger"
         return row.writer_token, item.first_offset or 0
 
-    async def close(self, name: str) -> LogView:
-        """Close the log for ever."""
-        await self.finish(name)
+    async def close(self, name: str, *, created_at: str | None = None) -> LogView:
+        """Close the log for ever. Raises: LogReplaced."""
+        await self.finish(name, created_at)
         return await self.get(name)
 
-    async def finish(self, name: str) -> None:
+    async def finish(self, name: str, created_at: str | None) -> None:
         """The same, without the log as it is then."""
         with contextlib.suppress(LogClosed):
-            await self.ownership.force(name, create=False, finish=LogMetadata.closed)
+            await self.ownership.force(
+                name, create=False, finish=LogMetadata.closed, created_at=created_at
+            )
 
     async def remove(self, row: LogMetadata) -> None:
         """Delete the log of this row, whatever was appended since; a namesake stays. Idempotent."""

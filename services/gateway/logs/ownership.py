@@ -131,9 +131,12 @@ class Ownership:
         self.tell(row.name, Ticked())
         return True
 
-    async def force(self, name: str, *, create: bool, finish: Finish) -> LogMetadata:
-        """Take the log over from its owner, even if the caller goes away meanwhile."""
-        return await self.handle(name).force(creates=create, finish=finish)
+    async def force(
+        self, name: str, *, create: bool, finish: Finish, created_at: str | None = None
+    ) -> LogMetadata:
+        """Take the log that was created then over from its owner, even if the caller goes away meanwhile."""
+        handle = self.handle(name)
+        return await handle.force(creates=create, finish=finish, created_at=created_at)
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
         """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""

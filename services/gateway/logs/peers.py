@@ -54,7 +54,12 @@ class LogPeers:
 
     async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
         """Let the owner append."""
-        query = {"expect": call.expect, "token": call.token, "since": call.since or None}
+        query = {
+            "expect": call.expect,
+            "token": call.token,
+            "since": call.since or None,
+            "created": call.created_at,
+        }
         told = await self._ask_owner(owner, name, "append", call.data, query)
         if isinstance(told, OwnerLost):
             return told
@@ -124,7 +129,7 @@ class LogPeers:
         name: str,
         verb: str,
         data: bytes,
-        query: Mapping[str, int | None] | None = None,
+        query: Mapping[str, int | str | None] | None = None,
     ) -> dict[str, Any] | OwnerLost:
         options = "&".join(f"{key}={n}" for key, n in (query or {}).items() if n is not None)
         path = f"/internal/logs/{quote(name, safe='')}/{verb}?{options}".rstrip("?")

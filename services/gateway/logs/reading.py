@@ -17,7 +17,7 @@ from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
     NoSuchLedger,
-    NoSuchLog,
+    OffsetBeyondEnd,
     OffsetTruncated,
 )
 from quorumlog.protocol import batch
@@ -67,7 +67,8 @@ class _SeenRow:
     row: LogMetadata
     is_fresh: bool
     is_recent: bool = False
-    is_given: bool = False
+    is_meant: bool = False
+    """Whether the read is for the log of this row, and for no later one of its name (rule 27b)."""
 
 
 class _Resealed(Exception):
@@ -91,18 +92,22 @@ class LogReader:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
+        created_at: str | None = None,
     ) -> LogRead:
-        """Records from `start` on, including all that were acknowledged before the call.
+        """Records from `start` on, including all that were acknowledged before the call; with `created_at` of the log that
+        was created then.
 
-        Raises: NoSuchLog, OffsetTruncated, EntryLost, EntryUnavailable and what the engine raises.
+        Raises: NoSuchLog, LogReplaced, OffsetBeyondEnd, OffsetTruncated, EntryLost, EntryUnavailable and what the engine
+        raises.
         """
         page = RecordsPage(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s)
+        row, is_end = await self._gather(name, start, page, wait_s, created_at=created_at)
         return LogRead(
             tuple(page.records),
             page.at,
             row.first_offset,
             is_end,
+            row.created_at,
             is_at_end=is_end or not page.is_full,
         )
 
@@ -114,11 +119,12 @@ class LogReader:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
+        created_at: str | None = None,
     ) -> LogBatches:
         """The same as `read`, with the records as stored."""
         page = BatchesPage(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s)
-        return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end)
+        row, is_end = await self._gather(name, start, page, wait_s, created_at=created_at)
+        return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end, row.created_at)
 
     async def values(
         self,
@@ -130,11 +136,11 @@ class LogReader:
         wait_s: float = 0.0,
         row: LogMetadata | None = None,
     ) -> LogValues:
-        """The same as `read`, with the records' values alone. `row`: one that was read after the client had asked; NoSuchLog
-        too where it is of a log that has a namesake by now.
+        """The same as `read`, with the records' values alone. `row`: of the log that is meant, and read after the client had
+        asked.
         """
         page = ValuesPage(limit, max_bytes)
-        _, is_end = await self._gather(name, start, page, wait_s, row)
+        _, is_end = await self._gather(name, start, page, wait_s, given=row)
         return LogValues(
             tuple(page.values),
             page.at - page.count,
@@ -165,17 +171,21 @@ class LogReader:
         start: Start,
         page: Page,
         wait_s: float,
+        *,
         given: LogMetadata | None = None,
+        created_at: str | None = None,
     ) -> tuple[LogMetadata, bool]:
         """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        seen = await self._first_seen(name, start, given)
+        seen = await self._first_seen(name, start, given, created_at)
         if seen.row.settings.batch_compression != "none":
             page.plain = _SHRINKS
         page.at, seen.row = await self.begin(name, start, seen.row)
+        await self._fill(seen, page)
+        if isinstance(start, int) and not page.count:
+            await self._check_within(seen.row, start)
         while True:
-            await self._fill(seen, page)
             row = seen.row
             left_s = deadline - loop.time()
             is_closed = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
@@ -185,29 +195,71 @@ class LogReader:
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
                 await self._wait(row, page.at, left_s)
             await self._look(seen, page)
+            await self._fill(seen, page)
 
-    async def _first_seen(self, name: str, start: Start, given: LogMetadata | None) -> _SeenRow:
-        """The row that a read begins with."""
+    async def _first_seen(
+        self, name: str, start: Start, given: LogMetadata | None, created_at: str | None
+    ) -> _SeenRow:
+        """The row that a read begins with. Raises: LogReplaced if a fresh one is not of the log that is meant."""
         if given is not None:
-            return _SeenRow(given, is_fresh=True, is_given=True)
+            return _SeenRow(given, is_fresh=True, is_meant=True)
         known = self._rows.known(name) if isinstance(start, int) else None
-        if known is not None:
-            return _SeenRow(known, is_fresh=False)
-        return _SeenRow(await self._rows.row(name), is_fresh=True)
+        if known is not None and created_at in (None, known.created_at):
+            return _SeenRow(known, is_fresh=False, is_meant=created_at is not None)
+        return _SeenRow(await self.fresh(name, created_at), is_fresh=True, is_meant=True)
+
+    async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
+        """The log's row. Raises: NoSuchLog; LogReplaced if the log was not created then."""
+        row = await self._rows.row(name)
+        row.check_created(created_at)
+        return row
 
     async def _look(self, seen: _SeenRow, page: Page) -> None:
-        """Read the row again. A page that has records of the log ends where a namesake is in its place.
+        """Read the row again. A page that has records of a log ends where the log was replaced: the next page says so.
 
-        Raises: NoSuchLog for a given row that is another log's by now.
+        Raises: LogReplaced if the log that is meant was replaced.
         """
         row = await self._rows.row(seen.row.name)
-        if row.created_at != seen.row.created_at:
-            if page.count:
-                page.is_cut = True
-                return
-            if seen.is_given:
-                raise NoSuchLog(f"the log {row.name} was deleted", log=row.name)
-        seen.row, seen.is_fresh = row, True
+        if page.count and row.created_at != seen.row.created_at:
+            page.is_cut = True
+            return
+        if seen.is_meant:
+            row.check_created(seen.row.created_at)
+        seen.row, seen.is_fresh, seen.is_meant = row, True, True
+
+    async def _check_within(self, row: LogMetadata, start: int) -> None:
+        """Raise OffsetBeyondEnd if the log has not given out an offset, by a row that was read for the read.
+
+        The end is proven: whoever was told of a later one got it from the log's owner, which is asked after that and never
+        goes back, or from a ledger that was CLOSED by then, which a row of the ledger says that is read after the owner's
+        answer (rule 27b).
+        """
+        item = row.item_at(start) or row.base
+        if start <= row.known_end or (item is not None and self._is_border(item, start)):
+            return
+        end = await self.end(row.name, row)
+        if start > end:
+            with contextlib.suppress(NoSuchLedger):
+                end = max(end, await self._closed_end(row))
+        if start > end:
+            detail = f"the log ends at {end}, and {start} is beyond"
+            raise OffsetBeyondEnd(detail, log=row.name, next_offset=end)
+
+    async def _closed_end(self, row: LogMetadata) -> int:
+        """The end of the ledger that a row names as the one that is written, where the ledger is CLOSED; else 0. An owner
+        that was displaced, and does not know it, tells an earlier end.
+        """
+        item = row.base
+        ledger = None if item is None else await self._engine.get(item.ledger_id)
+        if item is None or ledger is None or ledger.last_entry in (None, NO_ENTRY):
+            return 0
+        head = await read_head(self._engine, item.ledger_id, ledger.last_entry or 0)
+        return (item.first_offset or 0) + head.records_after
+
+    def _is_border(self, item: LogItem, offset: int) -> bool:
+        """Whether this process has seen that a record of a ledger ends, or begins, at an offset."""
+        place = offset - (item.first_offset or 0)
+        return self._index.points(item.ledger_id).around(place)[0][0] == place
 
     async def begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
         """The offset at which a read begins, and the row by which it is there."""
@@ -246,7 +298,7 @@ class LogReader:
                     raise _without_row(name, error.ledger_id, at) from error
             else:
                 return at, row
-            row = await self._rows.row(name)
+            row = await self.fresh(name, row.created_at)
         raise _unstable(name)
 
     async def _last_entry(self, name: str, item: LogItem) -> int | None:
@@ -261,13 +313,18 @@ class LogReader:
         """The offset after the last acknowledged record. `row` was read after the caller's request."""
         return (await self.tail(name, row))[0]
 
-    async def tail(self, name: str, row: LogMetadata | None = None) -> tuple[int, bool]:
-        """The same, with whether the log is closed there."""
+    async def tail(
+        self, name: str, row: LogMetadata | None = None, *, created_at: str | None = None
+    ) -> tuple[int, bool]:
+        """The same, with whether the log is closed there. Raises: NoSuchLog; LogReplaced if the log is not that of the row,
+        or was not created then.
+        """
+        row = row or await self.fresh(name, created_at)
         for _ in range(_TRIES_MAX):
-            found = await self._end(name, row or await self._rows.row(name))
+            found = await self._end(name, row)
             if found is not None:
                 return found
-            row = None
+            row = await self.fresh(name, row.created_at)
         raise _unstable(name)
 
     async def last_batch(self, row: LogMetadata) -> batch.BatchHead | None:

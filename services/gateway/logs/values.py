@@ -19,6 +19,9 @@ __all__ = [
 ]
 """Requests are the machines' own messages."""
 
+CREATED_AT: Final = r"[0-9T:.Z-]{1,40}"
+"""The `created_at` of a log, as a regular expression: by it a request says which log of a name it is for (rule 27b)."""
+
 STREAM_PREFIX: Final = "durable-stream."
 """Begins the names of the logs of streams (`streams/`), and no other log's that is made by its name."""
 
@@ -54,14 +57,16 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """Records from the requested offset on, in order, possibly none. `next` is where to continue;
-    `closed` says that the log is closed and that `next` is its end, `is_at_end` that `next` was the log's end.
+    """Records from the requested offset on, in order, possibly none. `next` is where to continue, in the log that was
+    created at `created_at`; `closed` says that the log is closed and that `next` is its end, `is_at_end` that `next` was
+    the log's end.
     """
 
     records: tuple[ReadRecord, ...]
     next: int
     first_offset: int
     closed: bool
+    created_at: str
     is_at_end: bool = False
 
     @property
@@ -114,3 +119,4 @@ class LogBatches:
     next: int
     first_offset: int
     closed: bool
+    created_at: str

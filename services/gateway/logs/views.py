@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from quorumlog.errors import NoSuchLedger, NoSuchLog, QuorumLogError
+from quorumlog.errors import LogReplaced, NoSuchLedger, NoSuchLog, QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import State, Writer
@@ -73,14 +73,14 @@ class LogViews:
 
         async def ask(row: LogMetadata) -> None:
             async with room:
-                with contextlib.suppress(NoSuchLog):  # deleted since the page was read
+                with contextlib.suppress(NoSuchLog, LogReplaced):  # since the page was read
                     found[row.name] = await self.view(row)
 
         await asyncio.gather(*(ask(row) for row in rows if row.name not in found))
         return [found[row.name] for row in rows if row.name in found], following
 
     async def view(self, row: LogMetadata) -> LogView:
-        """One log, by this row. Raises: NoSuchLog."""
+        """One log, by this row. Raises: NoSuchLog, LogReplaced."""
         states = {item.ledger_id: State.CLOSED for item in row.items}
         writer: Writer | None = None
         for item in row.unsealed:

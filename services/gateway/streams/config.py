@@ -21,6 +21,7 @@ _BEGINS: Final = "durable-stream.begins"
 _FORKED_FROM: Final = "durable-stream.forked-from"
 _FORK_OFFSET: Final = "durable-stream.fork-offset"
 _FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"
+_FORK_CREATED_AT: Final = "durable-stream.fork-created-at"
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105
 _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
 _TIME: Final = re.compile(
@@ -34,7 +35,9 @@ class Forked:
 
     source: str
     offset: int
-    sub_offset: int = 0
+    sub_offset: int
+    created_at: str
+    """Of the source: its offsets below `offset` are the fork's too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class StreamConfig:
             custom[_FORKED_FROM] = self.forked.source
             custom[_FORK_OFFSET] = str(self.forked.offset)
             custom[_FORK_SUB_OFFSET] = str(self.forked.sub_offset)
+            custom[_FORK_CREATED_AT] = self.forked.created_at
         return LogSettings(quorum=Quorum.of(), custom=tuple(sorted(custom.items())))
 
 
@@ -99,7 +103,12 @@ def config_of(row: LogMetadata) -> StreamConfig | None:
 def _forked_of(custom: Mapping[str, str]) -> Forked | None:
     if _FORKED_FROM not in custom:
         return None
-    return Forked(custom[_FORKED_FROM], int(custom[_FORK_OFFSET]), int(custom[_FORK_SUB_OFFSET]))
+    return Forked(
+        custom[_FORKED_FROM],
+        int(custom[_FORK_OFFSET]),
+        int(custom[_FORK_SUB_OFFSET]),
+        custom[_FORK_CREATED_AT],
+    )
 
 
 def begins_later(row: LogMetadata) -> bool:

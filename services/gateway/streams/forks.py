@@ -7,6 +7,7 @@ in another one it may end within a record, whose first bytes are then the fork's
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from aiohttp import web
 
@@ -37,7 +38,7 @@ class ForkAsked:
 
     source: str
     """The source's log."""
-    offset: int | None
+    offset: op.Place | Literal[0] | None
     sub_offset: int
     content_type: str | None
     expires_at: str | None = None
@@ -59,7 +60,8 @@ class ForkAsked:
             expires_at=self.expires_at if self.has_lifetime else config.expires_at,
             ttl_s=self.ttl_s if self.has_lifetime else config.ttl_s,
         )
-        return self.offset in (None, made.offset) and wanted.equals(config)
+        is_there = self.offset in (None, made.offset, op.Place(made.offset, made.created_at))
+        return is_there and wanted.equals(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +153,18 @@ class StreamForks:
                 "the source is deleted, and forks of it are not", log=wanted.source
             ) from error
         end, _ = await self._logs.tail(source.row.name, source.row)
-        offset = wanted.offset if made is None or made.forked is None else made.forked.offset
-        offset = end if offset is None else offset
+        offset = end
+        if made is not None and made.forked is not None:
+            source.row.check_created(made.forked.created_at)
+            offset = made.forked.offset
+        elif wanted.offset is not None:
+            offset = source.at(wanted.offset)
         if not source.row.first_offset <= offset <= end:
             raise BadRequest(
                 f"/header/Stream-Fork-Offset: the source has the offsets {source.row.first_offset} to {end}"
             )
         at, prefix = await self._begin(source, offset, wanted.sub_offset)
-        forked = Forked(wanted.source, offset, wanted.sub_offset)
+        forked = Forked(wanted.source, offset, wanted.sub_offset, source.row.created_at)
         return ForkPlan(
             replace(inherited(wanted, source.config), forked=forked), source.row, at, prefix
         )
@@ -181,7 +187,9 @@ class StreamForks:
         if not left:
             return offset, ()
         name = source.row.name
-        page = await self._logs.batches(name, offset, limit=RECORDS_MAX, max_bytes=1)
+        page = await self._logs.batches(
+            name, offset, limit=RECORDS_MAX, max_bytes=1, created_at=source.row.created_at
+        )
         for found in page.batches[:1]:
             _, records = decode(found.data)
             kept = records[found.skip : found.skip + found.count]

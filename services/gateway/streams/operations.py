@@ -5,6 +5,7 @@ What the protocol calls malformed is 400, where the rest of the API has 422.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from quorumlog import errors, header
@@ -15,10 +16,21 @@ from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
 from services.gateway.edge.log_operations import TAKING_OVER
 from services.gateway.edge.media import EVENTS
 from services.gateway.edge.operations import BYTES, TICKET
+from services.gateway.edge.starts import created_of, token_of
 from services.gateway.streams import config
 from services.gateway.streams.names import log_of, log_of_url
 
-Position = int | Literal["earliest", "latest"]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An offset as a stream has given it out."""
+
+    at: int
+    created_at: str
+    """Of the stream's log: the offset means nothing in a later stream of the name (rule 27b)."""
+
+
+Position = Place | Literal["earliest", "latest"]
 Live = Literal["long-poll", "sse"]
 
 PATH: Final = "/v1/stream/{path}"
@@ -27,13 +39,14 @@ _OFFSET_DIGITS: Final = 19
 _NUMBER_MAX: Final = 2**53 - 1
 """JavaScript's greatest safe integer (section 5.2.1)."""
 _PRODUCER_BYTES_MAX: Final = 255
+_OFFSET: Final = re.compile(r"([0-9]{19})_([0-9a-f]{14})", re.ASCII)
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _FIRST_OFFSET: Final = re.compile(r"0{16}_0{16}", re.ASCII)
 
 
-def offset_text(offset: int) -> str:
-    """An offset as clients see it (section 8)."""
-    return f"{offset:0{_OFFSET_DIGITS}d}"
+def offset_text(offset: int, created_at: str) -> str:
+    """An offset of a log as clients see it (section 8): offsets of one stream sort as text."""
+    return f"{offset:0{_OFFSET_DIGITS}d}_{token_of(created_at)}"
 
 
 def _offset(text: str, pointer: str) -> Position:
@@ -41,15 +54,18 @@ def _offset(text: str, pointer: str) -> Position:
         return "earliest"
     if text == "now":
         return "latest"
-    if len(text) != _OFFSET_DIGITS or not (text.isascii() and text.isdecimal()):
+    found = _OFFSET.fullmatch(text)
+    if found is None:
         raise BadRequest(f"{pointer}: must be -1, now, or an offset that this stream has given out")
-    return int(text)
+    return Place(int(found[1]), created_of(found[2]))
 
 
-def _fork_offset(text: str, pointer: str) -> int:
+def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
     """The first offset may be written as the protocol's own server has it: clients send that without being told."""
-    found = 0 if _FIRST_OFFSET.fullmatch(text) else _offset(text, pointer)
-    if not isinstance(found, int):
+    if _FIRST_OFFSET.fullmatch(text):
+        return 0
+    found = _offset(text, pointer)
+    if not isinstance(found, Place):
         raise BadRequest(f"{pointer}: must be an offset that the source has given out")
     return found
 
@@ -108,7 +124,7 @@ OFFSET: Final[Parameter[Position | None]] = Parameter(
     "offset",
     "query",
     _offset,
-    {"type": "string", "pattern": f"^(-1|now|[0-9]{{{_OFFSET_DIGITS}}})$"},
+    {"type": "string", "pattern": f"^(-1|now|{_OFFSET.pattern})$"},
     "Where to begin: `-1` (the start), `now` (the tail), or a `Stream-Next-Offset`.",
     None,
 )
@@ -142,7 +158,7 @@ FORKED_FROM: Final[Parameter[str | None]] = _header(
     "The path of a stream's URL: the new stream begins with that one's records, and goes on by itself.",
     _WORD,
 )
-FORK_OFFSET: Final[Parameter[int | None]] = _header(
+FORK_OFFSET: Final[Parameter[Place | Literal[0] | None]] = _header(
     "Stream-Fork-Offset",
     _fork_offset,
     "Goes with `Stream-Forked-From`: the records below this offset are the fork's; the source's tail if left out.",
@@ -193,6 +209,7 @@ _ERRORS: Final = (
     errors.WriterLost,
     errors.NotTheOwner,
     errors.LogDeleted,
+    errors.LogReplaced,
 )
 
 CREATE: Final = Operation(

@@ -6,13 +6,13 @@ import random
 import re
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import orjson
 import pybase64
 from aiohttp import web
 
-from quorumlog.errors import BadRequest, QuorumLogError
+from quorumlog.errors import BadRequest, OffsetBeyondEnd, QuorumLogError
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.follows import SharedPage
@@ -51,6 +51,27 @@ class Found:
     row: LogMetadata
     config: StreamConfig
 
+    def at(self, place: op.Place | Literal[0]) -> int:
+        """A place in this stream. A fork has its source's records, so offsets of the source are its own up to where it begins.
+
+        Raises: LogReplaced.
+        """
+        if place == 0:
+            return 0
+        forked = self.config.forked
+        if forked is None or place.created_at != forked.created_at or place.at > forked.offset:
+            self.row.check_created(place.created_at)
+        return place.at
+
+    def start(self, given: op.Position | None) -> int | Literal["earliest", "latest"]:
+        """Where a read of this stream begins. Raises: LogReplaced."""
+        if given is None:
+            return "earliest"
+        return self.at(given) if isinstance(given, op.Place) else given
+
+
+_Start = int | Literal["earliest", "latest"]
+
 
 def is_catch_up(given: Given) -> bool:
     """Whether a read is from a place that the client knows, of what there is."""
@@ -70,29 +91,25 @@ class StreamReads:
         live, start = given[op.LIVE], given[op.OFFSET]
         if live is not None and start is None:
             raise BadRequest("/query/offset: a live read says where it begins")
-        at = "earliest" if start is None else start
+        at = found.start(start)
         if live == "sse":
             return await self._events(request, given, found, at)
         if live == "long-poll":
             return await self._long_poll(given, found, at)
         return await self._catch_up(request, given, found, at)
 
-    async def _page(self, found: Found, at: op.Position) -> LogValues:
-        page = await self._logs.values(
-            found.row.name,
-            at,
-            limit=BATCH_ENTRIES_MAX,
-            max_bytes=CHUNK_BYTES,
-            row=found.row,
-        )
-        if page.is_empty and isinstance(at, int):
-            await self._check(found, at)
-        return page
-
-    async def _check(self, found: Found, at: int) -> None:
-        """Raise BadRequest for an offset beyond the tail: this stream has not given it out."""
-        if at and at > (await self._logs.tail(found.row.name, found.row))[0]:
-            raise BadRequest("/query/offset: is beyond the stream's tail")
+    async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogValues:
+        try:
+            return await self._logs.values(
+                found.row.name,
+                at,
+                limit=BATCH_ENTRIES_MAX,
+                max_bytes=CHUNK_BYTES,
+                wait_s=wait_s,
+                row=found.row,
+            )
+        except OffsetBeyondEnd as error:
+            raise _not_given_out(error) from error
 
     async def by_recent(
         self, request: web.Request, given: Given, found: Found
@@ -100,8 +117,8 @@ class StreamReads:
         """The answer to a catch-up by a row of a moment before, if that is a full page: what does not change may be told as
         late as any cache tells it (ADR 45).
         """
-        at = given[op.OFFSET]
-        kept = self._kept.find(found.row, "earliest" if at is None else at)
+        at = found.start(given[op.OFFSET])
+        kept = self._kept.find(found.row, at)
         if kept is None:
             start = at if isinstance(at, int) else found.row.first_offset
             page = await self._logs.full_page(
@@ -113,7 +130,7 @@ class StreamReads:
         return await self._page_answer(request, given, found, *kept)
 
     async def _catch_up(
-        self, request: web.Request, given: Given, found: Found, at: op.Position
+        self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.Response:
         return await self._page_answer(request, given, found, *await self._whole(found, at))
 
@@ -135,7 +152,7 @@ class StreamReads:
                 return web.Response(status=304, headers=headers)
         return web.Response(body=body, headers=headers)
 
-    async def _whole(self, found: Found, at: op.Position) -> Page:
+    async def _whole(self, found: Found, at: _Start) -> Page:
         """A page and its body. Of a kept page only the place counts."""
         kept = self._kept.find(found.row, at)
         if kept is not None:
@@ -169,10 +186,11 @@ class StreamReads:
 
     async def _place(self, found: Found, page: LogRead | LogValues) -> dict[str, str]:
         """Where a page ends, and whether that is the tail, and the end."""
-        headers = {"Stream-Next-Offset": op.offset_text(page.next)}
+        row = found.row
+        headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed
         if not is_closed and page.is_at_end and page.is_empty:
-            end, is_over = await self._logs.tail(found.row.name)
+            end, is_over = await self._logs.tail(row.name, created_at=row.created_at)
             is_closed = is_over and end == page.next
         if is_closed or page.is_at_end:
             headers["Stream-Up-To-Date"] = "true"
@@ -180,18 +198,10 @@ class StreamReads:
             headers["Stream-Closed"] = "true"
         return headers
 
-    async def _long_poll(self, given: Given, found: Found, at: op.Position) -> web.Response:
+    async def _long_poll(self, given: Given, found: Found, at: _Start) -> web.Response:
         page = await self._page(found, at)
         if page.is_empty and not page.closed:
-            news = await self._room.wait(
-                self._logs.values(
-                    found.row.name,
-                    page.next,
-                    limit=BATCH_ENTRIES_MAX,
-                    max_bytes=CHUNK_BYTES,
-                    wait_s=LONG_POLL_S,
-                )
-            )
+            news = await self._room.wait(self._page(found, page.next, LONG_POLL_S))
             page = page if news is None else news
         headers = await self._place(found, page)
         if "Stream-Closed" not in headers:
@@ -205,18 +215,20 @@ class StreamReads:
         return web.Response(body=body, headers=headers)
 
     async def _events(
-        self, request: web.Request, given: Given, found: Found, at: op.Position
+        self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.StreamResponse:
         """Events for a minute, or until the stream's end. The tail is read once for all who follow it."""
-        if isinstance(at, int):
-            await self._check(found, at)
-        stream = PageStream(LogPages(self._logs, found.row.name), self._room, at)
+        row = found.row
+        stream = PageStream(LogPages(self._logs, row.name, row.created_at), self._room, at)
         headers = {"Cache-Control": "no-cache"}
         if not found.config.is_text:
             headers["Stream-Sse-Data-Encoding"] = "base64"
         cursor = given[op.CURSOR]
         # The first page is read before the head is sent: its errors are a status.
-        page = await stream.page(bytes_max=CHUNK_BYTES)
+        try:
+            page = await stream.page(bytes_max=CHUNK_BYTES)
+        except OffsetBeyondEnd as error:
+            raise _not_given_out(error) from error
         response = await opened(request, "text/event-stream", headers)
         is_over, told = False, dict[str, str]()
         # After the head an error can only end the events: the client comes again where it was, and gets a status.
@@ -260,6 +272,11 @@ class StreamReads:
         tail = b"event: control\ndata:" + orjson.dumps(control) + b"\n\n"
         await write(response, self._room, data + tail)
         return is_closed
+
+
+def _not_given_out(error: OffsetBeyondEnd) -> BadRequest:
+    """A place beyond the tail in the protocol's words."""
+    return BadRequest(f"/query/offset: {error.detail}")
 
 
 def _data_of(page: LogRead, config: StreamConfig) -> bytes:

@@ -67,8 +67,10 @@ class _Sent:
         """What a creation puts into the stream; nothing where it is created empty and open."""
         return "records" if self.records else "closed" if self.closes else ""
 
-    def call(self) -> Append:
-        """The request to the log. A repeat of a producer's numbers is a repeat, whatever its body (section 5.2.1)."""
+    def call(self, row: LogMetadata) -> Append:
+        """The request to the log of a row, and to no later one of its name: the request was judged by the row (rule 27b). A
+        repeat of a producer's numbers is a repeat, whatever its body (section 5.2.1).
+        """
         return Append.of(
             self.records,
             self.producer,
@@ -77,6 +79,7 @@ class _Sent:
             seq=self.seq,
             is_end=self.closes,
             is_by_numbers=self.producer is not None,
+            created_at=row.created_at,
         )
 
 
@@ -136,7 +139,7 @@ class StreamRoutes:
         name = row.name
         if not is_new:
             row = await self._logs.row(name)  # others may have gone on since
-        end, is_closed = await self._logs.tail(name)
+        end, is_closed = await self._logs.tail(name, created_at=row.created_at)
         found = config_of(row)
         if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):
             raise StreamConflict("the stream exists with other settings", log=name)
@@ -145,7 +148,8 @@ class StreamRoutes:
                 "another creation of the stream is under way, or broke off", log=name
             )
         assert found is not None
-        headers = {**_NO_STORE, hdrs.CONTENT_TYPE: found.content_type, **_place(end, is_closed)}
+        place = _place(row, end, is_closed)
+        headers = {**_NO_STORE, hdrs.CONTENT_TYPE: found.content_type, **place}
         if is_new:
             headers[hdrs.LOCATION] = str(request.url.origin().join(request.rel_url))
         return web.Response(status=201 if is_new else 200, headers=headers)
@@ -172,18 +176,18 @@ class StreamRoutes:
             if not is_same or not await self._is_unfinished(row):
                 return row, False
         with self._logs.accesses.during(row):
-            return row, await self._fill(name, sent)
+            return row, await self._fill(row, sent)
 
-    async def _fill(self, name: str, sent: _Sent) -> bool:
+    async def _fill(self, row: LogMetadata, sent: _Sent) -> bool:
         """Put into a new stream what it begins with; False where another request has done so."""
         try:
             if sent.records:
-                await self._logs.append(name, sent.call())
+                await self._logs.append(row.name, sent.call(row))
             if sent.closes:
-                await self._logs.finish(name)
+                await self._logs.finish(row.name, row.created_at)
         except UnexpectedOffset:
             # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
-            await self._logs.read(name, sent.expect or 0, limit=1, wait_s=_BEGUN_S)
+            await self._logs.values(row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row)
             return False
         except LogClosed:
             return False
@@ -254,21 +258,22 @@ class StreamRoutes:
         seq = given[op.SEQ] if records or producer is not None else None
         sent = _Sent(records, closes, producer, since, seq)
         try:
-            done = await self._logs.append(name, sent.call())
+            done = await self._logs.append(name, sent.call(found.row))
             if closes:
                 # The batch has ended the log, also where it has no records: bookies keep the end, whatever becomes of the
                 # row. The row is to say so before the client hears of it.
-                await self._logs.finish(name)
+                await self._logs.finish(name, found.row.created_at)
             end, is_duplicate = done.last_offset + 1, done.is_duplicate
             highest = done.highest_seq
         except LogClosed:
-            found = await self._find(name)
-            return await self._closed(found, producer, is_close_only=closes and not data)
+            now = await self._find(name)
+            now.row.check_created(found.row.created_at)
+            return await self._closed(now, producer, is_close_only=closes and not data)
         except SequenceGap as error:
             raise _gap_of(error, producer) from error
         except InvalidRequest as error:
             raise BadRequest(error.detail) from error
-        headers = {**_NO_STORE, **_place(end, closes)}
+        headers = {**_NO_STORE, **_place(found.row, end, closes)}
         if producer is None:
             return web.Response(status=204, headers=headers)
         headers |= _numbers(producer, highest)
@@ -280,7 +285,8 @@ class StreamRoutes:
         """The answer to an append or a close where the stream is closed."""
         row = found.row
         end, _ = await self._logs.tail(row.name, row)
-        headers = {**_NO_STORE, **_place(end, is_closed=True)}
+        place = _place(row, end, is_closed=True)
+        headers = {**_NO_STORE, **place}
         last = None
         if producer is not None:
             head = await self._logs.last_batch(row)
@@ -294,7 +300,7 @@ class StreamRoutes:
                 raise StaleProducer(detail, producer_epoch=last.epoch, log=row.name)
         if is_close_only and producer is None:
             return web.Response(status=204, headers=headers)
-        raise LogClosed("the stream is closed", log=row.name, headers=_place(end, is_closed=True))
+        raise LogClosed("the stream is closed", log=row.name, headers=place)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
@@ -338,7 +344,7 @@ class StreamRoutes:
         headers = {
             **_NO_STORE,
             hdrs.CONTENT_TYPE: found.config.content_type,
-            **_place(end, is_closed),
+            **_place(found.row, end, is_closed),
         }
         if found.config.expires_at is not None:
             headers["Stream-Expires-At"] = found.config.expires_at
@@ -403,8 +409,8 @@ def _gap_of(error: SequenceGap, producer: ProducerSeq | None) -> SequenceGap | B
     )
 
 
-def _place(end: int, is_closed: bool) -> dict[str, str]:
-    place = {"Stream-Next-Offset": op.offset_text(end)}
+def _place(row: LogMetadata, end: int, is_closed: bool) -> dict[str, str]:
+    place = {"Stream-Next-Offset": op.offset_text(end, row.created_at)}
     return place | {"Stream-Closed": "true"} if is_closed else place
 
 

@@ -77,6 +77,8 @@ class Consumer:
         self._wait_s = wait_s if wait_s is None or wait_s == 0 else checks.seconds("wait_s", wait_s)
         self._call, self._read = call, read
         self._next = 0
+        self._created_at: str | None = None
+        """Of the log that it reads: an offset means nothing in a later log of the name."""
         self._held_until = 0.0
         self._lost: QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -92,6 +94,7 @@ class Consumer:
             pass
         self.fencing_token = int(held["lease"]["fencing_token"])
         self.position = self._next = int(held["offset"])
+        self._created_at = str(held["log_created_at"])
         self._lost = None
         self._renewing = asyncio.get_running_loop().create_task(self._renew_in_time())
         return self
@@ -147,7 +150,9 @@ class Consumer:
         at = self._next
         while True:
             await self.check()
-            page = await self._read(at, limit=PAGE, wait_ms=WAIT_MS if follow else 0)
+            page = await self._read(
+                at, limit=PAGE, wait_ms=WAIT_MS if follow else 0, created_at=self._created_at
+            )
             await self.check()
             yield page.records
             at = page.next

@@ -101,14 +101,16 @@ class Log:
             self._request,
             uuid.uuid4().hex if producer_id is None else producer_id,
             int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch,
-            self._next_offset if epoch is None and since is None else since,
+            self._end if epoch is None and since is None else since,
             self._transport,
             self._batching,
         )
 
-    async def _next_offset(self, end: float | None = None) -> int:
+    async def _end(self, end: float | None = None) -> tuple[int, str]:
+        """The log's end, and when the log was created. Until `end`, by the loop's clock."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
-        return int(answer.json()["next_offset"])
+        shown = answer.json()
+        return int(shown["next_offset"]), str(shown["created_at"])
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if call.expect is None and self._stream.is_ready(self._token_header()):
@@ -124,16 +126,22 @@ class Log:
         return {} if self.writer_token is None else {header.WRITER_TOKEN: str(self.writer_token)}
 
     async def _request(
-        self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
+        self,
+        call: Call[bytes | Record],
+        headers: Mapping[str, str],
+        *,
+        is_repeatable: bool,
+        created_at: str | None = None,
     ) -> LogAppended:
         """Send one append request, of this handle or one of its producers."""
         content_type, body = encoded(call.payloads)
+        expect = {} if call.expect is None else {"expect": call.expect}
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",
             body=body,
             content_type=content_type,
-            params=None if call.expect is None else {"expect": call.expect},
+            params=expect | _meant(created_at),
             headers={**headers, **self._token_header()},
             is_repeatable=is_repeatable,
             end=call.end,
@@ -142,24 +150,33 @@ class Log:
         return _appended(answer.json(), is_duplicate=is_duplicate)
 
     async def read(
-        self, start: Start = "earliest", *, limit: int | None = None, wait_ms: int = 0
+        self,
+        start: Start = "earliest",
+        *,
+        limit: int | None = None,
+        wait_ms: int = 0,
+        created_at: str | None = None,
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
         `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
         later. Before the first record both are where the log begins; a time after the last one is the end.
-        `wait_ms`: how long the server may wait for a new record at the tail.
+        `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: of the page before, to go on in
+        the same log.
+
+        Raises: LogReplaced where the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
         """
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
             # A request that waits may be sent again, and would miss what was appended in between.
-            page = await self.read(start, limit=limit)
+            page = await self.read(start, limit=limit, created_at=created_at)
             if page.records or page.closed:
                 return page
-            start = page.next
+            start, created_at = page.next, page.created_at
         params: dict[str, str | int] = {
             "from": shown_start(checked_start(start)),
             "wait_ms": checks.offset("wait_ms", wait_ms),
+            **_meant(created_at),
         }
         if limit is not None:
             params["limit"] = checks.offset("limit", limit)
@@ -176,16 +193,17 @@ class Log:
             int(shown["next"]),
             int(shown["first_offset"]),
             bool(shown["closed"]),
+            shown["created_at"],
         )
 
     def records(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """The records that are confirmed when the iteration begins, in order."""
+        """The records that are confirmed when the iteration begins, in order. Raises: as `read`."""
         return Paged(ahead(self._records(checked_start(start))))
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
-        end = await self._next_offset()
+        end, created_at = await self._end()
         while not isinstance(start, int) or start < end:
-            page = await self.read(start, limit=PAGE)
+            page = await self.read(start, limit=PAGE, created_at=created_at)
             if page.next > end:
                 yield [record for record in page.records if record.offset < end]
                 return
@@ -196,15 +214,16 @@ class Log:
 
     def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
         """Follow the log: all records in order, and new ones as they are confirmed, until the log is
-        closed. Never fences.
+        closed. Never fences. Raises: as `read`: LogReplaced ends it, with none of the new log's records.
         """
         return Paged(self._tail(checked_start(start)))
 
     async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
+        created_at: str | None = None
         while True:
-            page = await self.read(start, limit=PAGE, wait_ms=WAIT_MS)
+            page = await self.read(start, limit=PAGE, wait_ms=WAIT_MS, created_at=created_at)
             yield page.records
-            start = page.next
+            start, created_at = page.next, page.created_at
             if page.closed:
                 return
 
@@ -303,24 +322,31 @@ class Log:
         """Roll: close the log's open ledger and continue in a new one."""
         return await self._call("POST", "/roll")
 
-    async def truncate(self, before: int) -> dict[str, Any]:
-        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result."""
-        return await self._call("POST", "/truncate", {"before": checks.offset("before", before)})
+    async def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:
+        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
-    async def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
+        `created_at`: of the log that is meant, as `info` and pages have it. Raises: LogReplaced.
+        """
+        wanted = {"before": checks.offset("before", before)}
+        return await self._call("POST", "/truncate", wanted, created_at=created_at)
+
+    async def archived(
+        self, through: int, *, expect: int | None = None, created_at: str | None = None
+    ) -> dict[str, Any]:
         """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
-        `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
+        `expect`: `archived_through` as it was before; `created_at` as for `truncate`. Raises: VersionConflict,
+        InvalidRequest, LogReplaced.
         """
         wanted = {
             "through": checks.offset("through", through),
             "expect": None if expect is None else checks.offset("expect", expect),
         }
-        return await self._call("POST", "/archived", wanted)
+        return await self._call("POST", "/archived", wanted, created_at=created_at)
 
-    async def close(self) -> dict[str, Any]:
-        """Close the log for good."""
-        return await self._call("POST", "/close")
+    async def close(self, *, created_at: str | None = None) -> dict[str, Any]:
+        """Close the log for good. `created_at` as for `truncate`."""
+        return await self._call("POST", "/close", created_at=created_at)
 
     async def change(
         self,
@@ -372,12 +398,19 @@ class Log:
         await self._transport.request("DELETE", self._path, is_repeatable=False)
 
     async def _call(
-        self, method: str, path: str, body: Any = None, *, is_repeatable: bool = True
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        is_repeatable: bool = True,
+        created_at: str | None = None,
     ) -> dict[str, Any]:
         answer = await self._transport.request(
             method,
             self._path + path,
             body=None if body is None else orjson.dumps(body),
+            params=_meant(created_at),
             is_repeatable=is_repeatable,
         )
         return answer.json()
@@ -391,6 +424,11 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
         int(shown["entry_id"]),
         is_duplicate,
     )
+
+
+def _meant(created_at: str | None) -> dict[str, str | int]:
+    """The parameter that says which log of a name a request is for."""
+    return {} if created_at is None else {"created": checks.text("created_at", created_at)}
 
 
 def _consumer(name: str) -> str:

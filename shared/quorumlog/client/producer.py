@@ -28,9 +28,14 @@ class AppendRequest(Protocol):
     """One append request to the log."""
 
     def __call__(
-        self, call: Call[bytes | Record], headers: Mapping[str, str], *, is_repeatable: bool
+        self,
+        call: Call[bytes | Record],
+        headers: Mapping[str, str],
+        *,
+        is_repeatable: bool,
+        created_at: str | None = None,
     ) -> Coroutine[Any, Any, LogAppended]:
-        """Send the request, with retries where `is_repeatable`."""
+        """Send the request to the log that was created then, with retries where `is_repeatable`."""
         ...
 
 
@@ -40,7 +45,8 @@ class Producer:
     Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
     keeps its number, and no other records are sent under that number. `since` is the log's end before
     this producer sent its first request: a log that has forgotten some producers tells new ones from
-    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it.
+    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it. A producer that has read
+    `since` appends to the log of that time, and to no later one of its name.
     """
 
     producer_id: str
@@ -53,7 +59,7 @@ class Producer:
         request: AppendRequest,
         producer_id: str,
         epoch: int,
-        since: int | Callable[[float], Awaitable[int]] | None,
+        since: int | Callable[[float], Awaitable[tuple[int, str]]] | None,
         background: Background,
         batching: Batching,
     ) -> None:
@@ -63,6 +69,7 @@ class Producer:
         self.seq = 0
         self.since = None if since is None or callable(since) else checks.offset("since", since)
         self._read_since = since if callable(since) else None
+        self._created_at: str | None = None
         self._request = request
         self._open: Call[bytes | Record] | None = None
         self.batcher = Batcher(self._send, share, size_of, background, batching)
@@ -104,7 +111,7 @@ class Producer:
             raise Unsettled(f"what became of request {self.seq} is not known")
         if self.since is None and self._read_since is not None:
             try:
-                self.since = await self._read_since(call.end)
+                self.since, self._created_at = await self._read_since(call.end)
             except QuorumLogError as error:
                 raise error.with_outcome(NOT_DONE) from error
         since = {} if self.since is None else {header.PRODUCER_SINCE: str(self.since)}
@@ -118,6 +125,7 @@ class Producer:
                     **since,
                 },
                 is_repeatable=True,
+                created_at=self._created_at,
             )
         except QuorumLogError as error:
             # Under an epoch that the caller gave, another process may have sent this request before.

@@ -68,12 +68,15 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Records in order. Continue at `next`; `closed`: no record will ever follow."""
+    """Records in order. Continue at `next` of the log that was created at `created_at`; `closed`: no record will ever
+    follow.
+    """
 
     records: tuple[LogRecord, ...]
     next: int
     first_offset: int
     closed: bool
+    created_at: str
 
 
 def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:

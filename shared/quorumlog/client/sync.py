@@ -62,7 +62,8 @@ class Producer(Face[_async.Producer]):
     Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
     keeps its number, and no other records are sent under that number. `since` is the log's end before
     this producer sent its first request: a log that has forgotten some producers tells new ones from
-    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it.
+    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it. A producer that has read
+    `since` appends to the log of that time, and to no later one of its name.
     """
 
     @property
@@ -331,23 +332,33 @@ class Log(Face[_async.Log]):
         return Producer(self._portal, self._inner.producer(producer_id, epoch=epoch, since=since))
 
     def read(
-        self, start: Start = "earliest", *, limit: int | None = None, wait_ms: int = 0
+        self,
+        start: Start = "earliest",
+        *,
+        limit: int | None = None,
+        wait_ms: int = 0,
+        created_at: str | None = None,
     ) -> LogPage:
         """Read records from `start` on, as many as one answer holds.
 
         `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
         later. Before the first record both are where the log begins; a time after the last one is the end.
-        `wait_ms`: how long the server may wait for a new record at the tail.
+        `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: of the page before, to go on in
+        the same log.
+
+        Raises: LogReplaced where the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
         """
-        return self._portal.run(self._inner.read(start, limit=limit, wait_ms=wait_ms))
+        return self._portal.run(
+            self._inner.read(start, limit=limit, wait_ms=wait_ms, created_at=created_at)
+        )
 
     def records(self, start: Start = "earliest") -> Iterator[LogRecord]:
-        """The records that are confirmed when the iteration begins, in order."""
+        """The records that are confirmed when the iteration begins, in order. Raises: as `read`."""
         return self._portal.iterate(self._inner.records(start))
 
     def tail(self, start: Start = "earliest") -> Iterator[LogRecord]:
         """Follow the log: all records in order, and new ones as they are confirmed, until the log is
-        closed. Never fences.
+        closed. Never fences. Raises: as `read`: LogReplaced ends it, with none of the new log's records.
         """
         return self._portal.iterate(self._inner.tail(start))
 
@@ -407,20 +418,26 @@ class Log(Face[_async.Log]):
         """Roll: close the log's open ledger and continue in a new one."""
         return self._portal.run(self._inner.roll())
 
-    def truncate(self, before: int) -> dict[str, Any]:
-        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result."""
-        return self._portal.run(self._inner.truncate(before))
+    def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:
+        """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
-    def archived(self, through: int, *, expect: int | None = None) -> dict[str, Any]:
+        `created_at`: of the log that is meant, as `info` and pages have it. Raises: LogReplaced.
+        """
+        return self._portal.run(self._inner.truncate(before, created_at=created_at))
+
+    def archived(
+        self, through: int, *, expect: int | None = None, created_at: str | None = None
+    ) -> dict[str, Any]:
         """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
-        `expect`: `archived_through` as it was before. Raises: VersionConflict, InvalidRequest.
+        `expect`: `archived_through` as it was before; `created_at` as for `truncate`. Raises: VersionConflict,
+        InvalidRequest, LogReplaced.
         """
-        return self._portal.run(self._inner.archived(through, expect=expect))
+        return self._portal.run(self._inner.archived(through, expect=expect, created_at=created_at))
 
-    def close(self) -> dict[str, Any]:
-        """Close the log for good."""
-        return self._portal.run(self._inner.close())
+    def close(self, *, created_at: str | None = None) -> dict[str, Any]:
+        """Close the log for good. `created_at` as for `truncate`."""
+        return self._portal.run(self._inner.close(created_at=created_at))
 
     def change(
         self,

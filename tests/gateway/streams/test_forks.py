@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from quorumlog.errors import NoSuchLog
+from quorumlog.errors import LogReplaced
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogState
 from services.gateway.logs.values import Append, Since
@@ -19,6 +19,7 @@ from tests.gateway.streams.test_streams import (
     STREAM,
     TEXT,
     Served,
+    place,
     producer,
     served,
 )
@@ -36,7 +37,7 @@ async def http() -> AsyncIterator[Served]:
 
 
 def at(offset: int, sub: int = 0) -> dict[str, str]:
-    return FROM | {"Stream-Fork-Offset": f"{offset:019d}", "Stream-Fork-Sub-Offset": str(sub)}
+    return FROM | {"Stream-Fork-Offset": place(offset), "Stream-Fork-Sub-Offset": str(sub)}
 
 
 async def forked(
@@ -69,7 +70,7 @@ async def test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_go
     for offset, text in enumerate((b"", b"a", b"ab", b"abc")):
         path = f"{FORK}-{offset}"
         made = await forked(http, at(offset), path=path)
-        assert (made.status, made.headers["Stream-Next-Offset"]) == (201, f"{offset:019d}")
+        assert (made.status, made.headers["Stream-Next-Offset"]) == (201, place(offset))
         await http.post(TEXT, b"x")
         assert await read(http, path) == text
         assert (await http.ask("POST", path, headers=TEXT, body=b"!")).status == 204
@@ -92,7 +93,7 @@ async def test_a_fork_of_a_batch_ends_within_it_whatever_follows_there(http: Ser
     assert await read(http, f"{FORK}-in") == b'[1,2,3,"x"]'
     page = await http.gateway.logs.batches(FORK_LOG, 1)
     assert [(found.skip, found.count) for found in page.batches] == [(1, 2), (0, 1)]
-    beyond = {"Stream-Forked-From": f"{FORK}-2", "Stream-Fork-Offset": f"{0:019d}"}
+    beyond = {"Stream-Forked-From": f"{FORK}-2", "Stream-Fork-Offset": place(0)}
     for sub, status in ((2, 201), (3, 400)):
         headers = beyond | {"Stream-Fork-Sub-Offset": str(sub)}
         assert (await forked(http, headers, path=f"{FORK}-{sub}-of-2")).status == status
@@ -106,7 +107,7 @@ async def test_bytes_of_a_record_that_a_fork_begins_in_are_its_own_first_record(
 
     made = await forked(http, at(1, 2), b"!")
 
-    assert (made.status, made.headers["Stream-Next-Offset"]) == (201, f"{3:019d}")
+    assert (made.status, made.headers["Stream-Next-Offset"]) == (201, place(3))
     assert await read(http) == b"hellowo!"
     assert (await forked(http, at(1, 2), b"!")).status == 200
     assert (await forked(http, at(1, 6), path=f"{FORK}-x")).status == 400
@@ -181,7 +182,7 @@ async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http
     await http.put(TEXT, b"hello")
     await http.post(TEXT, b"world")
     source = await http.gateway.logs.row("durable-stream.chat_2F42")
-    config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2))
+    config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2, source.created_at))
     await http.gateway.logs.fork(LogMetadata(FORK_LOG, config.settings("records")), source, 1)
 
     assert (await http.ask("GET", FORK)).status == 404
@@ -198,9 +199,9 @@ async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http
         ({"Stream-Forked-From": "/v1/stream/%ff"}, 400),
         (FROM | {"Stream-Fork-Offset": "now"}, 400),
         (FROM | {"Stream-Fork-Offset": "1"}, 400),
-        (FROM | {"Stream-Fork-Offset": f"{9:019d}"}, 400),
+        (FROM | {"Stream-Fork-Offset": place(9)}, 400),
         (FROM | {"Stream-Fork-Sub-Offset": "1"}, 400),
-        ({"Stream-Fork-Offset": f"{0:019d}"}, 400),
+        ({"Stream-Fork-Offset": place(0)}, 400),
         (FROM | JSON, 409),
     ],
 )
@@ -305,7 +306,7 @@ async def test_a_page_has_records_of_one_stream_only(
         page = await logs.values(LOG, 0)
         assert ([bytes(value) for value in page.values], page.is_at_end) == ([b"old"], False)
     else:
-        with pytest.raises(NoSuchLog):
+        with pytest.raises(LogReplaced):
             await logs.values(LOG, 0, row=row, wait_s=60)
 
 

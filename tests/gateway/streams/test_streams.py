@@ -14,6 +14,7 @@ from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.streams.config import StreamConfig
 from services.gateway.streams.names import log_of
+from services.gateway.streams.operations import offset_text
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster, Gateway
 from tests.logs.support import Answer, Http
@@ -55,6 +56,11 @@ async def served(**limits: float) -> AsyncIterator[Served]:
 async def http() -> AsyncIterator[Served]:
     async with served() as found:
         yield found
+
+
+def place(offset: int, creation: int = 1) -> str:
+    """An offset as the stream of a name gives it out that is the first, second, … one of the model."""
+    return offset_text(offset, f"2026-01-02T03:04:05.{creation:06}Z")
 
 
 def producer(seq: int, epoch: int = 0) -> dict[str, str]:

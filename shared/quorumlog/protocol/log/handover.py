@@ -12,6 +12,7 @@ from quorumlog.errors import (
     UNKNOWN,
     EntryUnavailable,
     LogClosed,
+    LogReplaced,
     NoSuchLedger,
     NoSuchLog,
     Overloaded,
@@ -124,7 +125,7 @@ class Handover:
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
-    """Of the log to delete; None: whichever has the name."""
+    """Of the log to delete, or to take over by force; None: whichever has the name."""
     term: str | None = None
     """Of the keeper by whose word the log to delete has expired; None: it is deleted whether it has or not."""
     step: HandoverStep = HandoverStep.WAITING
@@ -236,6 +237,10 @@ class Handover:
         self.row = row
         if self.aim is Aim.DELETE:
             return self._fence() if self._is_meant(row) else HandoverDone(deleted(self.log))
+        try:
+            row.check_created(self.created_at)
+        except LogReplaced as error:
+            return HandoverDone(error)
         if self.aim is Aim.HEAL:
             item = row.item_of(self.ledger_id)
             if item is None or item.last_offset is not None:

@@ -46,6 +46,8 @@ class Append:
     """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
     is_forwarded: bool = False
     """Another gateway takes this one for the owner."""
+    created_at: str | None = None
+    """Of the log that the request is for: no other log of its name takes it (rule 27b). None: any."""
 
     @classmethod
     def of(
@@ -59,10 +61,11 @@ class Append:
         seq: str | None = None,
         is_end: bool = False,
         is_by_numbers: bool = False,
+        created_at: str | None = None,
     ) -> "Append":
         """A request of at least one record, unless it ends the log."""
         data = batch.encode(records, producer, seq=seq, is_end=is_end, is_by_numbers=is_by_numbers)
-        return cls(data, len(records), producer, expect, token, since)
+        return cls(data, len(records), producer, expect, token, since, created_at=created_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +466,8 @@ class ForceAsked:
     request: RequestKey
     creates: bool
     finish: Finish
+    created_at: str | None = None
+    """Of the log that is meant: a log that was created later under its name is not changed (rule 27b)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +502,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The client of a request is gone: the request need not be begun any more."""
+    """The client of a request is gone: a request that was not done goes to no owner any more (rule 27b)."""
 
     request: RequestKey
 

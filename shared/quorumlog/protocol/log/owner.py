@@ -24,6 +24,7 @@ from quorumlog.errors import (
     ExpiredProducer,
     InvalidRequest,
     LogFenced,
+    LogReplaced,
     NoSuchLedger,
     NotTheOwner,
     Overloaded,
@@ -98,6 +99,7 @@ _BY_STATE: Final = (
     StaleProducer,
     StreamSeqRegression,
     LogFenced,
+    LogReplaced,
     InvalidRequest,
 )
 """Refusals of an append that hold for the state of the log that the owner knows, and only while it
@@ -272,6 +274,7 @@ class Owner:
             self._waiting.append(pending)
             return
         try:
+            self.log.check_created(pending.call.created_at)
             self.tenancy.check_token(pending.call.token)
             before = self._pipe.begin(pending, now)
         except QuorumLogError as error:

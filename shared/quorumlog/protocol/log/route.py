@@ -16,7 +16,7 @@ Invariants (checked by `check`):
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -24,6 +24,7 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     LogClosed,
+    LogReplaced,
     NoSuchLog,
     QuorumLogError,
     WriterLost,
@@ -101,7 +102,7 @@ class LogRequest:
     sizes: Sizes = ()
     is_forwarded: bool = False
     created_at: str | None = None
-    """Of the log that an owner here took it for; None for a request that no owner had yet."""
+    """Of the log that an append is for since an owner here took it; None: no owner did."""
 
 
 class LogRoute:
@@ -136,6 +137,8 @@ class LogRoute:
         self._free: list[int] = []
         """Numbers below those that are under way."""
         self._forwarded_to: dict[int, Writer] = {}
+        self._abandoned: set[RequestKey] = set()
+        """Requests that are not resolved, and for which nobody waits any more: none of them is begun again."""
         self._out: list[Effect] = []
 
     @property
@@ -176,8 +179,10 @@ class LogRoute:
                 self._go(LogRequest(request, call, sizes, is_forwarded), now)
             case ConsultAsked(request, call, is_forwarded):
                 self._go(LogRequest(request, call, (), is_forwarded), now)
-            case ForceAsked(request, creates, finish):
-                self._queue(Aim.FORCE, request, creates=creates, finish=finish)
+            case ForceAsked(request, creates, finish, created_at):
+                self._queue(
+                    Aim.FORCE, request, creates=creates, finish=finish, created_at=created_at
+                )
             case HealAsked(request, ledger_id):
                 self._queue(Aim.HEAL, request, ledger_id=ledger_id)
             case DeletionAsked(request, created_at, term):
@@ -186,7 +191,10 @@ class LogRoute:
                 self._is_draining = True
                 self._queue(Aim.DRAIN, request)
             case Abandoned(request):
-                self._waiting = [one for one in self._waiting if one.request != request]
+                waiting = [one for one in self._waiting if one.request != request]
+                if len(waiting) == len(self._waiting):
+                    self._abandoned.add(request)
+                self._waiting = waiting
             case Stopped():
                 self._stop(now)
             case _:
@@ -195,6 +203,8 @@ class LogRoute:
             self._handover = self._handovers.popleft()
             self._begin(self._handover, now)
         out, self._out = self._out, []
+        if self._abandoned:
+            self._abandoned -= {one.request for one in out if isinstance(one, Resolve | Relay)}
         return out
 
     def _part_answered(self, tenure: int, event: Answered, now: Now) -> None:
@@ -249,6 +259,8 @@ class LogRoute:
     def _go(self, asked: LogRequest, now: Now) -> None:
         """Give a request to the owner, here or elsewhere, or let it wait for one."""
         phase = self.phase
+        if not self._is_awaited(asked.request):
+            return
         if self._is_draining and phase is not RoutePhase.REMOTE:
             self._resolve(asked.request, not_the_owner(self.name))  # else a busy log never settles
         elif phase is RoutePhase.OWNING:
@@ -285,7 +297,10 @@ class LogRoute:
 
     def _forward(self, asked: LogRequest) -> None:
         assert self.remote is not None
-        number = self._ask(Forward(self.remote, self.name, asked.call), asked)
+        call = asked.call
+        if isinstance(call, Append) and asked.created_at is not None:
+            call = replace(call, created_at=asked.created_at or None)
+        number = self._ask(Forward(self.remote, self.name, call), asked)
         self._forwarded_to[number] = self.remote
 
     def _answered(self, number: int, value: Any, now: Now) -> None:
@@ -318,6 +333,8 @@ class LogRoute:
         elif isinstance(value, WriterLost) and value.outcome == NOT_DONE:
             self._forget(owner)
             self._ask(Wait(Pause.YIELD), asked)
+        elif isinstance(value, LogReplaced) and asked.created_at is not None:
+            self._finish(asked, Resolve(asked.request, not_the_owner(self.name)), now)
         elif isinstance(value, QuorumLogError):
             self._finish(asked, Resolve(asked.request, value), now)
         else:
@@ -345,19 +362,21 @@ class LogRoute:
             self._go(asked, now)
 
     def _refuse_for(self, row: LogMetadata) -> None:
-        """Give back what other gateways sent to an owner here of a log that was deleted, where a namesake was made since.
-        Their clients may have got other answers long ago, and been done with that log; who waits still sends it again.
+        """Give back what an owner here took for a log that was deleted, where a log of its name was created since: whoever
+        still waits asks again. The client may have got another answer long ago, and been done with that log (rule 27b).
         """
         again, self._again = self._again, deque()
         for asked in again:
-            if asked.is_forwarded and asked.created_at not in (None, row.created_at):
-                self._resolve(asked.request, not_the_owner(self.name))
-            else:
+            if asked.created_at in (None, row.created_at):
                 self._again.append(asked)
+            else:
+                self._resolve(asked.request, not_the_owner(self.name))
 
     def _go_on(self, now: Now) -> None:
         """Requests that found no owner may find one now."""
         phase = self.phase
+        if self._abandoned:
+            self._again = deque(one for one in self._again if self._is_awaited(one.request))
         if phase is RoutePhase.OWNING and self._again and self._resent is None:
             again, self._again = self._again, deque()
             calls = tuple((one.request, one.call) for one in again if isinstance(one.call, Append))
@@ -371,6 +390,12 @@ class LogRoute:
                 self._go(asked, now)
         elif self._again or self._waiting:
             self._search()
+
+    def _is_awaited(self, request: RequestKey) -> bool:
+        """Whether anybody waits for a request that was not done; one for which nobody does is forgotten."""
+        is_abandoned = request in self._abandoned
+        self._abandoned.discard(request)
+        return not is_abandoned
 
     def _refuse_again(self, error: QuorumLogError) -> None:
         """Refuse the appends that were to be repeated: certainly none was done."""
@@ -429,11 +454,12 @@ class LogRoute:
         """The owner here has ended: what it had in flight is answered but for these."""
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
-        created_at = None if self.owner is None else self.owner.log.created_at
+        mine = None if self.owner is None else self.owner.log.created_at
         self.owner = None
-        self._again.extend(
-            LogRequest(request, call, (), call.is_forwarded, created_at) for request, call in again
-        )
+        for request, call in again:
+            if self._is_awaited(request):
+                created_at = call.created_at or mine
+                self._again.append(LogRequest(request, call, (), call.is_forwarded, created_at))
         if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
         elif self._again or self._waiting:
@@ -523,6 +549,7 @@ class LogRoute:
             table.clear()
         self._again.clear()
         self._waiting.clear()
+        self._abandoned.clear()
         self._resent = None
 
 

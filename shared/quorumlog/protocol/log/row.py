@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from quorumlog.errors import LogReplaced
 from quorumlog.protocol.metadata import PREDECESSORS_KEPT, SHARED_KEPT, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
 
@@ -189,6 +190,15 @@ class LogMetadata:
             assert item.last_offset is not None, "rule 27a: what is shared is sealed"
             assert item.last_offset < (self.forked_at or 0), (
                 "rule 27a: what is shared ends where the fork begins"
+            )
+
+    def check_created(self, created_at: str | None) -> None:
+        """Raise LogReplaced unless this is the log that was created then. None: any log of this name (rule 27b)."""
+        if created_at not in (None, self.created_at):
+            raise LogReplaced(
+                f"the log {self.name} of {created_at} was deleted, and created again at {self.created_at}",
+                log=self.name,
+                created_at=self.created_at,
             )
 
     def is_shared(self, item: LogItem) -> bool:
