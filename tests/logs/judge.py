@@ -6,7 +6,7 @@ Vanlightly/bookkeeper-tlaplus.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -50,6 +50,8 @@ class Judge(LogHistory):
         """The highest writer token that anybody was given."""
         self.stored: dict[int, bytes] = {}
         """Every record that a sealed ledger ever held, by offset."""
+        self.on_row: Callable[[LogMetadata], None] = lambda _row: None
+        """Told of each row that was changed, of any log."""
         self._times: dict[int, int] = {}
         """Their append times."""
 
@@ -82,6 +84,7 @@ class Judge(LogHistory):
 
     def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
         """The row was changed."""
+        self.on_row(now)
         if now.name != self._name:
             return
         self.at_most_two_are_open(now)

@@ -671,8 +671,7 @@ class Store(MetadataLogs):
     ) -> tuple[LogMetadata, bool]:
         await self.gateway.ask()
         current = self.row(source.name)
-        if current.created_at != source.created_at:
-            raise NoSuchLog(log=source.name)
+        current.check_created(source.created_at)
         if at < current.first_offset or not current.is_sealed_below(at):
             raise InvalidRequest("the source is not sealed there", log=source.name)
         made = current.forked(log, at)

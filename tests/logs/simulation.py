@@ -2,7 +2,7 @@
 
 Several gateways; producers with retries and without, publishers whose commits race with aborts and
 with each other, readers that follow; rolls, duels, truncation, sweeps; gateways that die or hang,
-answers that come late. A seed is one schedule. What is judged
+answers that come late; a log that is deleted and created again under its readers, writers and closers. A seed is one schedule. What is judged
 (I32 to I34, rules 22 to 28) is in `judge.py`, and here: every request comes to an end, no answer
 contradicts its question, and in the end no ledger is left that no log names.
 """
@@ -59,6 +59,7 @@ from tests.logs.demands import (
 from tests.logs.forks import Forks
 from tests.logs.judge import LOG, Alarms, Judge, Violation
 from tests.logs.model import Cluster, Gateway, Store
+from tests.logs.replaced import Replaced
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -124,6 +125,14 @@ class Run:
         self.namesakes = Namesakes(
             self.cluster, lambda: rng.choice(self.alive()), self.settings, count=4
         )
+        self.replaced = Replaced(
+            self.cluster,
+            lambda: self.replaced.random.choice(self.alive()),
+            self.settings,
+            violated=self.judge.violated,
+            seed=seed,
+        )
+        self.judge.on_row = self.replaced.saw
         self.forks = Forks(
             NAME,
             self.settings,
@@ -643,6 +652,7 @@ class Run:
                 writers.create_task(self.publish("a1", 5))
                 writers.create_task(self.publish("a2", 5))
                 writers.create_task(self.namesakes.run())
+                writers.create_task(self.replaced.run())
                 if self.forks.count:
                     writers.create_task(self.forks.run())
             self.is_over = True

@@ -29,6 +29,7 @@ API_TABLE = {
     "transaction-aborted loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost "
     "position-behind too-many-consumers log-full request-outdated",
     410: "offset-truncated entry-lost log-deleted",
+    416: "offset-beyond-end",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     428: "precondition-required",
     429: "overloaded",

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Operation, Reply
-from quorumlog.net.parameters import query_integer, query_text
+from quorumlog.net.parameters import Parameter, query_integer, query_text
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import log_models as models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
@@ -19,17 +19,21 @@ from services.gateway.edge.operations import (
     WITH_METADATA,
     gives,
 )
+from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.values import CREATED_AT
 
 LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Logs whose name begins with this.")
 
-CREATED: Final = query_text(
+CREATED: Final[Parameter[str | None]] = Parameter(
     "created",
-    CREATED_AT,
-    "The `created_at` of the log that is meant, as an answer has told it: if the log was deleted and created again since, the "
-    "answer is 409 `log-replaced`, and nothing is done.",
+    "query",
+    created_at_of,
+    {"type": "string", "pattern": f"^{CREATED_AT}$"},
+    "The `created_at` of the log that is meant, as an answer has told it, or what stands behind the point in the ids of its "
+    "events: if the log was deleted and created again since, the answer is 409 `log-replaced`, and nothing is done.",
+    None,
 )
 
 _EXAMPLE: Final[dict[str, Any]] = {

@@ -36,7 +36,7 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.quotas import Usage
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
-from services.gateway.edge.starts import id_of_json
+from services.gateway.edge.starts import created_at_of, id_of_json
 from services.gateway.edge.streams import beside
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.values import Start
@@ -250,8 +250,8 @@ class _Session(Generic[T, P]):
             raise invalid("/tail", "this socket has a tail already")
         start = self._target.start(asked.get("from", 0), "/tail/from")
         created_at = asked.get("created")
-        if created_at is not None and not isinstance(created_at, str):
-            raise invalid("/tail/created", "must be a text, the `created_at` of a log")
+        if created_at is not None:
+            created_at = created_at_of(str(created_at), "/tail/created")
         self._tail.set_result(_messages(self._target.stream(start, created_at), encoding))
         return True
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from quorumlog.net.parameters import integer, invalid
 from quorumlog.protocol.ids import ID_MAX
-from services.gateway.logs.values import Last, Since, Start
+from services.gateway.logs.values import CREATED_AT, Last, Since, Start
 
 NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
@@ -24,6 +24,8 @@ _TOKEN_DIGITS: Final = 14
 EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
 """Of an event of a log: the record's offset, and the log's creation."""
 _EVENT_ID: Final = re.compile(EVENT_ID, re.ASCII)
+_TOKEN: Final = re.compile(rf"[0-9a-f]{{{_TOKEN_DIGITS}}}", re.ASCII)
+_CREATED_AT: Final = re.compile(CREATED_AT, re.ASCII)
 
 
 def token_of(created_at: str) -> str:
@@ -35,6 +37,15 @@ def created_of(token: str) -> str:
     """The `created_at` that `token_of` made a token of."""
     at = _EPOCH + timedelta(microseconds=min(int(token, 16), _MICROSECONDS_MAX))
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def created_at_of(text: str, pointer: str) -> str:
+    """The `created_at` of a log, or the token of it that ids of events have. Raises: InvalidRequest."""
+    if _TOKEN.fullmatch(text):
+        return created_of(text)
+    if not _CREATED_AT.fullmatch(text):
+        raise invalid(pointer, "must be the `created_at` of a log as an answer has told it")
+    return text
 
 
 def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:

@@ -19,7 +19,7 @@ __all__ = [
 ]
 """Requests are the machines' own messages."""
 
-CREATED_AT: Final = r"[0-9T:.Z-]{1,40}"
+CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
 """The `created_at` of a log, as a regular expression: by it a request says which log of a name it is for (rule 27b)."""
 
 STREAM_PREFIX: Final = "durable-stream."
