@@ -17,8 +17,10 @@ from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
 from quorumlog.protocol.log.messages import (
+    Append,
     Committed,
     DeleteLog,
+    Finish,
     Resolve,
     RowChanged,
     SubmitRefused,
@@ -37,6 +39,7 @@ from services.gateway.engine.appends import Appends
 from services.gateway.logs import gathered, manager, reading
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogValues
 from tests.explore.scopes import (
@@ -429,6 +432,52 @@ def all_refusals(original: Any) -> Any:
     return lambda self, event, now: original(self, replace(event, number=self._refusals), now)
 
 
+def of_any(original: Any) -> Any:
+    """A request to append says nothing of the log that it was judged by."""
+
+    def of(cls: type[Append], *given: Any, created_at: str | None = None, **named: Any) -> Append:
+        del created_at
+        made: Append = original.__func__(cls, *given, **named)
+        return made
+
+    return classmethod(of)
+
+
+def forced_by_name(original: Any) -> Any:
+    """A log is taken over by its name."""
+
+    async def force(
+        self: Ownership, name: str, *, create: bool, finish: Finish, created_at: str | None = None
+    ) -> LogMetadata:
+        del created_at
+        taken: LogMetadata = await original(self, name, create=create, finish=finish)
+        return taken
+
+    return force
+
+
+def whichever(_original: Any) -> Any:
+    """A read goes on in whichever log has the name."""
+
+    async def look(self: LogReader, seen: reading._SeenRow, page: gathered.Page) -> None:
+        row = await self._rows.row(seen.row.name)
+        if row.created_at != seen.row.created_at and page.count:
+            page.is_cut = True
+            return
+        seen.row, seen.is_fresh = row, True
+
+    return look
+
+
+def fresh_of_any(_original: Any) -> Any:
+    """A row is read for whichever log has the name."""
+
+    async def fresh(self: LogReader, name: str, _created_at: str | None) -> LogMetadata:
+        return await self._rows.row(name)
+
+    return fresh
+
+
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
     Mutant(
@@ -444,8 +493,33 @@ LOG_MUTANTS: Final = (
         LOG_REFUSALS,
     ),
     Mutant(
+        "an append goes to whichever log has the name",
+        "rule 27b",
+        (Patch(Append, "of", of_any),),
+    ),
+    Mutant(
+        "a close closes whichever log has the name",
+        "rule 27b",
+        (Patch(Ownership, "force", forced_by_name),),
+    ),
+    Mutant(
+        "a read goes on with the records of a later log",
+        "rule 27b",
+        (Patch(LogReader, "_look", whichever),),
+    ),
+    Mutant(
+        "a reader that comes back is served from a later log",
+        "rule 27b",
+        (Patch(LogReader, "fresh", fresh_of_any),),
+    ),
+    Mutant(
+        "a read beyond the end is answered as one at the end",
+        "rule 27b",
+        (Patch(LogReader, "_check_within", lambda _original: _nothing),),
+    ),
+    Mutant(
         "what an ended owner was sent goes to a namesake of its log",
-        "rule 27",
+        "rule 27b",
         (Patch(LogRoute, "_refuse_for", skipped_now),),
     ),
     Mutant(

@@ -12,7 +12,7 @@ from services.gateway.logs.values import CREATED_AT, Last, Since, Start
 NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECONDS_MAX: Final = 253_402_300_799_999_999
+_LAST_MICROSECOND: Final = 253_402_300_799_999_999
 """Of the calendar's last year, in which no log is created."""
 _TIME: Final = re.compile(r"[0-9]{4}-", re.ASCII)
 _CHARS_MAX: Final = 40
@@ -35,7 +35,7 @@ def token_of(created_at: str) -> str:
 
 def created_of(token: str) -> str:
     """The `created_at` that `token_of` made a token of."""
-    at = _EPOCH + timedelta(microseconds=min(int(token, 16), _MICROSECONDS_MAX))
+    at = _EPOCH + timedelta(microseconds=min(int(token, 16), _LAST_MICROSECOND))
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
 
 
