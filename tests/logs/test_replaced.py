@@ -160,13 +160,13 @@ async def test_an_append_and_a_close_of_a_stream_are_of_the_stream_that_was_judg
 
         async def deleted_meanwhile(name: str) -> object:
             row = await find(name)
-            logs.row = find  # type: ignore[method-assign]
+            logs.row = find
             assert (await http.ask("DELETE", STREAM)).status == 204
             assert (await http.put({"Content-Type": "application/json"})).status == 201
             return row
 
         for headers in (TEXT, TEXT | CLOSED):
-            logs.row = deleted_meanwhile  # type: ignore[method-assign,assignment]
+            logs.row = deleted_meanwhile  # type: ignore[assignment]
             late = await http.post(headers, b"this is {no json")
             assert (late.status, late.json["code"]) == (409, "log-replaced")
             found = await http.ask("GET", f"{STREAM}?offset=-1")

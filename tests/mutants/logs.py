@@ -435,7 +435,9 @@ def all_refusals(original: Any) -> Any:
 def of_any(original: Any) -> Any:
     """A request to append says nothing of the log that it was judged by."""
 
-    def of(cls: type[Append], *given: Any, created_at: str | None = None, **named: Any) -> Append:
+    def of(
+        cls: type[Append], /, *given: Any, created_at: str | None = None, **named: Any
+    ) -> Append:
         del created_at
         made: Append = original.__func__(cls, *given, **named)
         return made
