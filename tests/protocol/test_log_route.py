@@ -356,6 +356,30 @@ def test_an_owner_of_a_log_that_is_no_more_refuses_nothing_for_the_next_one() ->
     assert hand.questions(Forward) == [Forward(OTHER, "log", wanted)]
 
 
+def test_a_forwarded_append_names_the_log_that_the_sender_knows_and_learns_of_the_next_one() -> (
+    None
+):
+    hand = Hand()
+    hand.append("first")
+    hand.answer(ReadLog, replace(OTHERS, created_at="before"))
+    hand.answer(ReadLedger, ledger(7, OTHER))
+    assert hand.questions(Forward) == [
+        Forward(OTHER, "log", replace(call("first"), created_at="before"))
+    ]
+
+    hand.answer(Forward, LogReplaced())
+    hand.answer(Wait, None)
+    hand.answer(ReadLog, replace(OTHERS, created_at="later"))
+    hand.answer(ReadLedger, ledger(7, OTHER))
+    assert hand.questions(Forward) == [
+        Forward(OTHER, "log", replace(call("first"), created_at="later"))
+    ]
+    hand.hear(Abandoned("first"))
+    hand.answer(Forward, LogReplaced())
+    hand.answer(Wait, None)
+    assert hand.questions(ReadLog) == [], "nobody waits for it any more"
+
+
 def test_a_change_by_force_is_of_the_log_that_was_judged() -> None:
     hand = Hand()
     hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed, created_at="before"))

@@ -121,6 +121,8 @@ class LogRoute:
         """Owners that have ended, and wait for what a job of theirs has asked, by tenure."""
         self.remote: Writer | None = None
         """Another process that writes the log's last ledger."""
+        self._remote_created_at = ""
+        """Of the log that it owns, as far as this process knows."""
         self._is_draining = False
         self._handover: Handover | None = None
         self._handovers: deque[Handover] = deque()
@@ -298,8 +300,9 @@ class LogRoute:
     def _forward(self, asked: LogRequest) -> None:
         assert self.remote is not None
         call = asked.call
-        if isinstance(call, Append) and asked.created_at is not None:
-            call = replace(call, created_at=asked.created_at or None)
+        if isinstance(call, Append) and call.created_at is None:
+            created_at = asked.created_at or self._remote_created_at
+            call = replace(call, created_at=created_at or None)
         number = self._ask(Forward(self.remote, self.name, call), asked)
         self._forwarded_to[number] = self.remote
 
@@ -335,6 +338,9 @@ class LogRoute:
             self._ask(Wait(Pause.YIELD), asked)
         elif isinstance(value, LogReplaced) and asked.created_at is not None:
             self._finish(asked, Resolve(asked.request, not_the_owner(self.name)), now)
+        elif isinstance(value, LogReplaced) and _is_by_name(asked.call):
+            self._forget(owner)  # this process knew an older log
+            self._ask(Wait(Pause.YIELD), asked)
         elif isinstance(value, QuorumLogError):
             self._finish(asked, Resolve(asked.request, value), now)
         else:
@@ -435,7 +441,7 @@ class LogRoute:
             case OwnerFound(writer):
                 assert handover.row is not None, "it names the owner"
                 self._refuse_for(handover.row)
-                self.remote = writer
+                self.remote, self._remote_created_at = writer, handover.row.created_at
                 self._end(None, now)
             case Move.TAKE_OVER:
                 self._take_over(handover, now)
@@ -551,6 +557,11 @@ class LogRoute:
         self._waiting.clear()
         self._abandoned.clear()
         self._resent = None
+
+
+def _is_by_name(call: Append | Publish | Consult | None) -> bool:
+    """Whether an append is for whichever log has the name."""
+    return isinstance(call, Append) and call.created_at is None
 
 
 def _is_repeatable(call: Append | Publish | Consult | None) -> bool:
