@@ -14,6 +14,7 @@ from quorumlog.errors import (
     NoSuchLedger,
     NoSuchLog,
     NotAcceptable,
+    OffsetBeyondEnd,
     OffsetTruncated,
     QuorumLogError,
 )
@@ -25,6 +26,9 @@ from quorumlog.wire.columns import HEADERS, MEDIA, TIME
 _PAGE_ROWS: Final = 10_000
 _PAGE_BYTES: Final = 8 << 20
 """Limits of one request: the API's maximum, and a size that keeps an executor's memory small."""
+
+_LOST: Final = (OffsetTruncated, OffsetBeyondEnd, EntryLost, NoSuchLog)
+"""The records are gone: truncated, lost, or of a log that was deleted."""
 
 _HEADER_LIST: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -63,7 +67,7 @@ def rows(
     while at < part.end:
         try:
             page, following = ask.page(at, part.end)
-        except (OffsetTruncated, EntryLost, NoSuchLog, NoSuchLedger) as error:
+        except (*_LOST, NoSuchLedger) as error:
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
@@ -95,7 +99,7 @@ def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tupl
     ask = _Asker(gateways, f"/v1/logs/{log}/entries", is_log=True, bytes_max=bytes_max)
     try:
         page, _ = ask.page(first, first + _PAGE_ROWS)
-    except (OffsetTruncated, EntryLost, NoSuchLog):
+    except _LOST:
         return 0, 0
     return page.num_rows, page.column("value").nbytes + page.column("key").nbytes
 
