@@ -657,6 +657,19 @@ class NotAGateway(
     """
 
 
+class UntrustedServer(
+    QuorumLogError,
+    travels=False,
+    code="untrusted-server",
+    status=502,
+    title="TLS with this URL fails",
+    outcome=NOT_DONE,
+):
+    """The server's certificate is not trusted or is for another host, the server wants a certificate of the client, or
+    it speaks no TLS. A repeat would not help.
+    """
+
+
 class ClientClosed(
     QuorumLogError,
     travels=False,

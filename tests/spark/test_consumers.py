@@ -269,7 +269,7 @@ def test_a_query_whose_progress_can_not_be_published_does_its_work_and_publishes
 
 
 def publisher(cluster: SparkCluster, consumer: str = "query") -> ProgressPublisher:
-    return ProgressPublisher(ClusterAccess(cluster.urls, None, None), consumer)
+    return ProgressPublisher(ClusterAccess(cluster.urls), consumer)
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "is it maxOffsetsPerTrigger"),
         ({"subscribe": "a", "kafka.bootstrap.servers": "x:1"}, "there are gateway.url"),
         ({"subscribe": "a", "topic": "b"}, "topic is an option of writes"),
+        ({"subscribe": "a", "path": "b"}, "take no path"),
         ({"subscribe": "a", "gateway.url": "localhost:8080"}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": ""}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": "http://a:1,b:2"}, "http://host:port"),

@@ -35,6 +35,7 @@ from quorumlog.errors import (
     Overloaded,
     QuorumLogError,
     RequestOutdated,
+    UntrustedServer,
 )
 from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
@@ -330,6 +331,8 @@ class Transport:
                 ) as response,
             ):
                 content = await response.read()
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise UntrustedServer(f"{url}: {error}") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         except (aiohttp.ClientError, TimeoutError) as error:

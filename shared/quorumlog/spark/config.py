@@ -20,11 +20,17 @@ from typing import Final
 JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
-_GATEWAY: Final = "QUORUMLOG_GATEWAY"
 _SECRET_FILE: Final = "CLUSTER_SECRET_FILE"  # noqa: S105
 _DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
-_TOKEN: Final = "QUORUMLOG_TOKEN"  # noqa: S105
-_TOKEN_FILE: Final = "QUORUMLOG_TOKEN_FILE"  # noqa: S105
+_OPTIONS: Final = {
+    "QUORUMLOG_GATEWAY": "gateway.url",
+    "QUORUMLOG_TOKEN": "token",
+    "QUORUMLOG_TOKEN_FILE": "token.file",
+    "QUORUMLOG_CA_FILE": "tls.ca",
+    "QUORUMLOG_CERT_FILE": "tls.certificate",
+    "QUORUMLOG_KEY_FILE": "tls.key",
+}
+"""Environment variables, and the options that they stand for."""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 _SHIM: Final = """\
@@ -48,21 +54,25 @@ class NoJava(RuntimeError):
     """No Java that Spark can run on was found; the message says how to get one."""
 
 
-def gateways(environ: Mapping[str, str] = os.environ) -> str:
-    """The gateways' URLs from the environment, in the form of the option `gateway.url`."""
-    return environ.get(_GATEWAY) or _DEFAULT_GATEWAY
-
-
 def secret_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The file with the cluster's secret, for jobs that ask the services behind the gateways."""
     named = environ.get(_SECRET_FILE)
     return Path(named) if named else None
 
 
-def token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The access token of the environment, or of the file that it names; None where there is none."""
-    file = environ.get(_TOKEN_FILE)
-    return Path(file).read_text("ascii").strip() if file else environ.get(_TOKEN) or None
+def gateways(environ: Mapping[str, str] = os.environ) -> str:
+    """The gateways' URLs from the environment, in the form of the option `gateway.url`."""
+    return connection(environ)["gateway.url"]
+
+
+def connection(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The options of the connection that the environment sets."""
+    found = {
+        name: environ[variable] for variable, name in _OPTIONS.items() if environ.get(variable)
+    }
+    if "token.file" in found:
+        found.pop("token", None)
+    return {"gateway.url": _DEFAULT_GATEWAY, **found}
 
 
 def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:

@@ -19,7 +19,14 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
 from quorumlog import header
-from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, Overloaded, QuorumLogError
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    ConnectionLost,
+    Overloaded,
+    QuorumLogError,
+    UntrustedServer,
+)
 from quorumlog.wire.documents import from_status
 
 DEADLINE_S: Final = 120.0
@@ -29,6 +36,9 @@ _TIMEOUT_S: Final = 60.0
 _REST_S_MAX: Final = 15.0
 """A connection that was idle for longer is not used again: servers close idle connections, and the
 outcome of a request on a connection that is being closed is unknown."""
+
+_CUT_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The connection ended while TLS began, which is no matter of certificates."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -59,10 +69,11 @@ class Gateways:
         *,
         deadline_s: float = DEADLINE_S,
         headers: Mapping[str, str] | None = None,
-        token: str | None = None,
+        token: str | Callable[[], str | None] | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         """`urls`: the gateways' URLs, separated by commas. `headers` and the access token go with each
-        request.
+        request; a function is asked for the token each time. `context`: of TLS, in place of the system's.
         """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
@@ -70,8 +81,7 @@ class Gateways:
                 raise ValueError(f"{url!r} is no URL of a gateway: write http://host:port")
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._token, self._context = token, context
         # Tasks begin at different gateways, so that they share the work.
         self._at = random.randrange(len(self._urls))  # noqa: S311
         self._connection: http.client.HTTPConnection | None = None
@@ -115,7 +125,7 @@ class Gateways:
         may_be_done = False
         while True:
             try:
-                return self._once(method, target, body, sent)
+                return self._once(method, target, body, {**sent, **self._authorization()})
             except QuorumLogError as error:
                 # The outcome of a retry says nothing about the tries before it.
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
@@ -140,6 +150,10 @@ class Gateways:
                     raise
             time.sleep(rest_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _authorization(self) -> dict[str, str]:
+        token = self._token() if callable(self._token) else self._token
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
         """The JSON of a GET."""
@@ -168,6 +182,10 @@ class Gateways:
             connection = self._connection or self._connect(url)
         except OSError as error:
             self._turn()
+            if isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_OFF):
+                raise UntrustedServer(
+                    f"{url}: {error}; see the options tls.ca and tls.certificate"
+                ) from error
             raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
         self._connection = connection
         try:
@@ -178,6 +196,9 @@ class Gateways:
             self.close()
             if not is_kept:
                 self._turn()
+            if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(error):
+                # TLS 1.3 tells it only now.
+                raise UntrustedServer(f"{url}: {error}; see the option tls.certificate") from error
             # The server may have closed an idle connection, or may have done the request: unknown.
             raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
@@ -196,7 +217,10 @@ class Gateways:
         kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
         more: dict[str, Any] = {}
         if parts.scheme == "https":
-            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
+            kind, more = (
+                http.client.HTTPSConnection,
+                {"context": self._context or ssl.create_default_context()},
+            )
         connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S, **more)
         connection.connect()
         return connection

@@ -5,16 +5,19 @@ Invalid options are refused at the driver, before any task runs.
 
 import difflib
 import json
+import pkgutil
 import re
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from quorumlog import header
-from quorumlog.spark.config import gateways
-from quorumlog.spark.config import token as environment_token
+from quorumlog.spark import config
 from quorumlog.spark.http import DEADLINE_S, Gateways
+from quorumlog.wire.certificate import load_own
 
 EARLIEST, LATEST = -2, -1
 """The ends of a log in JSON (Kafka's numbers)."""
@@ -47,7 +50,9 @@ COLUMNS: Final = {
 }
 """The columns of a read with their types: Kafka's columns, then the ledger and entry of a record."""
 
-_CONNECTION: Final = ("gateway.url", "token", "ledger.password")
+_TOKENS: Final = ("token", "token.file", "token.function")
+_TLS: Final = ("tls.ca", "tls.certificate", "tls.key")
+_CONNECTION: Final = ("gateway.url", *_TOKENS, *_TLS, "ledger.password")
 READ_OPTIONS: Final = (
     *_CONNECTION,
     *("subscribe", "subscribePattern", "assign", "ledgers"),
@@ -62,7 +67,7 @@ WRITE_OPTIONS: Final = (
     *("topic", "txnAppId", "txnVersion", "txnExpiresInSeconds"),
     *("maxLedgersPerCommit", "rowsPerRequest", "bytesPerRequest"),
 )
-_SPARKS: Final = ("path", "paths", "checkpointLocation", "queryName")
+_SPARKS: Final = ("checkpointLocation", "queryName")
 """Options that Spark itself adds to those of a source."""
 
 _URL: Final = re.compile(r"https?://[^/\s,]+/?", re.ASCII)
@@ -84,25 +89,83 @@ class ClusterAccess:
     """How to reach the cluster."""
 
     urls: str
-    password: str | None = field(repr=False)
-    token: str | None = field(repr=False)
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    """The one to send, or the one that the driver found in the file, for hosts without the file."""
+    token_file: str | None = None
+    token_function: str | None = None
+    """As `module:function`: returns the present token, on the driver and in tasks."""
+    tls: tuple[str | None, str | None, str | None] = (None, None, None)
+    """Files: of the authorities, of the client's certificate, and of its key, where that has its own."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """From the options `gateway.url` and `token` (default: the environment), and `ledger.password`."""
-        urls = options.get("gateway.url", gateways())
+        """From the connection's options (default: the environment). Raises: BadOption."""
+        given = [name for name in _TOKENS if name in options]
+        if len(given) > 1:
+            raise BadOption(f"one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
+        known = config.connection()
+        asked = {name: options[name] for name in _CONNECTION if name in options}
+        if given:
+            known = {name: value for name, value in known.items() if name not in _TOKENS}
+        known |= asked
+        urls = known["gateway.url"]
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
-            raise BadOption(f"gateway.url is a list of http://host:port with commas, not {urls!r}")
-        token = options["token"] if "token" in options else environment_token()
-        if token is not None and not _TOKEN.fullmatch(token):
+            raise BadOption(
+                f"gateway.url is a list of http://host:port (or https) with commas, not {urls!r}"
+            )
+        ca, certificate, key = (known.get(name) for name in _TLS)
+        found = cls(
+            urls,
+            known.get("ledger.password"),
+            known.get("token"),
+            known.get("token.file"),
+            known.get("token.function"),
+            (ca, certificate, key),
+        )
+        found.context()
+        return replace(found, token=found.present_token())
+
+    def present_token(self) -> str | None:
+        """The token as it is now. Raises: BadOption."""
+        token = self.token
+        try:
+            if self.token_function is not None:
+                token = pkgutil.resolve_name(self.token_function)()
+            elif self.token_file is not None and (token is None or Path(self.token_file).exists()):
+                token = Path(self.token_file).read_text("ascii").strip()
+        except (OSError, ImportError, AttributeError, ValueError) as error:
+            raise BadOption(
+                f"{self.token_function or self.token_file} gives no token: {error}"
+            ) from error
+        is_due = token is not None or self.token_function is not None
+        if is_due and not _TOKEN.fullmatch(token or ""):
             raise BadOption("token is ASCII without spaces and line ends, and not empty")
-        return cls(urls, options.get("ledger.password"), token)
+        return token
+
+    def context(self) -> ssl.SSLContext | None:
+        """TLS by the files, or the system's. Raises: BadOption."""
+        ca, certificate, key = self.tls
+        if ca is certificate is key is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=ca)
+            if certificate is not None:
+                load_own(context, Path(certificate), Path(key or certificate))
+        except OSError as error:
+            raise BadOption(f"{', '.join(_TLS)}: {ca}, {certificate}, {key}: {error}") from error
+        return context
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
         """A connection to the gateways, to be closed; `deadline_s` is for one request with its retries."""
         password = self.password
-        headers = None if password is None else {header.LEDGER_PASSWORD: password}
-        return Gateways(self.urls, deadline_s=deadline_s, headers=headers, token=self.token)
+        return Gateways(
+            self.urls,
+            deadline_s=deadline_s,
+            headers=None if password is None else {header.LEDGER_PASSWORD: password},
+            token=self.present_token,
+            context=self.context(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +333,10 @@ def _check_names(
             continue
         if name.lower() in {other.lower() for other in others}:
             raise BadOption(f"{name} is an option of {what}")
+        if name.lower() in ("path", "paths"):
+            raise BadOption(
+                "load() and save() take no path: the options subscribe and topic name logs"
+            )
         close = difflib.get_close_matches(name.lower(), known, 1)
         hint = f"is it {known[close[0]]}?" if close else f"there are {', '.join(own)}"
         raise BadOption(f"there is no option {name}: {hint}")

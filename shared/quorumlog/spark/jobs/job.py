@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import orjson
 import typer
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from quorumlog.spark import config
 from quorumlog.spark.http import Gateways
+from quorumlog.spark.options import BadOption, ClusterAccess
 from quorumlog.spark.source import QuorumLogSource
 from quorumlog.wire import secret
 
@@ -67,8 +69,11 @@ class JobResult:
 
 
 def gateways(urls: str | Sequence[str]) -> Gateways:
-    """A connection to gateways, with the environment's token. Raises: JobFailed."""
-    return Gateways(_checked(urls), token=config.token())
+    """A connection to gateways, with the environment's token and certificates. Raises: JobFailed."""
+    try:
+        return ClusterAccess.of({"gateway.url": _checked(urls)}).connect()
+    except BadOption as error:
+        raise JobFailed(str(error)) from None
 
 
 def services(urls: str) -> Gateways:
@@ -89,6 +94,20 @@ def operator_headers(urls: Iterable[str]) -> dict[str, str]:
         return secret.operator_headers(config.secret_file(), urls)
     except secret.SecretUnusable as error:
         raise JobFailed(f"CLUSTER_SECRET_FILE: {error}") from None
+
+
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The session's context; None under Spark Connect, whose sessions are elsewhere."""
+    try:
+        return spark.sparkContext
+    except PySparkException:
+        return None
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once, as far as the session knows."""
+    context = context_of(spark)
+    return 8 if context is None else max(1, context.defaultParallelism)
 
 
 def say(text: str) -> None:
@@ -150,7 +169,13 @@ def cause_of(error: Exception) -> str:
     driver's Python: the last exception's line.
     """
     lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
-    return lines[-1] if lines else str(error).splitlines()[0]
+    return lines[-1] if lines else first_line(error)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error that says anything: a parser's begins with an empty one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next(filter(None, lines), type(error).__name__)
 
 
 def _print(report: dict[str, Any]) -> None:
