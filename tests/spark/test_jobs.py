@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import json
+import os
 import threading
 import urllib.request
 import zlib
@@ -513,6 +514,58 @@ def test_what_spark_reads_is_ingested_once(
         ingest.run(spark, cluster.urls, **{**asked, "log": "absent", "create": None})
     with pytest.raises(job.JobFailed, match="nowhere"):
         ingest.run(spark, cluster.urls, **{**asked, "value": "nowhere"})
+
+
+def test_files_go_onto_the_log_by_name_though_spark_would_begin_with_the_largest(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    for day in (3, 1, 2, 4):
+        lines = [f"{day}-{line} {'x' * 200}" for line in range(10 * day)]
+        (folder / f"day{day}.txt").write_text("\n".join(lines))
+        # The later a day, the earlier it was written.
+        os.utime(folder / f"day{day}.txt", (10_000 - day, 10_000 - day))
+
+    def taken(log: str, **wanted: Any) -> list[tuple[int, int]]:
+        asked: dict[str, Any] = {
+            "path": str(folder),
+            "kind": "text",
+            "value": "value",
+            "create": {},
+        }
+        result = ingest.run(spark, cluster.urls, log=log, **asked, **wanted)
+        assert result.report["order"] == wanted.get("order", ingest.FileOrder.NAME).value
+        pairs = (value.split(" ")[0].split("-") for value in cluster.values(log))
+        return [(int(day), int(line)) for day, line in pairs]
+
+    days = [(day, line) for day in (1, 2, 3, 4) for line in range(10 * day)]
+    backwards = [(day, line) for day in (4, 3, 2, 1) for line in range(10 * day)]
+    assert taken("by-name") == days
+    assert taken("by-time", order=ingest.FileOrder.MODIFIED) == backwards
+    # Cut into many partitions, which hold ranges of names.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingest, "LEDGER_BYTES", 4096)
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "3000")
+        assert taken("by-range", partitions=4) == days
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert len(cluster.on_log("by-range")) > 1
+
+
+def test_a_rehearsal_finds_what_the_ingestion_would_fail_at(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "1.txt").write_text("a\n")
+    asked: dict[str, Any] = {"path": str(tmp_path), "kind": "text", "dry_run": True}
+
+    for stream in (False, True):
+        more: dict[str, Any] = {"checkpoint": str(tmp_path / "c")} if stream else {}
+        call: Any = ingest.stream if stream else ingest.run
+        with pytest.raises(job.JobFailed, match="no-such-log"):
+            call(spark, cluster.urls, log="nolog", **asked, **more)
+        with pytest.raises(job.JobFailed, match="PARSE_SYNTAX_ERROR"):
+            call(spark, cluster.urls, log="nolog", value="foo(", **asked, **more)
+        assert call(spark, cluster.urls, log="nolog", create={}, **asked, **more).status == 0
 
 
 def test_a_stream_of_files_takes_each_file_once(

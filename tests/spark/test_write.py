@@ -169,9 +169,22 @@ def test_many_small_partitions_are_refused_with_the_number_that_would_do(
 ) -> None:
     log = cluster.create("tiny")
 
-    with pytest.raises(Exception, match=r"write df\.coalesce\(1\)"):
+    with pytest.raises(Exception, match=r"write df\.coalesce\([15]\)"):
         write(cluster, numbers(spark, 100, parts=6), topic=log, maxLedgersPerCommit="5")
 
+    assert cluster.values(log) == []
+
+
+def test_a_write_of_too_many_partitions_fails_before_it_writes_the_first_of_the_rest(
+    spark: "SparkSession", cluster: SparkCluster
+) -> None:
+    log, before = cluster.create("many-parts"), cluster.ledgers()
+
+    with pytest.raises(Exception, match=r"and partition \d+ has rows, too; .*coalesce\(2\)"):
+        write(cluster, numbers(spark, 100, parts=12), topic=log, maxLedgersPerCommit="2")
+
+    # Two tasks at once, each of which may look before the other one has created its ledger.
+    assert len(cluster.ledgers() - before) <= 4
     assert cluster.values(log) == []
 
 

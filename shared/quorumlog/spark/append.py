@@ -33,7 +33,7 @@ def append_batches(
     app: str | None = None,
     version: int | None = None,
     overwrite: bool = False,
-    **options: str,
+    **options: object,
 ) -> list[Published]:
     """Append the rows of a DataFrame to a log, all of them once, or none.
 
@@ -43,7 +43,7 @@ def append_batches(
 
     The receipts are collected here, once: a DataFrame of receipts would append again for each action.
     """
-    given = {name.replace("_", "."): value for name, value in options.items()}
+    given = {name.replace("_", "."): str(value) for name, value in options.items()}
     named = {"topic": log, "txnAppId": app, "txnVersion": version}
     given |= {name: str(value) for name, value in named.items() if value is not None}
     parsed = WriteOptions.of(given, is_stream=False)

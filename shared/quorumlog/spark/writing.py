@@ -48,7 +48,7 @@ _WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
 _OVER: Final = (TransactionAborted, TransactionCommitted, NoSuchTransaction, NoSuchLedger)
 """A task gets these errors after its transaction has ended without it; its ledgers are deleted then."""
 
-_LEDGER_BYTES: Final = 64 << 20
+LEDGER_BYTES: Final = 64 << 20
 """The least bytes that a ledger should hold, for the advice on the number of partitions (taste)."""
 
 
@@ -290,7 +290,23 @@ class LogRowsWriter:
             "POST", path, value=value, params={"expect": self._next}, is_repeatable=True
         )
 
+    def _check_room(self) -> None:
+        """Raise TooManyLedgers where as many other partitions have ledgers as a commit may have: before this
+        one writes a row. The driver checks the number once more.
+        """
+        partition, most = self._at[0], self._options.ledgers_max
+        if partition < most:
+            return
+        found = self._gateways.get(f"/v1/transactions/{self._transaction}")
+        others = {item["partition"] for item in found["ledgers"]} - {partition}
+        if len(others) >= most:
+            raise TooManyLedgers(
+                f"{len(others)} partitions have ledgers of {self._log} already, and partition {partition} has rows, too;"
+                f" the option maxLedgersPerCommit allows {most}: write df.coalesce({most})"
+            )
+
     def _open(self) -> int:
+        self._check_room()
         partition, attempt = self._at
         found = self._gateways.request(
             "POST",
@@ -467,7 +483,7 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
         total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
-        wanted = min(most, max(1, -(-total // _LEDGER_BYTES)))
+        wanted = min(most, max(1, -(-total // LEDGER_BYTES)))
         raise TooManyLedgers(
             f"{count} partitions would become {count} ledgers of {log}, with {total} bytes in all; "
             f"the option maxLedgersPerCommit allows {most}: write df.coalesce({wanted})"

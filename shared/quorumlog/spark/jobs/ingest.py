@@ -1,6 +1,7 @@
 """Append data that Spark can read to a log: files, a table, or a query, all of it once, or none.
 
-Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. With
+Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. A log is an
+order: the files of `--path` go onto it by name, or as `--order` says (Spark would begin with the largest). With
 `--app` and `--version` a second run of the same version is a no-op, so a scheduler may repeat the run.
 `--stream` appends the files that are new since the last run, which `--checkpoint` remembers, and ends.
 """
@@ -8,18 +9,20 @@ Two SQL expressions make records of rows: `--value` (by default the row as JSON)
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from quorumlog.errors import NoSuchLog, QuorumLogError
 from quorumlog.spark.append import append_batches
 from quorumlog.spark.jobs import job
+from quorumlog.spark.options import LEDGERS_PER_COMMIT_MAX
 from quorumlog.spark.rows import BadRows
-from quorumlog.spark.writing import TooManyLedgers, WriteOver
+from quorumlog.spark.writing import LEDGER_BYTES, TooManyLedgers, WriteOver
 
 RECEIPTS: Final = (
     "log string, transaction string, part int, ledger long, first_offset long, last_offset long,"
@@ -28,6 +31,27 @@ RECEIPTS: Final = (
 """For each published ledger: the task that wrote the ledger, the offsets of its records, and the CRC32
 of their concatenated values."""
 AS_JSON: Final = "to_json(struct(*))"
+
+
+class FileOrder(Enum):
+    """The order in which the files of a path go onto the log."""
+
+    NAME = "name"
+    """By their paths, as text."""
+    MODIFIED = "modified"
+    """By the time of their last change, then by their paths."""
+    NONE = "none"
+    """As Spark reads: the largest first. Spares a sort of all rows."""
+
+
+_FILE: Final = {
+    FileOrder.NAME: ("_metadata.file_path", "_metadata.file_block_start"),
+    FileOrder.MODIFIED: (
+        "_metadata.file_modification_time",
+        "_metadata.file_path",
+        "_metadata.file_block_start",
+    ),
+}
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
 
@@ -46,22 +70,34 @@ def run(
     app: str | None = None,
     version: int | None = None,
     partitions: int | None = None,
+    order: FileOrder = FileOrder.NAME,
     create: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
-    `partitions`: the most ledgers. `create`: settings for a log that does not exist yet. The frame has
+    `partitions`: the most ledgers, at most `LEDGERS_PER_COMMIT_MAX` of which a commit may have. `order`: of
+    the files; DataFrames and queries have an order of their own. `create`: settings for a log that does not exist yet. The frame has
     a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
     """
     if frame is None:
         frame = _read(spark, path, query, kind, options or {})
-    records = _records(frame, value, key)
-    if partitions is not None:
-        records = records.coalesce(partitions)
+    wanted = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
+    columns = _columns(value, key)
+    with _one_line_errors():
+        if path is not None and order is not FileOrder.NONE:
+            records = _ordered(spark, frame, columns, path, order, wanted, options or {})
+        else:
+            records = frame.select(*columns)
+            records = records if partitions is None else records.coalesce(wanted)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
+    if path is not None:
+        report["order"] = order.value
     if dry_run:
-        report |= {"rows": records.count(), "ledgers": records.rdd.getNumPartitions()}
+        with _one_line_errors():
+            _ensure(gateway, log, create, dry_run=True)
+            counts = records.groupBy(f.spark_partition_id()).count().collect()
+        report |= {"rows": sum(row["count"] for row in counts), "ledgers": len(counts)}
         return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     with _one_line_errors():
@@ -104,10 +140,11 @@ def stream(
     urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
     with _one_line_errors():
-        records = _records((reader.schema(schema) if schema else reader).load(path), value, key)
+        frame = (reader.schema(schema) if schema else reader).load(path)
+        records = frame.select(*_columns(value, key))
+        _ensure(gateway, log, create, dry_run=dry_run)
         if dry_run:
             return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
-        _ensure(gateway, log, create)
         running = (
             records.writeStream.format("quorumlog")
             .option("gateway.url", urls)
@@ -131,7 +168,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        raise job.JobFailed(str(error).splitlines()[0]) from None
+        raise job.JobFailed(job.first_line(error)) from None
     except PySparkException as error:
         raise job.JobFailed(job.cause_of(error)) from None
     except QuorumLogError as error:
@@ -157,24 +194,53 @@ def _read(
         return spark.read.format(kind).options(**options).load(path)
 
 
-def _records(frame: DataFrame, value: str, key: str | None) -> DataFrame:
-    """The columns of records."""
-    columns = [f.expr(value).alias("value")]
-    if key is not None:
-        columns.append(f.expr(key).alias("key"))
+def _columns(value: str, key: str | None) -> list[Column]:
+    """The columns of records. Raises: JobFailed."""
     with _one_line_errors():
-        return frame.select(*columns)
+        columns = [f.expr(value).alias("value")]
+        return columns if key is None else [*columns, f.expr(key).alias("key")]
 
 
-def _ensure(gateway: str | Sequence[str], log: str, create: Mapping[str, Any] | None) -> None:
-    """Make sure that the log exists; create it where settings are given."""
+def _ordered(
+    spark: SparkSession,
+    frame: DataFrame,
+    columns: Sequence[Column],
+    path: str,
+    order: FileOrder,
+    most: int,
+    options: Mapping[str, str],
+) -> DataFrame:
+    """The records of files in the order of the files, and within a file in the order of its rows: sorted, in
+    as many partitions as ledgers of a good size need, at most `most`.
+    """
+    listing = spark.read.format("binaryFile").options(**options)
+    total = listing.load(path).agg(f.sum("length")).first()
+    size = 0 if total is None else int(total[0] or 0)
+    places = [f.col(name).alias(f"_{at}") for at, name in enumerate(_FILE[order])]
+    # Within one block of a file this number ascends by row.
+    keyed = frame.select(*columns, *places, f.monotonically_increasing_id().alias("_row"))
+    keys = [*(f"_{at}" for at in range(len(places))), "_row"]
+    count = min(most, max(1, -(-size // LEDGER_BYTES)))
+    ranged = keyed.repartitionByRange(count, *keys) if count > 1 else keyed.coalesce(1)
+    return ranged.sortWithinPartitions(*keys).drop(*keys)
+
+
+def _ensure(
+    gateway: str | Sequence[str],
+    log: str,
+    create: Mapping[str, Any] | None,
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Make sure that the log exists; create it where settings are given. Raises: NoSuchLog."""
     with job.gateways(gateway) as gateways:
         try:
             gateways.get(f"/v1/logs/{log}")
         except NoSuchLog:
             if create is None:
                 raise
-            gateways.request("PUT", f"/v1/logs/{log}", value=dict(create), is_repeatable=True)
+            if not dry_run:
+                gateways.request("PUT", f"/v1/logs/{log}", value=dict(create), is_repeatable=True)
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -227,6 +293,12 @@ def _main(
     ] = None,
     version: Annotated[int | None, typer.Option(min=0, help="A repeat is a no-op.")] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The most ledgers.")] = None,
+    order: Annotated[
+        FileOrder | None,
+        typer.Option(
+            help="Files by name (the default), by the time of their change, or as Spark reads."
+        ),
+    ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the log if it does not exist, with --setting.")
     ] = False,
@@ -249,6 +321,7 @@ def _main(
             "--app": txn_app,
             "--version": version,
             "--partitions": partitions,
+            "--order": order,
         },
         {"--checkpoint": checkpoint, "--schema": schema},
         is_stream=is_stream,
@@ -280,6 +353,7 @@ def _main(
                 app=txn_app,
                 version=version,
                 partitions=partitions,
+                order=order or FileOrder.NAME,
                 create=made,
                 dry_run=dry_run,
             )
