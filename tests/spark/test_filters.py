@@ -14,7 +14,7 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan,
 
 from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.options import ReadOptions
-from quorumlog.spark.plan import EVERYTHING, LogExtent, Pruning, TaskRange
+from quorumlog.spark.plan import EVERYTHING, DataLoss, LogExtent, Pruning, TaskRange
 from quorumlog.spark.source import BatchReader, PruningReader
 
 if TYPE_CHECKING:
@@ -224,6 +224,33 @@ def test_the_last_ledgers_range_may_reach_into_a_ledger_that_came_since() -> Non
 
     assert parts == [TaskRange("a", 7, 0, 10), TaskRange("a", 8, 10, 30, is_sealed=False)]
     assert list(Pruning(ledgers=(9,)).of(parts)) == parts[1:]
+
+
+def test_a_batch_from_beyond_the_end_is_a_loss_unless_loss_is_accepted(
+    cluster: SparkCluster,
+) -> None:
+    cluster.append(cluster.create("short"), "a", "b")
+    asked = {"gateway.url": cluster.urls, "subscribe": "short"}
+    beyond = {**asked, "startingOffsets": '{"short":{"0":3}}'}
+
+    with pytest.raises(DataLoss, match="offsets 3 to 3 of short were asked for, and it has 0 to 1"):
+        BatchReader(ReadOptions.of(beyond)).partitions()
+    lax = {**beyond, "failOnDataLoss": "false"}
+    assert BatchReader(ReadOptions.of(lax)).partitions() == []
+    at_the_end = {**asked, "startingOffsets": '{"short":{"0":2}}'}
+    assert BatchReader(ReadOptions.of(at_the_end)).partitions() == []
+
+
+def test_a_pruned_load_warns_that_it_stays_pruned(
+    cluster: SparkCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.append(cluster.create("warned"), "a", "b")
+    options = ReadOptions.of({"gateway.url": cluster.urls, "subscribe": "warned"})
+    for filters, warnings in ([], 0), ([EqualTo(("offset",), 1)], 1):
+        reader = PruningReader(options, None)
+        assert reader.pushFilters(filters) == []
+        assert [part.first for part in reader.partitions()] == [warnings]
+        assert caplog.text.count("load again for those") == warnings
 
 
 def test_pushing_is_off_by_default() -> None:

@@ -463,6 +463,7 @@ def test_statistics_say_what_there_is_and_what_may_go(
     report = result.report
     assert report["ledgers"] == len(rows)
     assert report["logs"][log]["entries"] >= 3
+    assert report["logs"][log]["bytes_per_hour"] is None, "of a log of a minute there is no rate"
     assert report["plan"]["expired"]["due"] == 0
     assert sum(report["replicas"].values()) == len(rows)
     assert result.status == job.DONE

@@ -83,7 +83,7 @@ def test_what_a_stream_can_not_mean_is_refused(options: dict[str, str], what: st
 
 
 def test_options_are_named_in_any_case_and_sparks_own_may_be_among_them() -> None:
-    sparks = {"checkpointlocation": "/c", "queryname": "q", "path": "/p"}
+    sparks = {"checkpointlocation": "/c", "queryname": "q"}
 
     read = ReadOptions.of({"SUBSCRIBE": "a", "subscribe": "a", **sparks})
     write = WriteOptions.of({"topic": "a", **sparks}, is_stream=True)

@@ -70,6 +70,7 @@ def test_the_page_has_its_plots_in_it_and_fetches_nothing() -> None:
     assert "<log>" in seen.text
     assert "older than 1 s & a bit" in seen.text
     assert "1,234,567" in seen.text
+    assert "bytes at most" in seen.text, "p50 cannot be seen in a plot beside the maximum"
     assert "1 more are in the plan (--plan)" in seen.text
 
 
@@ -80,4 +81,4 @@ def test_the_page_of_an_empty_cluster_says_so() -> None:
     seen = Seen(report(figures(per_hour=[], **nothing), []))
 
     assert "svg" not in seen.tags
-    assert seen.text.count("Nothing.") == 7
+    assert seen.text.count("Nothing.") == 8

@@ -1,4 +1,4 @@
-"""Older versions of PySpark, each in a folder below build/ (`pip install`, once)."""
+"""Older versions of PySpark, and Spark Connect: what they need is in folders below build/ (`pip install`, once)."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -35,40 +35,52 @@ class Reader(DataSourceReader):
 """
 
 
-def installed(version: str) -> Path:
-    """A folder with this PySpark and no more; what it needs is what the installed one needs."""
-    folder = ROOT / "build" / f"pyspark-{version}"
+def installed(name: str, *wanted: str) -> Path:
+    """A folder with these packages, of which other packages are as they are installed here."""
+    folder = ROOT / "build" / name
     if not folder.exists():
-        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
-        wanted = [
-            "--no-deps",
-            "--no-build-isolation",
-            "--target",
-            str(draft),
-            f"pyspark=={version}",
-        ]
+        draft = folder.with_name(f"{name}.{os.getpid()}")
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-input", *wanted],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-input",
+                "--target",
+                str(draft),
+                *wanted,
+            ],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
             shutil.rmtree(draft, ignore_errors=True)
-            pytest.skip(f"PySpark {version} can't be installed: {done.stderr.strip()[-300:]}")
+            pytest.skip(f"{' '.join(wanted)} can't be installed: {done.stderr.strip()[-300:]}")
         draft.rename(folder)
     return folder
 
 
-def run(version: Path, program: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a program beside another data source, with this PySpark."""
+def printed_by(job: str, packages: Path, folder: Path, **asked: Any) -> Any:
+    """What a program of this folder prints, with these packages and beside another data source."""
     folder.joinpath("pyspark_other.py").write_text(OTHER)
     environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (version, ROOT / "shared", folder)))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (packages, ROOT / "shared", folder)))
     config.prepare(environment)
-    return subprocess.run(
-        [sys.executable, *program], capture_output=True, text=True, check=False, env=environment
+    asked["java"] = f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={folder}"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(job)), json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
+    if LOST_WORKER in done.stderr:
+        raise DeadlineMissed(LOST_WORKER, done.stderr[-300:], 10)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -76,26 +88,36 @@ def test_an_older_pyspark_writes_reads_and_streams_and_names_what_it_lacks(
     cluster: SparkCluster, tmp_path: Path, version: str
 ) -> None:
     one, other = (f"version-{version}-{name}" for name in ("one", "other"))
-    asked = {
-        "urls": cluster.urls,
-        "java": f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={tmp_path}",
-        "one": one,
-        "other": other,
-    }
-    program = [str(Path(__file__).with_name("versioned_job.py"))]
     for log in (one, other):
         if cluster.http.pages("/v1/logs", "logs", prefix=log):
             cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
         cluster.create(log)
-    done = run(installed(version), [*program, json.dumps(asked)], tmp_path)
-    if LOST_WORKER in done.stderr:
-        raise DeadlineMissed(LOST_WORKER, done.stderr[-300:], 10)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    wanted = ("--no-deps", "--no-build-isolation", f"pyspark=={version}")
+    packages = installed(f"pyspark-{version}", *wanted)
+    where = {"urls": cluster.urls, "one": one, "other": other}
+    found = printed_by("versioned_job.py", packages, tmp_path, **where)
     assert (found["version"], found["others"], found["counts"]) == (version, 1, [105, 105])
     lacks_limits, lacks_filters = version < "4.2", version < "4.1"
     assert ("maxOffsetsPerTrigger needs PySpark 4.2" in found["limited"]) == lacks_limits
     assert ("pushFilters needs PySpark 4.1" in found["filtered"]) == lacks_filters
+
+
+def test_jobs_run_under_spark_connect_or_say_that_they_do_not(
+    cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_TESTING", "1")  # the server listens at any free port
+    monkeypatch.setenv("CLUSTER_SECRET_FILE", str(cluster.data / "cluster-secret"))
+    log = cluster.create("connected")
+    cluster.append(log, "a")
+    packages = installed(
+        "spark-connect", "grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"
+    )
+
+    found = printed_by("connect_job.py", packages, tmp_path, urls=cluster.urls, log=log)
+
+    assert found["rows"] == 2
+    assert found["copies"] > 0
+    assert "which Spark Connect does not offer" in found["refused"]
 
 
 def printed(code: str) -> list[str]:

@@ -293,9 +293,9 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
     """A range, cut to the records that the log still has. Raises: DataLoss, where `fails`."""
-    if fails and first < end and (first < whole.first or end > whole.end):
+    if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
-            f"offsets {first} to {end - 1} of {whole.name} were asked for, and it has "
+            f"offsets {first} to {max(first, end - 1)} of {whole.name} were asked for, and it has "
             f"{whole.first} to {whole.end - 1}; failOnDataLoss=false reads what there is"
         )
     return max(first, whole.first), min(end, whole.end)

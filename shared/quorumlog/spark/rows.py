@@ -20,6 +20,8 @@ from pyspark.sql.types import (
 
 from quorumlog.wire.columns import HEADERS, TIME
 
+_NAMED: Final = 10
+"""The most columns that an error lists."""
 _BYTES: Final = (StringType, BinaryType)
 _WANTED: Final = (
     "a row has value (string or binary), and maybe key, topic, headers (a map of strings, or "
@@ -39,7 +41,8 @@ def check_schema(schema: StructType, *, has_log: bool) -> None:
     if len(kinds) < len(schema.fields):
         raise BadRows(f"two columns have one name: {', '.join(schema.names)}")
     if wrong or "value" not in kinds:
-        raise BadRows(f"{', '.join(wrong) or 'value is missing'}: {_WANTED}")
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
     if not has_log and "topic" not in kinds:
         raise BadRows("which log? set the option topic, or have a column topic")
 

@@ -6,6 +6,7 @@ from quorumlog.spark.versions import check
 # isort: split
 
 import hashlib
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
 from quorumlog.spark.streaming import StreamReader
 from quorumlog.spark.writers import BatchWriter, StreamWriter
+
+log = logging.getLogger(__name__)
 
 
 class QuorumLogSource(DataSource):
@@ -140,6 +143,12 @@ class PruningReader(BatchReader):
         """The ranges of all tasks. Raises: OneFilter."""
         if self._load is not None:
             _note(self._load, self._pruning)
+        if self._pruning != EVERYTHING:
+            log.warning(
+                "quorumlog: pushFilters: from now on this load has only the rows that the query's filter lets through, also"
+                " in queries without that filter: load again for those (%s)",
+                self._pruning,
+            )
         return self._plan(self._pruning)
 
 

@@ -274,10 +274,16 @@ class _Store:
         """`created_at`: of the log, which says it apart from an earlier one of its name."""
         if _GLOBS.search(root):
             raise job.JobFailed(f"--path {root}: Spark takes []{{}}*? and \\ for patterns")
-        jvm = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
+        context = job.context_of(spark)
+        if context is None:
+            raise job.JobFailed(
+                "archive moves files with Hadoop, which Spark Connect does not offer: run it in a session that is"
+                " no remote one, such as that of python -m quorumlog.spark.jobs.archive"
+            )
+        jvm = context._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
         assert jvm is not None, "a classic session"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
-        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
         self._created_at = created_at
         self._files: Any = self._path(self._root).getFileSystem(configuration)

@@ -34,6 +34,7 @@ def report(figures: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) 
         _bars([row["hour"][5:16] for row in hours], [row["ledgers"] for row in hours], "ledgers"),
         "<h2>Size of ledgers</h2>",
         _bars(*_columns(figures["size_percentiles"]), "payload bytes"),
+        _table(("share of the ledgers", "bytes at most"), figures["size_percentiles"].items()),
         "<h2>Bytes on each bookie</h2>",
         _bars(*_columns(figures["bookies"]), "bytes"),
         "<h2>Copies of each ledger</h2>",
@@ -41,7 +42,7 @@ def report(figures: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) 
         "<h2>Logs</h2>",
         _bars(list(figures["logs"]), [item["bytes"] for item in figures["logs"].values()], "bytes"),
         _table(
-            ("log", "ledgers", "entries", "bytes", "bytes an hour"),
+            ("log", "ledgers", "batches of records", "bytes", "bytes an hour"),
             [(name, *item.values()) for name, item in figures["logs"].items()],
         ),
         "<h2>What may go</h2>",

@@ -298,10 +298,10 @@ def _statistics(frame: DataFrame, inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def _per_hour(size: int, first: dt.datetime, last: dt.datetime) -> int:
-    """Growth over the time in which ledgers were created; less than an hour gives no rate yet."""
+def _per_hour(size: int, first: dt.datetime, last: dt.datetime) -> int | None:
+    """Growth over the time in which ledgers were created; None where that is less than an hour."""
     hours = (last - first).total_seconds() / 3600
-    return round(size / hours) if hours >= 1 else size
+    return round(size / hours) if hours >= 1 else None
 
 
 def _summary(candidates: Iterable[Candidate]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _confirmed(gateways: Gateways, ledger_id: int) -> int:
 
 def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls:
     bookies = gateways.get("/v1/bookies")["bookies"]
-    tasks = max(1, spark.sparkContext.defaultParallelism)
+    tasks = job.parallelism(spark)
     latest: dict[str, dict[str, Any]] = {}
     for bookie in bookies:
         name = member_name(bookie["id"])
@@ -172,7 +172,7 @@ def _examine(spark: SparkSession, work: Sequence[SpanCheck], cluster: BookieUrls
     """Check all spans, on the executors."""
     if not work:
         return []
-    tasks = max(1, min(len(work), 2 * spark.sparkContext.defaultParallelism))
+    tasks = min(len(work), 2 * job.parallelism(spark))
     rows = [(item.to_text(),) for item in work]
     found = (
         spark.createDataFrame(rows, "work string")
