@@ -42,7 +42,7 @@ async def test_an_event_source_that_is_cut_off_before_its_first_event_misses_not
     seen = {"Last-Event-ID": block.decode().removeprefix("id: ").strip()}
     resumed = await log.ask("GET", f"{ENTRIES}?from=latest&limit=1", headers=EVENTS | seen)
 
-    assert block == b"id: %d\n\n" % (count - 1)
+    assert block.startswith(b"id: %d." % (count - 1))
     assert b'"offset":%d,' % count in resumed.body
 
 

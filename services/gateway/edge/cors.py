@@ -20,6 +20,7 @@ EXPOSED: Final = (
     header.LEDGER_CLOSED,
     hdrs.LOCATION,
     "Log-Closed",
+    "Log-Created-At",
     header.NEXT_ENTRY_ID,
     header.NEXT_OFFSET,
     header.PRODUCER_DUPLICATE,
