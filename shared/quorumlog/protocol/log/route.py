@@ -139,7 +139,7 @@ class LogRoute:
         self._free: list[int] = []
         """Numbers below those that are under way."""
         self._forwarded_to: dict[int, Writer] = {}
-        self._abandoned: set[RequestKey] = set()
+        self._abandoned: dict[RequestKey, None] = {}
         """Requests that are not resolved, and for which nobody waits any more: none of them is begun again."""
         self._out: list[Effect] = []
 
@@ -195,7 +195,7 @@ class LogRoute:
             case Abandoned(request):
                 waiting = [one for one in self._waiting if one.request != request]
                 if len(waiting) == len(self._waiting):
-                    self._abandoned.add(request)
+                    self._abandoned[request] = None
                 self._waiting = waiting
             case Stopped():
                 self._stop(now)
@@ -205,8 +205,9 @@ class LogRoute:
             self._handover = self._handovers.popleft()
             self._begin(self._handover, now)
         out, self._out = self._out, []
-        if self._abandoned:
-            self._abandoned -= {one.request for one in out if isinstance(one, Resolve | Relay)}
+        for one in out if self._abandoned else ():
+            if isinstance(one, Resolve | Relay):
+                self._abandoned.pop(one.request, None)
         return out
 
     def _part_answered(self, tenure: int, event: Answered, now: Now) -> None:
@@ -399,9 +400,7 @@ class LogRoute:
 
     def _is_awaited(self, request: RequestKey) -> bool:
         """Whether anybody waits for a request that was not done; one for which nobody does is forgotten."""
-        is_abandoned = request in self._abandoned
-        self._abandoned.discard(request)
-        return not is_abandoned
+        return self._abandoned.pop(request, self) is self
 
     def _refuse_again(self, error: QuorumLogError) -> None:
         """Refuse the appends that were to be repeated: certainly none was done."""
