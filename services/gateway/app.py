@@ -302,6 +302,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         open_ledgers_max=settings.open_ledgers_max,
         peer_open_ledgers_max=settings.peer_open_ledgers_max,
         delays_ensemble_change=settings.delay_ensemble_change,
+        clock_difference_s=settings.clock_difference_s,
         zones_min=settings.zones_min,
         enforces_zones=settings.enforce_zones,
         quarantine=QuarantineRule(

@@ -6,9 +6,11 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from quorumlog.net.clocks import CLOCK_SETTING
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
+from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.secret import is_loopback
 from services.gateway.edge.jwts import JwtRules, Jwts, KeysUnusable
 from services.gateway.edge.limits import Limits
@@ -112,6 +114,11 @@ class GatewaySettings(ServiceSettings, Limits):
     )
     quarantine_s: float = Field(
         default=300.0, gt=0, description="How long a bookie stays quarantined."
+    )
+    clock_difference_s: float = Field(
+        default=CLOCK_DIFFERENCE_S,
+        gt=0,
+        description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(
         default=ORPHAN_AGE_S,

@@ -88,6 +88,7 @@ def build(config: Config) -> web.Application:
         connections_max=config.connections_max,
         deadline_s=config.database_deadline_s,
         key_ring=config.key_ring,
+        clock_difference_s=config.clock_difference_s,
     )
     liveness = Liveness(
         with_password(config.redis_url, config.redis_password),

@@ -4,7 +4,14 @@ from datetime import datetime
 from typing import Final
 
 from quorumlog.wire.audit_bodies import AuditList, AuditRow
-from services.metadata.database import Connection, Database, RowStore, listing, transactional
+from services.metadata.database import (
+    Connection,
+    Database,
+    RowStore,
+    ages_count,
+    listing,
+    transactional,
+)
 from services.metadata.sql import utc
 
 _PAGE: Final = (
@@ -14,6 +21,8 @@ _PAGE: Final = (
 )
 _TRIMMED_AT_ONCE: Final = 1000
 """Rows of one transaction: some 10 ms (taste)."""
+_DAYS_MAX: Final = 365_000
+"""Nothing is so old."""
 _TRIM: Final = (
     f"WITH oldest AS (SELECT number, at FROM audit ORDER BY number LIMIT {_TRIMMED_AT_ONCE})"
     " DELETE FROM audit WHERE number IN (SELECT number FROM oldest"
@@ -53,5 +62,6 @@ class AuditStore(RowStore):
     @transactional
     async def _trim_some(self, connection: Connection) -> int:
         """Delete the oldest of it; returns how many rows."""
-        done = await connection.execute(_TRIM, self._days, self._rows_max)
+        days = self._days if await ages_count(connection) else _DAYS_MAX
+        done = await connection.execute(_TRIM, days, self._rows_max)
         return int(done.removeprefix("DELETE "))

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
+from quorumlog.net.clocks import CLOCK_SETTING
 from quorumlog.net.service import ServiceSettings
 from quorumlog.net.settings import checked_url
+from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from services.metadata.sealing import KeyRing, read_key_file
 
 
@@ -49,6 +51,7 @@ class Config(ServiceSettings):
     expiry_every_s: float = Field(
         5.0, gt=0, le=1000, description="interval of aborting expired transactions"
     )
+    clock_difference_s: float = Field(CLOCK_DIFFERENCE_S, gt=0, description=CLOCK_SETTING)
     key_file: Path | None = Field(
         default=None,
         description="keys with which the MAC and access keys of ledgers are encrypted in the database, one a line (`openssl"

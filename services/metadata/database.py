@@ -20,6 +20,8 @@ from quorumlog.errors import (
     MetadataUnavailable,
     QuorumLogError,
 )
+from quorumlog.net.clocks import HeardClock
+from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.audit import keep as keep_audited
 from services.metadata.memory import PRESENTED, Memory, Presented
@@ -64,6 +66,7 @@ class Connection(_Connection):
     settled: str | None = None
     """The attempt token written by the transaction on this connection, if any."""
     key_ring = KeyRing()
+    clock = HeardClock()
 
 
 _UNAVAILABLE: Final = (
@@ -105,11 +108,13 @@ class Database:
         connections_max: int,
         deadline_s: float,
         key_ring: KeyRing | None = None,
+        clock_difference_s: float = CLOCK_DIFFERENCE_S,
     ) -> None:
         """`key_ring` seals the keys of ledgers."""
         self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
         self.key_ring = key_ring or KeyRing()
+        self.clock = HeardClock(clock_difference_s)
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
@@ -325,7 +330,7 @@ class Database:
             }
             | settings,
         )
-        connection.key_ring = self.key_ring
+        connection.key_ring, connection.clock = self.key_ring, self.clock
         return connection
 
     async def _has_history(self, connection: Connection) -> bool:
@@ -381,6 +386,12 @@ class Database:
                 self._idle.append(connection)
             else:
                 connection.terminate()
+
+
+async def ages_count(connection: Connection) -> bool:
+    """Whether what this transaction's `now()` makes old may be deleted for good (rule 26c)."""
+    now_ms = await connection.fetchval("SELECT (extract(epoch FROM now()) * 1000)::float8")
+    return not connection.clock.hear(now_ms)
 
 
 class RowStore:

@@ -49,7 +49,14 @@ from services.metadata.attempts import (
     try_record,
     used_otherwise,
 )
-from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.database import (
+    Connection,
+    RowStore,
+    ages_count,
+    listing,
+    proven,
+    transactional,
+)
 from services.metadata.forks import shared_among
 from services.metadata.kept import HeldCopies, check_held, lost_of
 from services.metadata.losses import check_end
@@ -429,15 +436,18 @@ async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
         "INSERT INTO create_keys AS k (key, ledger_id, expires_at)"
         " VALUES ($1, $2, now() + make_interval(hours => $3))"
         " ON CONFLICT (key) DO UPDATE SET ledger_id = excluded.ledger_id,"
-        " expires_at = excluded.expires_at WHERE k.expires_at < now() RETURNING k.ledger_id",
+        " expires_at = excluded.expires_at WHERE k.expires_at < now() AND $4 RETURNING k.ledger_id",
         key,
         ledger_id,
         _IDEMPOTENCY_KEY_HOURS,
+        deletes := await ages_count(connection),
     )
     if claimed is None:
         first = await connection.fetchval("SELECT ledger_id FROM create_keys WHERE key = $1", key)
         raise _AlreadyCreated(first)
     # Each new key deletes two expired ones, so no sweep is needed.
+    if not deletes:
+        return
     await connection.execute(
         "DELETE FROM create_keys WHERE key IN (SELECT key FROM create_keys"
         " WHERE expires_at < now() ORDER BY expires_at LIMIT 2 FOR UPDATE SKIP LOCKED)"

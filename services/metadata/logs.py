@@ -23,7 +23,14 @@ from quorumlog.wire.log_bodies import (
     LogRow,
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
-from services.metadata.database import Connection, RowStore, listing, proven, transactional
+from services.metadata.database import (
+    Connection,
+    RowStore,
+    ages_count,
+    listing,
+    proven,
+    transactional,
+)
 from services.metadata.forks import (
     NOT_SHARED,
     check_name_free,
@@ -183,6 +190,8 @@ class LogStore(RowStore):
         """Ledgers with ids above `after` that no log has named for this long, ascending. With `log`: those that had a
         place in a log of this name.
         """
+        if older_than_s and not await ages_count(connection):
+            return []
         if log is None:
             records = await connection.fetch(ORPHANS, older_than_s, after, limit)
         else:

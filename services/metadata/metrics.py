@@ -102,6 +102,11 @@ class MetadataMetrics(Collector):
             ),
             ("metadata_redis_up", "Redis answered", parts.liveness.reach.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),
+            (
+                "metadata_clock_doubted",
+                "1 while nothing is deleted by age, since Postgres' clock may be wrong (rule 26c)",
+                self._database.clock.doubt != "",
+            ),
             ("metadata_transactions_open", "Transactions that are OPEN", self._expiry.open),
             ("metadata_orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),
             (

@@ -8,7 +8,7 @@ import orjson
 from quorumlog.errors import InvalidRequest, NoSuchToken
 from quorumlog.wire.token_bodies import TokenCreate, TokenList, TokenRevoke, TokenRow
 from services.metadata.attempts import is_applied, record_attempt
-from services.metadata.database import Connection, RowStore, proven, transactional
+from services.metadata.database import Connection, RowStore, ages_count, proven, transactional
 from services.metadata.sql import utc
 
 TOKENS_MAX: Final = 2000
@@ -38,7 +38,8 @@ class TokenStore(RowStore):
                 ),
                 token.id,
             )
-        await connection.execute(_FORGET)
+        if await ages_count(connection):
+            await connection.execute(_FORGET)
         if await connection.fetchval("SELECT count(*) FROM access_tokens") >= TOKENS_MAX:
             raise InvalidRequest(f"there are {TOKENS_MAX} access tokens already: revoke some")
         record = await connection.fetchrow(

@@ -37,7 +37,15 @@ from quorumlog.wire.transaction_bodies import (
     TransactionRow,
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
-from services.metadata.database import Connection, Database, RowStore, plain, proven, transactional
+from services.metadata.database import (
+    Connection,
+    Database,
+    RowStore,
+    ages_count,
+    plain,
+    proven,
+    transactional,
+)
 from services.metadata.forks import NOT_SHARED
 from services.metadata.logs import change_row, check_row, lock_log
 from services.metadata.sql import IS_AFTER_LOSS, utc
@@ -184,6 +192,8 @@ class TransactionStore(RowStore):
 
     @transactional
     async def _expire(self, connection: Connection, limit: int) -> int:
+        if not await ages_count(connection):
+            return 0
         records = await connection.fetch(EXPIRED, limit)
         await end_aborted(connection, [record["id"] for record in records])
         await connection.execute(

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 import orjson
@@ -637,6 +638,9 @@ class Store(MetadataLogs):
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.cluster = gateway.cluster
+
+    clock = SimpleNamespace(doubt="")
+    """The database's clock is right."""
 
     def database_ms(self) -> int:
         return self.cluster.database_ms()

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from quorumlog.errors import DatabaseWentBack, NotEnoughBookies, NotYetConfirmed, QuorumLogError
 from quorumlog.protocol import writer as machine
+from quorumlog.protocol.clock import DatabaseClock
 from quorumlog.protocol.heads import LedgerHead, LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.job import Job
@@ -27,6 +28,7 @@ from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import LedgerRows
 from services.gateway.logs.driver import LogDriver
+from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
 from services.gateway.rereads import Rereads
@@ -272,6 +274,37 @@ async def an_end_that_the_database_lacks_is_not_told() -> str | None:
                 continue
             return f"rule 18b: {told.last_entry} is told, and the database has {row.last_entry}"
     return None
+
+
+async def a_clock_that_jumped_makes_nothing_old() -> str | None:
+    clock = DatabaseClock()
+    clock.hear(0, wall_ms=0, monotonic_s=0)
+    later_ms = 30 * 24 * 3600 * 1000
+    if clock.hear(later_ms, wall_ms=later_ms, monotonic_s=5):
+        return None
+    return "rule 26c: a clock that is 30 days ahead after 5 s makes records 30 days old"
+
+
+def believed(_original: Any) -> Any:
+    """The clock is right whatever it says."""
+
+    def hear(self: DatabaseClock, database_ms: float, *, monotonic_s: float, **_: float) -> str:
+        self._trusted_ms, self.doubt = database_ms - monotonic_s * 1000, ""
+        return ""
+
+    return hear
+
+
+async def the_retention_waits_for_a_clock_in_doubt() -> str | None:
+    async with a_cluster() as (cluster, (one, _)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        await one.logs.change("log", {"retention_seconds": 3600})
+        one.logs._store.clock = cast(Any, SimpleNamespace(doubt="it jumped"))
+        cluster.ahead_ms = 30 * 24 * 3600 * 1000
+        await Sweep(one.logs, Store(one)).sweep_logs()
+        first = cluster.logs["log"].first_offset
+        return None if first == 0 else "rule 26c: a log is emptied by a clock that jumped"
 
 
 async def an_end_with_too_few_copies_is_not_known_as_kept() -> str | None:
@@ -618,6 +651,20 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(Ends, "told", as_it_was_read),),
         ),
         an_end_is_told_to_readers_once_it_is_kept,
+    ),
+    (
+        Mutant(
+            "a clock that jumped is believed", "rule 26c", (Patch(DatabaseClock, "hear", believed),)
+        ),
+        a_clock_that_jumped_makes_nothing_old,
+    ),
+    (
+        Mutant(
+            "the retention asks no clock",
+            "rule 26c",
+            (Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)),),
+        ),
+        the_retention_waits_for_a_clock_in_doubt,
     ),
     (
         Mutant(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
+from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,5 @@ class EngineConfig:
     enforces_zones: bool = False
     quarantine: QuarantineRule = field(default_factory=QuarantineRule)
     times: MachineTimes = field(default_factory=MachineTimes)
+    clock_difference_s: float = CLOCK_DIFFERENCE_S
+    """Beyond: the database's clock is doubted (rule 26c)."""

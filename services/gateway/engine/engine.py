@@ -24,6 +24,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.clocks import HeardClock
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
@@ -75,6 +76,7 @@ class Engine:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url, config.internal_url)
         self.metadata, self.peers, self._directory = metadata, peers, directory
+        self.database_clock = HeardClock(config.clock_difference_s)
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
         self._ports = ports = replace(ports, metadata=self.throttled)
@@ -378,6 +380,7 @@ class Engine:
         )
         return {
             "cluster_id": cluster_id,
+            "clock_doubt": self.database_clock.doubt or None,
             "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
             "services": [
                 service.model_dump(mode="json") for service in (*metadata, *services.services)

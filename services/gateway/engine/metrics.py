@@ -20,6 +20,11 @@ class _EngineMetrics(Collector):
         for name, text, value in (
             ("open_ledgers", "Ledgers that this process writes.", len(handles.live)),
             (
+                "clock_doubted",
+                "1 while nothing is deleted by age, since the database's clock may be wrong (rule 26c).",
+                bool(engine.database_clock.doubt),
+            ),
+            (
                 "degraded_ledgers",
                 "Of those, the ones with a bookie that takes no adds (reduced redundancy).",
                 len(engine.degraded_ledgers()),

@@ -90,7 +90,9 @@ class LogManager:
             store=store,
             peers=peers,
             times=self.times,
-            now=lambda: Now(wall(), store.database_ms(), loop.time()),
+            now=lambda: Now(
+                wall(), store.database_ms(), loop.time(), is_doubted=bool(store.clock.doubt)
+            ),
         )
         self._rows = LogRows(store)
         self._reader = LogReader(engine, self._rows, self.ownership)
@@ -208,6 +210,11 @@ class LogManager:
         """The database's clock, once a row was read; before that this machine's."""
         at_ms = self._store.database_ms()
         return self._wall_ms() if at_ms is None else at_ms
+
+    @property
+    def deletes_by_age(self) -> bool:
+        """Whether the database's clock may decide what is deleted for good (rule 26c)."""
+        return not self._store.clock.doubt
 
     async def get(self, name: str) -> LogView:
         """The log. Raises: NoSuchLog."""

@@ -20,7 +20,7 @@ async def running_logs(
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
     """The logs of a running engine, with their background work. `drain` the logs before the engine."""
     transactions = TransactionClient(engine.metadata)
-    store = MetadataLogs(LogClient(engine.metadata), transactions)
+    store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers))
     engine.on_gap.append(logs.ownership.rereads.gap)
     sweep = Sweep(logs, store, sweep_times)

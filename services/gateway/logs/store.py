@@ -21,7 +21,7 @@ class MetadataLogs:
         """Keeps no state."""
         self._client, self._transactions = client, transactions
         self.transaction = transactions.get
-        self.database_ms = client.database_ms
+        self.database_ms, self.clock = client.database_ms, client.clock
         self.get = client.get
         self.create = client.create
         self.fork = client.fork

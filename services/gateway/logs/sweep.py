@@ -119,7 +119,8 @@ class Sweep:
             if writer is None or not await self._is_alive(writer, alive):
                 await ownership.handle(row.name).heal(last.ledger_id)
         # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
-        begin = partial(retained_from, now_ms=self._store.database_ms() or 0)
+        now_ms = (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
+        begin = partial(retained_from, now_ms=now_ms)
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.retain(row.name, begin)
 

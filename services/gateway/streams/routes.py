@@ -203,12 +203,13 @@ class StreamRoutes:
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
         """Whether the stream of a row that was just read has not expired; an access is counted. One that has is deleted.
 
-        At a time: by the database's clock, which is the same for all gateways. A protected stream does not expire.
+        At a time: by the database's clock, which is the same for all gateways, unless that is in doubt. A protected stream
+        does not expire.
         """
         found = config_of(row)
         at_ms = None if found is None else found.expires_ms
         is_over = at_ms is not None and at_ms <= self._logs.now_ms()
-        if is_over and not row.deletion_protection:
+        if is_over and self._logs.deletes_by_age and not row.deletion_protection:
             await self._logs.remove(row)
             return False
         return await self._logs.accesses.lives(row, is_access=is_access)

@@ -1,9 +1,9 @@
 """A gateway's client for log rows in the metadata service."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import LogExists, NoSuchLedger, RouteNotFound, VersionConflict
+from quorumlog.net.clocks import HeardClock
 from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
@@ -25,23 +25,16 @@ from quorumlog.wire.log_bodies import (
 class LogClient:
     """Reads and changes log rows. All methods may raise MetadataUnavailable."""
 
-    def __init__(self, client: MetadataRequests) -> None:
+    def __init__(self, client: MetadataRequests, clock: HeardClock | None = None) -> None:
+        """`clock` hears the time of each row."""
         self._client = client
-        self._ahead_s: float | None = None
-        """The database's clock is ahead of this loop's by at least this much."""
-
-    def database_ms(self) -> int | None:
-        """A time that the database's clock has reached: the time in the latest row, plus the time since
-        that row arrived here. None before the first row.
-        """
-        if self._ahead_s is None:
-            return None
-        return int((asyncio.get_running_loop().time() + self._ahead_s) * 1000)
+        self.clock = clock or HeardClock()
+        self.database_ms = self.clock.now_ms
 
     def _core(self, row: LogRow) -> LogMetadata:
         """The protocol's value of a row; remembers the row's time."""
         if row.read_ms:
-            self._ahead_s = row.read_ms / 1000 - asyncio.get_running_loop().time()
+            self.clock.hear(row.read_ms)
         return row.to_core()
 
     async def get(self, name: str) -> LogMetadata:

@@ -23,6 +23,8 @@ class Now:
     """Never ahead of the database's clock; None until that was heard."""
     monotonic_s: float = 0.0
     """For durations within this process."""
+    is_doubted: bool = False
+    """Whether the database's clock may make nothing old (rule 26c)."""
 
     def stamp_ms(self, last_ms: int) -> int:
         """The append time of a batch, after one at `last_ms`: append times never go back."""
@@ -37,4 +39,4 @@ class Now:
 
     def expiry_ms(self, appended_ms: int) -> int:
         """The time by which a log forgets producers: that of its last append, but not ahead of the database."""
-        return min(appended_ms, self.database_ms or 0)
+        return 0 if self.is_doubted else min(appended_ms, self.database_ms or 0)
