@@ -85,7 +85,9 @@ class _Tally:
     """Deleted ledgers whose ids the database would give to others, which a later rebuild would bury."""
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
-    """By name: the last ledger that was deleted together with a log of this name."""
+    """By name: the last ledger of a log of this name that was deleted."""
+    forked: set[int] = field(default_factory=set)
+    """Ledgers that stayed when their log was deleted, since forks named them."""
 
     def find(self, finding: RebuildFinding) -> None:
         """Remember what people should know."""
@@ -95,11 +97,13 @@ class _Tally:
             self.left_out += 1
 
     def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
-        """Remember logs that were deleted with these ledgers."""
+        """Remember logs that were deleted with these ledgers, or without them."""
         for row in rows:
-            if row.deletion is Deletion.WITH_LOG and row.log is not None:
+            if row.deletion in {Deletion.WITH_LOG, Deletion.OF_LOG} and row.log is not None:
                 known = self.deleted_logs.get(row.log, -1)
                 self.deleted_logs[row.log] = max(known, row.ledger_id)
+                if row.deletion is Deletion.OF_LOG:
+                    self.forked.add(row.ledger_id)
 
     def count(self, judged: Judged, bookies: Bookies) -> None:
         """Count a ledger."""
@@ -313,7 +317,7 @@ class _Work:
     async def _decide_logs(self) -> None:
         tally = self._tally
         placed = [place for places in tally.by_log.values() for place in places]
-        shared = {ledger_id for place in placed for ledger_id, _ in place.shared}
+        shared = {ledger_id for place in placed for ledger_id, _ in place.shared} | tally.forked
         existing = await self._tables.log_names()
         unsure: list[RebuildFinding] = []
         for name in sorted(existing | tally.by_log.keys()):

@@ -139,6 +139,8 @@ class Cluster:
         self.deleted_with: dict[str, set[int]] = {}
         """The ledgers that were deleted together with the last log of a name."""
         self.told_deleted: set[int] = set()
+        self.told_of_log: set[int] = set()
+        """Ledgers whose members know that their log is deleted, and not they."""
         """Ledgers of whose deletion members hold copies (rule 18b)."""
         self.wrong_tombstones: set[int] = set()
         """Ledgers that a log or an open transaction named when members were told of their deletion."""
@@ -459,9 +461,12 @@ class Gateway:
         return found
 
     async def tell_deleted(
-        self, rows: Sequence[LedgerMetadata], _deletion: Deletion = Deletion.ALONE
+        self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
         await self.step()
+        if deletion is Deletion.OF_LOG:
+            self.cluster.told_of_log |= {row.ledger_id for row in rows}
+            return
         for row in rows:
             if self.cluster.is_named(row.ledger_id):
                 self.cluster.wrong_tombstones.add(row.ledger_id)
@@ -639,7 +644,7 @@ class Store(MetadataLogs):
         self.gateway = gateway
         self.cluster = gateway.cluster
 
-    clock = SimpleNamespace(doubt="")
+    clock = cast(Any, SimpleNamespace(doubt=""))
     """The database's clock is right."""
 
     def database_ms(self) -> int:
@@ -687,7 +692,9 @@ class Store(MetadataLogs):
             return ()
         try:
             await self.gateway.ask()
-            found = [row for row in let_go if not self.cluster.is_named(row.ledger_id)]
+            logs = self.cluster.logs.values()
+            shared = {item.ledger_id for log in logs for item in log.shared}
+            found = [row for row in let_go if row.ledger_id not in shared]
             await self.gateway.hear()
         except MetadataUnavailable as error:
             raise error.with_outcome(UNKNOWN) from error

@@ -297,6 +297,44 @@ async def test_a_deletion_or_truncation_that_the_database_lost_meanwhile_is_not_
         assert (cut.value.outcome, deleted.value.outcome) == (UNKNOWN, UNKNOWN)
 
 
+async def test_a_fork_that_ends_or_is_cut_tells_of_none_of_its_sources_ledgers() -> None:
+    """Rule 27a: they are told as deleted, and a rebuild would bury them with the living source's records."""
+    async with a_cluster() as (cluster, (one, _two)):
+        for value in "ab":
+            await one.logs.append("log", call(value))
+            await one.logs.roll("log")
+        source = await one.logs.row("log")
+        for name in ("cut", "gone"):
+            await one.logs.fork(one.logs.draft(name, SETTINGS), source, 2)
+            await one.logs.append(name, call("own"))
+
+        await one.logs.truncate("cut", 2)
+        await one.logs.delete("gone")
+        cut = await one.logs.row("cut")
+
+        assert (cut.first_offset, cut.shared) == (2, ())
+        assert cluster.told_deleted.isdisjoint(item.ledger_id for item in source.items)
+        assert not cluster.wrong_tombstones
+
+
+async def test_members_of_what_forks_share_hear_of_their_logs_deletion_alone() -> None:
+    """Rule 18b: and a new fork has a ledger of its own at once, which tells a rebuild what it shares."""
+    async with a_cluster() as (cluster, (one, _two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        source = await one.logs.row("log")
+        await one.logs.fork(one.logs.draft("fork", SETTINGS), source, 1)
+        fork = await one.logs.row("fork")
+
+        await one.logs.delete("log")
+
+        shared, own = (item.ledger_id for item in fork.items)
+        assert fork.own[0].first_offset == 1
+        assert cluster.told_of_log == {shared}
+        assert shared not in cluster.told_deleted
+        assert own in cluster.ledgers
+
+
 async def test_a_repeated_truncation_tells_what_the_first_one_could_not() -> None:
     async with a_cluster() as (cluster, (one, two)):
         await one.logs.append("log", call("a"))

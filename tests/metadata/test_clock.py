@@ -11,9 +11,8 @@ from services.metadata.audit_store import AuditStore
 from services.metadata.database import Database
 from services.metadata.logs import LogStore
 from services.metadata.transactions import TransactionStore
-from tests.metadata.support import PATIENT_S, Service, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, serving
 from tests.metadata.test_audit import make_token
-from tests.metadata.test_ledgers import DRAFT
 from tests.metadata.test_logs import LOG
 from tests.support.shadowed_clock import move, shadow, sql
 

@@ -19,6 +19,7 @@ from tests.metadata.test_rebuild import (
     closed,
     create,
     keep,
+    lose_database,
     lost_after,
     until_ready,
 )
@@ -48,8 +49,9 @@ async def delete(service: Service, bookie: BookieRuntime, log: LogMetadata) -> N
     rows = [await service.client.get(item.ledger_id) for item in log.own]
     await logs.delete(log)
     kept = await logs.shared_among([row.ledger_id for row in rows])
-    gone = [row for row in rows if row.ledger_id not in kept]
-    await keep(bookie, *(row.deleted(deletion=Deletion.WITH_LOG) for row in gone))
+    for row in rows:
+        deletion = Deletion.OF_LOG if row.ledger_id in kept else Deletion.WITH_LOG
+        await keep(bookie, row.deleted(deletion=deletion))
 
 
 async def test_a_fork_comes_back_with_what_it_shares_and_its_deleted_source_does_not(
@@ -83,6 +85,38 @@ async def test_a_fork_comes_back_with_what_it_shares_and_its_deleted_source_does
     assert not isinstance(missing.value, LogDeleted)
     assert orphans == ()
     assert set(after).isdisjoint(row.ledger_id for row in source.rows), "an operator decides"
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "older"])
+async def test_a_source_whose_ledgers_are_all_shared_stays_deleted(
+    stores: Stores, bookies: Bookies, *, is_empty: bool
+) -> None:
+    """In an empty database, and in an older one that has the source and knows nothing of the fork."""
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await until_ready(running["b1"])
+        source = await Written.of(service, 2)
+        await keep(running["b1"], *source.rows)
+        file = await dump(stores, bookies.folder / "dump")
+        fork, own = await forked(service, source.row, 20)
+        await keep(running["b1"], own)
+        await delete(service, running["b1"], source.row)
+    if is_empty:
+        await lose_database(stores)
+    else:
+        await restore(stores, file)
+
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        report = await rebuilt(service, bookies, running)
+        logs = LogClient(service.client)
+        found = await logs.get("fork")
+        with pytest.raises(NoSuchLog):
+            await logs.get("events")
+        rows = [await service.client.get(item.ledger_id) for item in found.items]
+
+    assert places(found) == places(fork)
+    assert [row.ledger_id for row in rows] == [item.ledger_id for item in fork.items]
+    assert [row.deletion for row in rows] == [None] * 3
+    assert report.findings == ()
 
 
 async def test_a_source_that_is_deleted_again_leaves_what_a_fork_of_the_lost_history_names(

@@ -57,6 +57,7 @@ from tests.explore.scopes import (
 from tests.logs.endings import no_seed_goes_on
 from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
+from tests.logs.test_manager import a_cluster, call
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
 from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
 from tests.support.virtual import run_virtual
@@ -113,7 +114,7 @@ def told_untold(_original: Any) -> Any:
 
     async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
         engine, store = self._ports.engine, self._ports.store
-        ledgers = await engine.existing([item.ledger_id for item in row.items])
+        ledgers = await engine.existing([item.ledger_id for item in row.own])
         other = await store.delete(row)
         if other is None:
             with contextlib.suppress(MetadataUnavailable):
@@ -121,6 +122,57 @@ def told_untold(_original: Any) -> Any:
         return other
 
     return delete
+
+
+def forks_untold(_original: Any) -> Any:
+    """The members of ledgers that forks name hear nothing when the ledgers' log is deleted."""
+
+    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
+        engine, store = self._ports.engine, self._ports.store
+        ledgers = await engine.existing([item.ledger_id for item in row.own])
+        other = await store.delete(row)
+        if other is None:
+            await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+        return other
+
+    return delete
+
+
+async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
+    """Rule 18b: the members of all that the log named know that it is deleted."""
+    async with a_cluster() as (cluster, (one, _)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        source = await one.logs.row("log")
+        await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
+        await one.logs.delete("log")
+        if source.items[0].ledger_id in cluster.told_of_log:
+            return None
+        return "rule 18b: a log is deleted, and no member of a ledger that a fork names knows it"
+
+
+def of_all_items(_original: Any) -> Any:
+    """What a log names is its own, whoever it was made for."""
+
+    def let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
+        kept = {item.ledger_id for item in after.items}
+        return [item.ledger_id for item in before.items if item.ledger_id not in kept]
+
+    return let_go
+
+
+async def a_fork_lets_go_of_its_own_alone() -> str | None:
+    """Rule 27a: a fork's truncation deletes nothing of its source."""
+    async with a_cluster() as (cluster, (one, _)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        source = await one.logs.row("log")
+        await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
+        await one.logs.append("fork", call("b"))
+        await one.logs.truncate("fork", 1)
+        if source.items[0].ledger_id in cluster.told_deleted:
+            return "rule 27a: a fork is truncated, and its source's ledger is told as deleted"
+        return None
 
 
 async def _none(*_args: Any, **_kwargs: Any) -> tuple[()]:
@@ -411,6 +463,8 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
     "a takeover goes on behind the batch that ended the log": no_seed_goes_on,
     "an owner takes any stream sequence": no_seed_goes_on,
     "a takeover forgets the last stream sequence": no_seed_goes_on,
+    "a log's deletion is told to no member of what forks name": a_deletion_is_known_though_forks_keep_its_ledgers,
+    "a fork's truncation is told of its source's ledgers": a_fork_lets_go_of_its_own_alone,
     **GATEWAY_CLAIMS,
 }
 
@@ -523,6 +577,16 @@ LOG_MUTANTS: Final = (
         "what an ended owner was sent goes to a namesake of its log",
         "rule 27b",
         (Patch(LogRoute, "_refuse_for", skipped_now),),
+    ),
+    Mutant(
+        "a log's deletion is told to no member of what forks name",
+        "rule 18b",
+        (Patch(LogDriver, "_delete", forks_untold),),
+    ),
+    Mutant(
+        "a fork's truncation is told of its source's ledgers",
+        "rule 27a",
+        (Patch(manager, "_let_go", of_all_items),),
     ),
     Mutant(
         "a log's deletion is told though its members were not",

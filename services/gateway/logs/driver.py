@@ -359,15 +359,19 @@ class LogDriver:
         return row
 
     async def _delete(self, row: LogMetadata) -> RowChanged | None:
-        """Delete the log's row, and tell the members of the ledgers that are deleted with it (rule 18b). Where they can't be
-        told, or the database is lost meanwhile, nobody knows whether the deletion stays.
+        """Delete the log's row, and tell the members of its ledgers: those of ledgers that forks name hear of the log's
+        deletion alone (rule 18b). Where they can't be told, or the database is lost meanwhile, nobody knows whether the
+        deletion stays. What a fork shares is other logs' (rule 27a).
         """
         engine, store = self._ports.engine, self._ports.store
-        deleted = [item.ledger_id for item in row.items[-DELETED_WITH_LOG_MAX:]]
+        deleted = [item.ledger_id for item in row.own[-DELETED_WITH_LOG_MAX:]]
         ledgers = await engine.existing(deleted)
         other = await store.delete(row)
         if other is None:
-            await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+            gone = await store.unshared(ledgers)
+            forked = [ledger for ledger in ledgers if ledger not in gone]
+            await engine.tell_deleted(gone, Deletion.WITH_LOG)
+            await engine.tell_deleted(forked, Deletion.OF_LOG)
             await store.require(
                 row.name, lambda now: now is None or now.created_at != row.created_at
             )

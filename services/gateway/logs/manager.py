@@ -33,6 +33,7 @@ from quorumlog.net.awake import awake
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Transaction
@@ -191,7 +192,10 @@ class LogManager:
                 )
             if source.is_sealed_below(at):
                 with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
-                    return self._begun(*await self._store.fork(wanted, source, at))
+                    made, is_new = await self._store.fork(wanted, source, at)
+                    if is_new:
+                        await self._keep_fork(made)
+                    return self._begun(made, is_new)
             else:
                 # Only what is CLOSED is shared: nobody else's append can come into it.
                 try:
@@ -205,6 +209,18 @@ class LogManager:
         if (end := await self._reader.end(source.name, source)) < at:
             raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
         raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
+
+    async def _keep_fork(self, fork: LogMetadata) -> None:
+        """Give a new fork a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18b). Where that fails
+        now, the fork's first append does it.
+        """
+        if not fork.shared:
+            return
+        try:
+            row = await self.ownership.force(fork.name, create=True, finish=same)
+            await self._engine.copy_rows([item.ledger_id for item in row.own])
+        except QuorumLogError as error:
+            log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
         """The database's clock, once a row was read; before that this machine's."""
@@ -259,7 +275,7 @@ class LogManager:
             row = await self.ownership.handle(name).delete(created_at, term)
         finally:
             self._rows.changed(name)
-        await self._drop([item.ledger_id for item in row.items])
+        await self._drop([item.ledger_id for item in row.own])
 
     async def truncate(self, name: str, before: int, *, created_at: str | None = None) -> LogView:
         """Drop whole ledgers that end below `before`. Raises: LogProtected, LogReplaced."""
@@ -565,6 +581,6 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """The ledgers that a log names no more."""
+    """The ledgers that were made for a log which names them no more. What a fork shared is other logs' (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
-    return [item.ledger_id for item in before.items if item.ledger_id not in kept]
+    return [item.ledger_id for item in before.own if item.ledger_id not in kept]

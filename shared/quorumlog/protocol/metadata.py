@@ -78,6 +78,8 @@ class Deletion(StrEnum):
     ALONE = "ledger"
     WITH_LOG = "log"
     """The log that named it, and all ledgers that the log had named before."""
+    OF_LOG = "log-only"
+    """The log that it was made for, and not the ledger: forks name it (rule 27a)."""
 
 
 PREDECESSORS_KEPT = 4
@@ -152,8 +154,8 @@ class LedgerMetadata:
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
-    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row. The store's own tombstone has
-    an id and a version only."""
+    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row; or with OF_LOG its log was deleted. The
+    store's own tombstone has an id and a version only."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""

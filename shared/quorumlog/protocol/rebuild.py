@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from quorumlog.protocol.access_key import salt_and_digest, sealed
 from quorumlog.protocol.ids import member_incarnation, member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 
 
 class Action(StrEnum):
@@ -94,6 +94,7 @@ class Decision:
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     """Judge one ledger that some bookies hold."""
+    held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):
         # A bookie that holds the copy of a change which the database lacks would keep the ledger for ever (rule 18c).
@@ -136,8 +137,13 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
     """The latest row that copies tell of, whether it is proven or not."""
-    rows = _distinct(row for bookie in held for row in bookie.rows)
+    rows = _distinct(row for bookie in held for row in _of_ledger(bookie))
     return rows[-1] if rows else None
+
+
+def _of_ledger(held: Held) -> tuple[LedgerMetadata, ...]:
+    """The rows that a bookie's copies are of, without those copies that tell of the deletion of the ledger's log alone."""
+    return tuple(row for row in held.rows if row.deletion is not Deletion.OF_LOG)
 
 
 def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:

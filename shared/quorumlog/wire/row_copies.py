@@ -22,7 +22,7 @@ class RowCopyBody(Body):
     access_digest: Key = b""
     """SHA-256 of the access key; empty for a ledger without a password."""
     deleted: Deletion | None = None
-    """The ledger has a tombstone; `row` was its last row."""
+    """What was deleted: the ledger, of which `row` was the last row, or its log alone."""
 
 
 def encode(row: LedgerMetadata) -> bytes:
