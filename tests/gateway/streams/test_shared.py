@@ -4,6 +4,7 @@ import aiohttp
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
+from quorumlog.protocol.metadata import Deletion
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import received
 from quorumlog.wire.rebuild_bodies import RowsPage
@@ -32,17 +33,23 @@ async def dropped(cluster: Cluster, *ledgers: int) -> None:
 
 async def told_deleted(cluster: Cluster) -> set[int]:
     """The ledgers that bookies hold for deleted: what a rebuild would bury (rule 18d)."""
-    told = set[int]()
+    return await told(cluster, {Deletion.ALONE, Deletion.WITH_LOG}, has_ids=True)
+
+
+async def told(cluster: Cluster, kinds: set[Deletion], *, has_ids: bool = False) -> set[int]:
+    """The ledgers of which bookies hold copies that tell of such deletions; `has_ids`: or keep the id alone."""
+    found = set[int]()
     async with cluster.session() as session:
         for name in ("bookie-1", "bookie-2", "bookie-3"):
             async with session.get(f"{cluster.url(name)}/v1/rows?after=-1&limit=100") as answer:
                 page = received(RowsPage, await answer.read())
-            told |= {
+            found |= {
                 held.ledger_id
                 for held in page.ledgers
-                if held.deleted or any(row_copies.decode(copy).deleted for copy in held.copies)
+                if (has_ids and held.deleted)
+                or any(row_copies.decode(copy).deleted in kinds for copy in held.copies)
             }
-    return told
+    return found
 
 
 async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores: Stores) -> None:
@@ -85,9 +92,10 @@ async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores
             assert (await http.ask("GET", SOURCE, at=at)).status == 410
         refused = await http.ask("PUT", SOURCE, headers=TEXT, body=b"")
         assert refused.status == 409
-        told = await told_deleted(cluster)
-        assert last in told
-        assert told.isdisjoint((first, second))
+        gone = await told_deleted(cluster)
+        assert last in gone
+        assert gone.isdisjoint((first, second))
+        assert await told(cluster, {Deletion.OF_LOG}) == {second}, "of the log's deletion alone"
         for ledger_id in (first, second):
             assert (await http.ask("GET", f"/v1/ledgers/{ledger_id}")).json["state"] == "CLOSED"
 
