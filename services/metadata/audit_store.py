@@ -21,7 +21,7 @@ _PAGE: Final = (
 )
 _TRIMMED_AT_ONCE: Final = 1000
 """Rows of one transaction: some 10 ms (taste)."""
-_DAYS_MAX: Final = 365_000
+_NEVER_DAYS: Final = 365_000
 """Nothing is so old."""
 _TRIM: Final = (
     f"WITH oldest AS (SELECT number, at FROM audit ORDER BY number LIMIT {_TRIMMED_AT_ONCE})"
@@ -62,6 +62,6 @@ class AuditStore(RowStore):
     @transactional
     async def _trim_some(self, connection: Connection) -> int:
         """Delete the oldest of it; returns how many rows."""
-        days = self._days if await ages_count(connection) else _DAYS_MAX
+        days = self._days if await ages_count(connection) else _NEVER_DAYS
         done = await connection.execute(_TRIM, days, self._rows_max)
         return int(done.removeprefix("DELETE "))
