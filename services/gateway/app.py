@@ -63,6 +63,7 @@ from services.gateway.interface import EngineInterface
 from services.gateway.logs.internal import routes as log_routes
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.metrics import add_log_metrics
+from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
@@ -312,7 +313,11 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     )
     engine = await stack.enter_async_context(Engine.running(config))
     logs, transactions = await stack.enter_async_context(
-        running_logs(engine, SweepTimes(orphan_age_s=settings.orphan_age_s))
+        running_logs(
+            engine,
+            SweepTimes(orphan_age_s=settings.orphan_age_s),
+            LogTimes(consumer_expiry_s=settings.consumer_expiry_s),
+        )
     )
     tokens, callers = TokenClient(engine.metadata), None
     if settings.require_tokens:

@@ -14,6 +14,7 @@ from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.secret import is_loopback
 from services.gateway.edge.jwts import JwtRules, Jwts, KeysUnusable
 from services.gateway.edge.limits import Limits
+from services.gateway.logs.ownership import CONSUMER_EXPIRY_S
 from services.gateway.logs.sweep import ORPHAN_AGE_S
 
 
@@ -124,6 +125,11 @@ class GatewaySettings(ServiceSettings, Limits):
         default=ORPHAN_AGE_S,
         ge=30,
         description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
+    )
+    consumer_expiry_s: float = Field(
+        default=CONSUMER_EXPIRY_S,
+        ge=0,
+        description="Consumers that nobody has used for so long are freed; 0: never.",
     )
 
     @model_validator(mode="after")

@@ -68,9 +68,9 @@ def _without_a_token(original: Any) -> Any:
 
 
 def _by_the_wall(original: Any) -> Any:
-    def step(self: PositionKeeper, event: Any, now_s: float, wall_ms: int) -> Any:
+    def step(self: PositionKeeper, event: Any, now_s: float, wall_ms: int, *more: int) -> Any:
         del now_s
-        return original(self, event, wall_ms / 1000, wall_ms)
+        return original(self, event, wall_ms / 1000, wall_ms, *more)
 
     return step
 
@@ -160,6 +160,24 @@ def _for_ever_the_owner(original: Any) -> Any:
     return lambda self, *, is_owner: original(self, is_owner=True)  # noqa: ARG005
 
 
+def _whoever_holds_it(_original: Any) -> Any:
+    def expire(self: Draft, request: positions.Expire) -> None:
+        row = self._row((request.log, request.consumer))
+        if row is not None and row.version == request.version:
+            self._forget(row)
+
+    return expire
+
+
+def _of_any_creation(_original: Any) -> Any:
+    def free(self: Draft, log: str, created: str) -> None:
+        del created
+        for row in self._of_log(log).values():
+            self._forget(row)
+
+    return free
+
+
 POSITION_MUTANTS: Final = (
     Mutant(
         "a copy of a change that was decided is decided once more",
@@ -190,6 +208,16 @@ POSITION_MUTANTS: Final = (
         "a keeper that was overtaken and is not the owner decides anew",
         "32",
         (Patch(PositionKeeper, "_overtaken", _for_ever_the_owner),),
+    ),
+    Mutant(
+        "a consumer expires while its lease is held",
+        "32a",
+        (Patch(Draft, "_expire", _whoever_holds_it),),
+    ),
+    Mutant(
+        "consumers are freed with a namesake of their log",
+        "32a",
+        (Patch(Draft, "_free", _of_any_creation),),
     ),
     Mutant(
         "a new keeper grants at once what may be held",

@@ -49,6 +49,8 @@ from quorumlog.protocol.positions import (
     Batch,
     Commit,
     Delete,
+    Expire,
+    FreeLog,
     Key,
     List,
     Look,
@@ -236,7 +238,7 @@ class Keeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = PositionKeeper()
+        self.machine = PositionKeeper(5000)
         self.life = 0
         self.stands_until_s = 0.0
         self._stood_s = 0.0
@@ -256,7 +258,7 @@ class Keeper:
 
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
-        self.machine, self.life = PositionKeeper(), self.life + 1
+        self.machine, self.life = PositionKeeper(5000), self.life + 1
         self.stands_until_s, self._gathered = 0.0, []
 
     def take(self, asked: Asked, *, is_passed_on: bool) -> None:
@@ -297,7 +299,9 @@ class Keeper:
                 lambda: self.post(event) if life == self.life else None,
             )
             return
-        effects = self.machine.step(event, self.awake_s(), self.wall_ms())
+        database_ms = 1_000_000 + int(self.world.now_s * 1000)
+        database_ms *= self.world.random.random() < 0.9  # else it is not known
+        effects = self.machine.step(event, self.awake_s(), self.wall_ms(), database_ms)
         if event == Overtaken(is_owner=False) and self.machine.phase is not Phase.IDLE:
             raise Violation("a keeper that was overtaken, and is not the owner, decides anew")
         for effect in effects:
@@ -421,7 +425,13 @@ def trouble(world: World) -> None:
     elif draw < 0.86:
         world.ask(Delete(LOG, consumer))
     elif draw < 0.89:
-        world.created = str(int(world.created) + 1)
+        old, world.created = world.created, str(int(world.created) + 1)
+        world.after(world.random.uniform(0, 5), lambda: world.ask(FreeLog(LOG, old)))
+    elif draw < 0.94:
+        rows = [row for _, batch in world.history.batches[-20:] for row in batch.rows]
+        if rows:
+            row = world.random.choice(rows)
+            world.ask(Expire(LOG, row.consumer, row.version))
     else:
         name = f"c{len(world.names)}"
         world.names.append(name)
@@ -432,7 +442,7 @@ def run(seed: int) -> History:
     """One history, judged. Raises: Violation."""
     with (
         patch.multiple(position_keeper, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
-        patch.object(positions, "REMEMBERED_MAX", 30),
+        patch.multiple(positions, REMEMBERED_MAX=30, GRACE_S=2.0),
     ):
         world = World(seed)
         for consumer in "ab":
@@ -470,9 +480,14 @@ def _judge_once(history: History) -> None:
     done: dict[int, int] = {}
     before: dict[Key, Position] = {}
     made: set[Key] = set()
+    freed = {op.request.created for op in history.ops if isinstance(op.request, FreeLog)}
+    expired = {op.request.version for op in history.ops if isinstance(op.request, Expire)}
     for offset, (_, batch) in enumerate(history.batches):
         for key in batch.gone:
-            _judge_deletion(before.pop(key, None), deletions.get(key, []), offset)
+            old = before.pop(key, None)
+            # One that was made in this very record is in no row.
+            if old is not None and not (old.created in freed or old.version in expired):
+                _judge_deletion(old, deletions.get(key, []), offset)
         for row in batch.rows:
             if row.key not in before and row.consumer not in ("a", "b"):
                 if row.key in made:
@@ -490,11 +505,11 @@ def _judge_once(history: History) -> None:
                 raise Violation(f"refused, and done: {op} {row}")
 
 
-def _judge_deletion(before: Position | None, asked: list[Op], offset: int) -> None:
+def _judge_deletion(before: Position, asked: list[Op], offset: int) -> None:
     """Each request deletes what its answer says, or once where it has no answer: here in the record at an offset."""
     for op in asked:
         if isinstance(op.answer, Position):
-            is_it = before is not None and op.answer.version == before.version
+            is_it = op.answer.version == before.version
             is_it |= (op.answer.version - 1) // positions.CHANGES_MAX == offset
         else:
             is_it = op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN
@@ -542,7 +557,13 @@ def _is_ended(
     """Whether one of these was done, or may have been, between two rows: perhaps in one batch with others."""
     for op in history.ops:
         request = op.request
-        if not isinstance(request, kinds) or op.asked_s > at_s or isinstance(request, List):
+        if op.asked_s > at_s or isinstance(request, List):
+            continue
+        if isinstance(request, FreeLog):
+            if Delete in kinds and request.created == before.created:
+                return True
+            continue
+        if not isinstance(request, (*kinds, Expire) if Delete in kinds else kinds):
             continue
         if (request.log, request.consumer) != row.key:
             continue
@@ -551,7 +572,7 @@ def _is_ended(
         if isinstance(op.answer, Position):
             if before.version <= op.answer.version <= row.version:
                 return True
-        elif op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN:
+        elif op.answer in (None, ()) or getattr(op.answer, "outcome", None) == UNKNOWN:
             return True
     return False
 
@@ -608,6 +629,11 @@ def _is_said(history: History, row: Position, known: dict[int, Position]) -> boo
     return bool(later) or row.key in batch.gone
 
 
+def _is_freed(history: History, row: Position) -> bool:
+    """Whether the log of a position was deleted."""
+    return any(op.request == FreeLog(row.log, row.created) for op in history.ops)
+
+
 def _judge_leases(history: History) -> None:
     """Nobody gets a lease while its holder may count on it: for a lease from when it asked, by true time."""
     held: dict[Key, list[tuple[int, float]]] = {}
@@ -623,13 +649,19 @@ def _judge_leases(history: History) -> None:
     before: dict[Key, Position] = {}
     for at_s, batch in history.batches:
         for key in batch.gone:
-            before.pop(key, None)
+            gone = before.pop(key, None)
+            if gone is None or not gone.holder or _is_freed(history, gone):
+                continue
+            for token, until_s in held.get(key, ()):
+                if token == gone.token and at_s < until_s:
+                    raise Violation(f"{gone} is forgotten at {at_s}, and was held until {until_s}")
         for row in batch.rows:
             old = before.get(row.key)
             before[row.key] = row
             if old is None or not old.holder or row.holder == old.holder:
                 continue
-            if _is_ended(history, old, row, at_s, (Reset, Release)):
+            is_freed = old.created != row.created and _is_freed(history, old)
+            if is_freed or _is_ended(history, old, row, at_s, (Reset, Release)):
                 continue
             for token, until_s in held.get(row.key, ()):
                 if token == old.token and at_s < until_s:

@@ -141,6 +141,21 @@ async def test_a_gateway_that_stood_still_with_a_clients_reset_does_not_do_it_af
         await stays(http, token)
 
 
+async def test_the_consumers_of_a_deleted_log_are_freed_with_it(stores: Stores) -> None:
+    async with a_log(stores) as (_, http):
+        await acquired(http, "w1", at=0)
+        await http.done("PUT", "/v1/logs/kept", {})
+        kept = {"holder": "w", "lease_ms": LEASE_MS}
+        await http.done("POST", "/v1/logs/kept/consumers/me/lease", kept)
+        assert (await http.ask("DELETE", LOG, at=1)).status == 204
+
+        async def are_freed() -> bool:
+            found = (await http.done("GET", "/v1/consumers"))["consumers"]
+            return [(one["log"], one["consumer"]) for one in found] == [("kept", "me")]
+
+        await until(are_freed, "the consumer goes with its log", SETTLED_S)
+
+
 async def test_a_cluster_without_consumers_has_no_log_of_positions_and_later_it_is_in_no_list(
     stores: Stores,
 ) -> None:

@@ -15,7 +15,12 @@ from quorumlog.net.listen import listening
 from quorumlog.protocol import positions as protocol_positions
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.app import build_app
-from services.gateway.edge.consumer_models import ConsumerList, ConsumerModel, PositionModel
+from services.gateway.edge.consumer_models import (
+    ConsumerList,
+    ConsumerModel,
+    PositionList,
+    PositionModel,
+)
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.transaction_models import TransactionBegin
 from services.gateway.logs import consumers
@@ -372,3 +377,48 @@ async def test_one_consumer_more_than_the_most_is_a_conflict_which_changes_nothi
     assert [consumer["consumer"] for consumer in listed] == ["me"]
     assert (await http.ask("DELETE", ME)).status == 204
     assert (await http.ask("POST", f"{other}/lease", {"holder": "w"})).status == 200
+
+
+async def test_the_consumers_of_all_logs_are_listed_page_by_page(http: Http) -> None:
+    assert (await http.ask("PUT", "/v1/logs/events", {})).status == 201
+    for path in (ME, f"{LOG}/consumers/mails", "/v1/logs/events/consumers/me"):
+        made = await http.ask("PUT", path, {"offset": 0}, headers={"If-None-Match": "*"})
+        assert made.status == 200
+
+    async def listed(query: str = "", at: int = 0) -> tuple[list[str], str | None]:
+        answer = await http.ask("GET", f"/v1/consumers{query}", at=at)
+        shown = PositionList.model_validate(answer.json)
+        return [f"{one.log}/{one.consumer}" for one in shown.consumers], shown.next
+
+    assert await listed() == (["events/me", "log/mails", "log/me"], None)
+    assert await listed("?limit=2", at=1) == (["events/me", "log/mails"], "log/mails")
+    assert await listed("?after=log/mails") == (["log/me"], None)
+    assert await listed("?log=log&limit=1") == (["log/mails"], "log/mails")
+    assert await listed("?log=log&after=log/mails") == (["log/me"], None)
+    assert await listed("?prefix=me") == (["events/me", "log/me"], None)
+    assert (await http.ask("DELETE", LOG)).status == 204
+    assert code(await http.ask("GET", f"{LOG}/consumers"))[0] in (404, 410)
+    assert await listed("?log=log") == (["log/mails", "log/me"], None)
+    assert (await http.ask("DELETE", ME)).status == 204
+    assert await listed("?log=log") == (["log/mails"], None)
+
+
+async def test_a_change_that_is_repeated_with_its_key_gets_its_first_answer(http: Http) -> None:
+    known = (await acquire(http, "w1")).headers["Consumers-Version"]
+    key = {"Idempotency-Key": "k1", "Consumers-Version": known}
+    first = await http.ask("POST", f"{ME}/reset", {"to": 3}, headers=key)
+    second = await http.ask("POST", f"{ME}/reset", {"to": 7})
+    late = await http.ask("POST", f"{ME}/reset", {"to": 3}, headers=key, at=1)
+    other = await http.ask("POST", f"{ME}/reset", {"to": 4}, headers=key)
+    unknown = await http.ask(
+        "POST",
+        f"{ME}/reset",
+        {"to": 4},
+        headers={"Idempotency-Key": "k2", "Consumers-Version": "0"},
+    )
+    assert (first.status, second.status, late.status) == (200, 200, 200)
+    assert late.headers["ETag"] == first.headers["ETag"]
+    assert code(other) == (422, "invalid")
+    assert code(unknown) == (409, "request-outdated")
+    assert unknown.json["outcome"] == "not-done"
+    assert (await http.ask("GET", ME)).json["offset"] == 7

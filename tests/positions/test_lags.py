@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from quorumlog.protocol import positions
 from quorumlog.protocol.batch import Record
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.logs import lags
+from services.gateway.logs import positions as position_service
 from services.gateway.logs.lags import Measured
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.values import Append
@@ -247,3 +249,57 @@ async def test_a_scrape_shows_what_was_measured_and_for_how_long_it_is_known() -
 
 async def scraped(http: Http, at: int = 0) -> str:
     return (await http.ask("GET", "/metrics", at=at)).body.decode()
+
+
+async def names(gateway: Gateway, log: str = "") -> list[str]:
+    """The consumers of all logs, or of one."""
+    rows, following = await gateway.logs.consumers.page_of_all(
+        log, prefix="", after="", limit=100, is_shown=lambda _log: True
+    )
+    assert following is None
+    return ["/".join(row.key) for row in rows]
+
+
+async def test_consumers_go_with_their_log_and_those_of_a_namesake_are_kept() -> None:
+    async with gateways("gone", "replaced", "whole") as (_, (one, two)):
+        for log in ("gone", "replaced", "whole"):
+            await place(one, log, "me", 5)
+        await two.logs.delete("gone")
+        await two.logs.delete("replaced")
+        await two.logs.put("replaced", SETTINGS)
+        assert await names(one, "gone") == ["gone/me"]
+        await swept(one)
+        await swept(two)
+        assert await names(one) == ["replaced/me", "whole/me"]
+        assert await names(one, "gone") == []
+
+
+async def test_a_consumer_that_nobody_has_used_for_30_days_is_freed_and_a_used_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(positions, "GRACE_S", 0.0)
+    async with gateways("a") as (cluster, (one, two)):
+        await place(one, "a", "idle", 4)
+        await place(one, "a", "busy", 4)
+        for _ in range(2):
+            cluster.ahead_ms += 16 * 24 * HOUR_MS
+            row = await one.logs.consumers.look("a", "busy")
+            await one.logs.consumers.commit(
+                "a", "busy", 4, token=None, version=row.position.version, is_new=False
+            )
+        await swept(two)
+        assert await names(two) == ["a/busy", "a/idle"]  # another gateway owns the positions
+        await swept(one)
+        assert await names(one) == ["a/busy"]
+
+
+async def test_consumers_of_more_deleted_logs_than_are_remembered_stay_until_they_expire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(position_service, "_DELETED_MAX", 1)
+    async with gateways("first", "second") as (_, (one, two)):
+        for log in ("first", "second"):
+            await place(one, log, "me", 5)
+            await two.logs.delete(log)
+        await swept(two)
+        assert await names(one) == ["second/me"]

@@ -58,13 +58,14 @@ class Log:
         self.batches = batches or []
         self.now_s = now_s
         self.machine = PositionKeeper()
-        self.truncated = 0
+        self.truncated = self.database_ms = 0
 
     def ask(self, *requests: Request, stamp: Stamp | None = None) -> list[Answer]:
         told: dict[Any, Answer] = {}
         events: list[Any] = [Asked(at, request, stamp) for at, request in enumerate(requests)]
         while events:
-            for effect in self.machine.step(events.pop(0), self.now_s, 5000):
+            event = events.pop(0)
+            for effect in self.machine.step(event, self.now_s, 5000, self.database_ms):
                 match effect:
                     case Told(key, answer):
                         told[key] = answer
@@ -294,6 +295,116 @@ def test_one_consumer_more_than_the_most_is_refused(monkeypatch: pytest.MonkeyPa
     log.refused(errors.TooManyConsumers, commit(0, is_new=True))
     log.done(Delete("log", "a"))
     log.done(acquire("w1"))
+
+
+def test_one_log_and_one_caller_do_not_take_the_room_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(positions, "LOG_CONSUMERS_MAX", 2)
+    monkeypatch.setattr(positions, "CALLER_CONSUMERS_MAX", 3)
+    log = Log()
+
+    def new(name: str, consumer: str, caller: str = "") -> Commit:
+        return Commit(name, consumer, "1", 0, is_new=True, caller=caller)
+
+    log.done(new("full", "a", "greedy"))
+    log.done(new("full", "b", "greedy"))
+    full = log.refused(errors.TooManyConsumers, new("full", "c", "other"))
+    assert "the log full" in full.detail
+    log.done(new("log", "a", "greedy"))
+    share = log.refused(errors.TooManyConsumers, new("log", "b", "greedy"))
+    assert "this token" in share.detail
+    log.done(new("log", "b", "other"))
+    log.done(Delete("full", "a"))
+    log.done(new("third", "c", "greedy"))
+    log.refused(errors.TooManyConsumers, Acquire("third", "d", "1", "w", 1, 0, 0, "greedy"))
+    for number in range(2):
+        log.done(new(f"open{number}", "a"))
+        log.done(new(f"open{number}", "b"))
+
+
+def test_the_consumers_of_a_deleted_log_are_freed_and_a_namesakes_are_not() -> None:
+    log = Log()
+    log.done(commit(0, is_new=True))
+    log.done(Commit("log", "new", "2", 0, is_new=True))
+    log.done(acquire("w1"))
+    assert log.ask(positions.FreeLog("log", "1")) == [()]
+    log.refused(errors.NoSuchConsumer, Look("log", "c"))
+    log.done(Look("log", "new"))
+
+
+def test_a_consumer_expires_by_the_version_that_was_looked_at_unless_its_lease_is_held() -> None:
+    log = Log()
+    log.database_ms = 1000
+    made = log.done(commit(0, is_new=True))
+    log.now_s += positions.GRACE_S
+    assert made.used_ms == 1000
+    log.database_ms = 2000
+    moved = log.done(commit(1, version=made.version))
+    assert moved.used_ms == 2000
+    log.ask(positions.Expire("log", "c", made.version))
+    log.done(Look("log", "c"))
+    held = log.done(acquire("w1"))
+    log.database_ms = 3000
+    log.ask(positions.Expire("log", "c", held.version))
+    again = log.done(Look("log", "c"))
+    assert (again.used_ms, again.token) == (3000, held.token)
+    log.now_s += 2 * LEASE_S
+    log.ask(positions.Expire("log", "c", again.version))
+    log.refused(errors.NoSuchConsumer, Look("log", "c"))
+
+
+def test_after_a_standstill_of_the_cluster_users_have_an_hour_to_come_back() -> None:
+    log = Log()
+    log.database_ms = 1000
+    made = log.done(commit(0, is_new=True))
+    log.now_s += positions.GRACE_S
+    later = Log(log.batches)  # after a restart
+    later.database_ms = log.database_ms + 1000 * positions.USE_STEP_MS
+    later.ask(positions.Expire("log", "c", made.version))
+    assert later.done(Look("log", "c")) == made
+    later.now_s += positions.GRACE_S
+    later.ask(positions.Expire("log", "c", made.version))
+    later.refused(errors.NoSuchConsumer, Look("log", "c"))
+
+
+def test_a_consumer_whose_last_use_is_not_known_counts_as_used_when_that_is_asked() -> None:
+    log = Log()
+    made = log.done(commit(0, is_new=True))
+    log.now_s += positions.GRACE_S
+    assert made.used_ms == 0
+    log.database_ms = 5000
+    log.ask(positions.Expire("log", "c", made.version))
+    assert log.done(Look("log", "c")).used_ms == 5000
+
+
+def test_renewals_and_commits_that_move_nothing_are_uses() -> None:
+    log = Log()
+    log.database_ms = positions.USE_STEP_MS
+    held = log.done(acquire("w1"))
+    log.database_ms += positions.USE_STEP_MS
+    assert log.done(Renew("log", "c", "1", held.token)) == held
+    log.database_ms += 1
+    renewed = log.done(Renew("log", "c", "1", held.token))
+    assert renewed.used_ms == log.database_ms
+    log.database_ms += positions.USE_STEP_MS + 1
+    assert log.done(commit(0, held.token)).used_ms == log.database_ms
+
+
+def test_consumers_of_all_logs_are_listed_in_pages() -> None:
+    log = Log()
+    for name, consumer in (("b", "x"), ("a", "y"), ("a-b", "z"), ("a", "x")):
+        log.done(Commit(name, consumer, "1", 0, is_new=True))
+    log.done(Delete("a-b", "z"))
+
+    def page(after: str, limit: int) -> list[str]:
+        (rows,) = log.ask(positions.List("", after, limit))
+        assert isinstance(rows, tuple)
+        return ["/".join(row.key) for row in rows]
+
+    assert page("", 9) == ["a/x", "a/y", "b/x"]
+    assert page("a/x", 1) == ["a/y"]
+    assert page("a/y", 9) == ["b/x"]
 
 
 def test_more_requests_than_a_batch_has_go_into_the_next_one() -> None:

@@ -77,6 +77,10 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
         names = [(shown["consumer"], shown["offset"]) async for shown in log.consumers()]
         assert names == [("a", 10), ("slow", 10)]
         assert [shown["consumer"] async for shown in log.consumers(prefix="sl")] == ["slow"]
+        everywhere = [(one["log"], one["consumer"]) async for one in client.consumers()]
+        assert everywhere == [("events", "a"), ("events", "slow")]
+        assert [one["consumer"] async for one in client.consumers(prefix="sl")] == ["slow"]
+        assert [one async for one in client.consumers(log="other")] == []
         await log.delete_consumer("slow")
         await log.delete()
         again = await client.create_log("events")
@@ -136,6 +140,8 @@ def by_commands(cluster: Cluster) -> None:
     for start in ("earliest", "1999-01-01T00:00:00+02:00"):
         command(cluster, "log", "reset", "shell", "me", "--to", start)
         assert command(cluster, "log", "consume", "shell", "me") == "a\nb\nc\n"
+    listed = orjson.loads(command(cluster, "log", "consumers", "--prefix", "me", "--json"))
+    assert (listed["log"], listed["consumer"], listed["offset"]) == ("shell", "me", 3)
     listed = orjson.loads(command(cluster, "log", "consumers", "shell", "--prefix", "m", "--json"))
     assert listed["consumer"] == "me"
     assert command(cluster, "log", "consumers", "shell", "--prefix", "x", "--json") == ""

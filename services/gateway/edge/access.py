@@ -75,7 +75,8 @@ def _on(named: Named, *scopes: Scope) -> Access:
 
 
 _OPEN: Final = Access(Named.NOTHING)
-_LOOK: Final = (Scope.READ, Scope.APPEND, Scope.MANAGE)
+LOOK: Final = frozenset((Scope.READ, Scope.APPEND, Scope.MANAGE))
+"""Any of them lets a caller look at something."""
 
 ACCESS: Final[Mapping[str, Access]] = {
     "appendEntries": _on(Named.LEDGER, Scope.APPEND),
@@ -86,7 +87,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "ledgerSocket": _on(Named.LEDGER, Scope.READ, Scope.APPEND),
     "createLedger": _on(Named.SOME, Scope.APPEND),
     "listLedgers": _on(Named.SOME, Scope.READ),
-    "getLedger": _on(Named.LEDGER, *_LOOK),
+    "getLedger": _on(Named.LEDGER, *LOOK),
     "closeLedger": _on(Named.LEDGER, Scope.APPEND),
     # With `declare_lost`: admin.
     "recoverLedger": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
@@ -102,7 +103,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "deleteStream": _on(Named.STREAM, Scope.MANAGE),
     "listLogs": _on(Named.SOME, Scope.READ),
     "putLog": _on(Named.LOG, Scope.MANAGE),
-    "getLog": _on(Named.LOG, *_LOOK),
+    "getLog": _on(Named.LOG, *LOOK),
     "patchLog": _on(Named.LOG, Scope.MANAGE),
     "deleteLog": _on(Named.LOG, Scope.MANAGE),
     "openLog": _on(Named.LOG, Scope.APPEND),
@@ -111,8 +112,9 @@ ACCESS: Final[Mapping[str, Access]] = {
     "markLogArchived": _on(Named.LOG, Scope.MANAGE),
     "closeLog": _on(Named.LOG, Scope.MANAGE),
     # Who reads a log moves its own position on; what may take work away from others is managing.
-    "listConsumers": _on(Named.LOG, *_LOOK),
-    "getConsumer": _on(Named.LOG, *_LOOK),
+    "listConsumers": _on(Named.LOG, *LOOK),
+    "listAllConsumers": _on(Named.SOME, *LOOK),
+    "getConsumer": _on(Named.LOG, *LOOK),
     "commitConsumer": _on(Named.LOG, Scope.READ),
     "acquireLease": _on(Named.LOG, Scope.READ),
     "renewLease": _on(Named.LOG, Scope.READ),

@@ -95,6 +95,13 @@ class ConsumerList(Model):
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}$")] | None
 
 
+class PositionList(Model):
+    """One page of positions by log and consumer; `next` is the next `after`, null at the end."""
+
+    consumers: list[PositionModel]
+    next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}/{LOG_NAME}$")] | None
+
+
 def position_json(row: Position) -> dict[str, Any]:
     """A position as the API shows it."""
     lease = {"holder": row.holder, "fencing_token": row.token, "lease_ms": row.lease_ms}

@@ -25,6 +25,10 @@ PAGE_MAX: Final = 1000
 CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
 LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
+AFTER_ALL: Final = query_text(
+    "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this log and consumer."
+)
+LOG: Final = query_text("log", LOG_NAME, "Consumers of this log, also of one that is no more.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
 FENCING_TOKEN: Final = header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
@@ -104,6 +108,21 @@ LIST: Final = Operation(
         "A page of consumers.",
         models.ConsumerList,
         {"last page": {"consumers": [_CONSUMER], "next": None}},
+    ),
+    errors=_BODILESS,
+)
+LIST_ALL: Final = Operation(
+    "GET",
+    "/v1/consumers",
+    "listAllConsumers",
+    "Consumers",
+    "List the consumers of all logs",
+    "By log and name: of the logs that the caller may look at, also of those that are no more. Without lags.",
+    (LOG, LIMIT, AFTER_ALL, PREFIX),
+    replies=gives(
+        "A page of positions.",
+        models.PositionList,
+        {"last page": {"consumers": [_POSITION], "next": None}},
     ),
     errors=_BODILESS,
 )

@@ -11,6 +11,7 @@ from quorumlog.net.parameters import Given
 from quorumlog.protocol.positions import Position, Stamp
 from services.gateway.edge import body
 from services.gateway.edge import consumer_operations as op
+from services.gateway.edge.access import EVERYONE, LOOK, Kind, caller_of
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.consumer_models import (
     ConsumerCommit,
@@ -42,6 +43,18 @@ class ConsumerRoutes:
         )
         return json_value({"consumers": [consumer_json(view) for view in views], "next": following})
 
+    async def page_of_all(self, request: web.Request, given: Given) -> web.Response:
+        """GET /v1/consumers."""
+        caller = caller_of(request)
+        rows, following = await self._consumers.page_of_all(
+            given[op.LOG] or "",
+            prefix=given[op.PREFIX] or "",
+            after=given[op.AFTER_ALL] or "",
+            limit=given[op.LIMIT],
+            is_shown=lambda log: not LOOK.isdisjoint(caller.scopes(Kind.LOGS, log)),
+        )
+        return json_value({"consumers": list(map(position_json, rows)), "next": following})
+
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}/consumers/{consumer}."""
         return self._viewed(await self._consumers.look(given[NAME], given[op.CONSUMER]))
@@ -67,6 +80,7 @@ class ConsumerRoutes:
                 version=version,
                 is_new=is_new,
                 stamp=_stamp(request, given, wanted),
+                caller=_maker(request),
             )
         )
 
@@ -100,6 +114,7 @@ class ConsumerRoutes:
                 lease_ms=wanted.lease_ms,
                 start=start_of_json(wanted.start, "/from"),
                 stamp=_stamp(request, given, wanted),
+                caller=_maker(request),
             )
         )
 
@@ -131,6 +146,7 @@ class ConsumerRoutes:
         """The operations with their handlers."""
         return [
             Route(op.LIST, self.page),
+            Route(op.LIST_ALL, self.page_of_all),
             Route(op.GET, self.get),
             Route(op.PUT, self.put),
             Route(op.DELETE, self.delete),
@@ -151,6 +167,12 @@ def _token(given: Given) -> int:
 def _committed(position: Position) -> web.Response:
     """The answer to a commit, most of which `edge/direct.py` answers."""
     return json_value(position_json(position), headers={"ETag": f'"{position.version}"'})
+
+
+def _maker(request: web.Request) -> str:
+    """Whose share of consumers a new one takes; empty where no tokens are required."""
+    caller = caller_of(request)
+    return "" if caller is EVERYONE else caller.identity
 
 
 def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None:

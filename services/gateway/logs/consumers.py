@@ -42,6 +42,8 @@ from services.gateway.logs.values import Start
 _ROW_S: Final = 2.0
 """How old a log's row may be for a commit, which spares Postgres a read for each."""
 _ROWS_MAX: Final = 10_000
+_SCANNED: Final = 200
+"""Positions that the keeper is asked for at once: it looks through all of them each time."""
 _AT_ONCE: Final = 16
 """Consumers of a page whose lag is looked up at once."""
 
@@ -126,6 +128,24 @@ class Consumers:
         views = await asyncio.gather(*map(view, shown))
         return views, shown[-1].consumer if len(found) > limit else None
 
+    async def page_of_all(
+        self, log: str, *, prefix: str, after: str, limit: int, is_shown: Callable[[str], bool]
+    ) -> tuple[Sequence[Position], str | None]:
+        """Positions by log and consumer: of one log, also of one that is no more, or of all (`log` is empty). Names of
+        consumers begin with `prefix`; of logs, `is_shown` says which. With the `after` of the next page.
+        """
+        found: list[Position] = []
+        while len(found) <= limit:
+            rows = await self._positions.page(
+                log, after=after.partition("/")[2] if log else after, limit=_SCANNED
+            )
+            found += (row for row in rows if row.consumer.startswith(prefix) and is_shown(row.log))
+            if len(rows) < _SCANNED:
+                break
+            after = "/".join(rows[-1].key)
+        shown = found[:limit]
+        return shown, "/".join(shown[-1].key) if len(found) > limit else None
+
     async def commit(
         self,
         name: str,
@@ -136,12 +156,13 @@ class Consumers:
         version: int | None,
         is_new: bool,
         stamp: Stamp | None = None,
+        caller: str = "",
     ) -> Position:
         """Move a position on. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the log's end, and why the
         keeper refuses.
         """
         row = await self._row_up_to(name, offset)
-        asked = Commit(name, consumer, row.created_at, offset, token, version, is_new)
+        asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
             return await self._positions.ask(asked, row, stamp)
         except LogReplaced:
@@ -201,12 +222,20 @@ class Consumers:
         lease_ms: int,
         start: Start,
         stamp: Stamp | None = None,
+        caller: str = "",
     ) -> Position:
         """Take the lease, and begin at `start` where there is no position yet."""
         row = await self._reader.row(name)
         offset = await self._offset(row, start)
         asked = Acquire(
-            name, consumer, row.created_at, holder, lease_ms, offset, first_offset=row.first_offset
+            name,
+            consumer,
+            row.created_at,
+            holder,
+            lease_ms,
+            offset,
+            first_offset=row.first_offset,
+            caller=caller,
         )
         return await self._positions.ask(asked, row, stamp)
 

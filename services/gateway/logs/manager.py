@@ -108,6 +108,9 @@ class LogManager:
             start=self.ownership.task,
             timeout_s=self.times.append_s,
             wall_ms=wall,
+            # Not while it is in doubt: positions would be lost by a wrong clock (rule 26c).
+            database_ms=lambda: None if store.clock.doubt else store.database_ms(),
+            expiry_s=self.times.consumer_expiry_s,
         )
         self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)
         self.me = engine.writer
@@ -275,6 +278,7 @@ class LogManager:
             row = await self.ownership.handle(name).delete(created_at, term)
         finally:
             self._rows.changed(name)
+        self.positions.log_deleted(name, row.created_at)
         await self._drop([item.ledger_id for item in row.own])
 
     async def truncate(self, name: str, before: int, *, created_at: str | None = None) -> LogView:

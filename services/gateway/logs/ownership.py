@@ -30,6 +30,10 @@ _WRITERS_MAX: Final = 10_000
 """Ledgers whose writer is remembered, which spares the sweep reads of rows."""
 
 
+CONSUMER_EXPIRY_S: Final = 2_592_000.0
+"""30 days."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogTimes:
     """How long things may take, in seconds."""
@@ -43,6 +47,8 @@ class LogTimes:
     jitter_s: float = 0.3
     """The longest pause between the two questions after which an owner counts as gone."""
     drain_s: float = 10.0
+    consumer_expiry_s: float = CONSUMER_EXPIRY_S
+    """A consumer that nobody has used for so long is freed; 0: never."""
 
 
 class Ownership:

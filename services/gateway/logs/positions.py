@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -52,9 +53,12 @@ from quorumlog.protocol.position_keeper import (
 )
 from quorumlog.protocol.positions import (
     CHANGES_MAX,
+    USE_STEP_MS,
     Acquire,
     Answer,
     Commit,
+    Expire,
+    FreeLog,
     Key,
     List,
     Position,
@@ -86,6 +90,10 @@ _ROLL_BYTES: Final = 16 << 20
 _TOGETHER_MAX: Final = 1000
 """Requests that are forwarded together."""
 
+_DELETED_MAX: Final = 10_000
+"""Deleted logs whose consumers are to be freed; chosen by judgement: with the next sweep. Those of others expire."""
+_EXPIRED_AT_ONCE: Final = 500
+"""Consumers that are freed with one sweep: an append has room for others' requests too."""
 _SEEN_S: Final = 5.0
 """How long a version is known that changes carry: much shorter than a keeper remembers tokens."""
 
@@ -144,15 +152,23 @@ class PositionService:
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         timeout_s: float,
         wall_ms: Callable[[], int],
+        database_ms: Callable[[], int | None],
+        expiry_s: float,
         monotonic_s: Callable[[], float] | None = None,
     ) -> None:
-        """`start` runs a task until the gateway stops; `bookies` counts them; `monotonic_s` is the time awake."""
+        """`start` runs a task until the gateway stops; `bookies` counts them; `monotonic_s` is the time awake.
+        `database_ms`: the database's time, None where it is not known, or must not decide what is deleted. `expiry_s`: after
+        how long without use a consumer is freed, 0: never.
+        """
+        self._database_ms, self._expiry_ms = database_ms, int(expiry_s * 1000)
         self._logs, self._read_log, self._bookies = logs, read, bookies
         self._start, self._timeout_s, self._wall_ms = start, timeout_s, wall_ms
         self._monotonic_s = monotonic_s or (lambda: awake().time())
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Ask] = []
-        self._keeper = PositionKeeper()
+        self._keeper = self._new_keeper()
+        self._deleted: dict[str, str] = {}
+        """Logs that this gateway has deleted, with their creations."""
         self._waiting: set[_Ask] = set()
         """Those that the keeper owes an answer."""
         self.seen = 0
@@ -160,6 +176,9 @@ class PositionService:
         self._seen_s = 0.0
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
+
+    def _new_keeper(self) -> PositionKeeper:
+        return PositionKeeper(min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS))
 
     @property
     def kept(self) -> Mapping[Key, Position]:
@@ -200,6 +219,37 @@ class PositionService:
             return ()
         assert isinstance(answer, tuple)
         return answer
+
+    def log_deleted(self, name: str, created: str) -> None:
+        """This gateway has deleted a log, whose consumers go with it."""
+        if len(self._deleted) < _DELETED_MAX:
+            self._deleted[name] = created
+
+    def take_deleted(self) -> dict[str, str]:
+        """The logs whose consumers are to be freed, with their creations."""
+        taken, self._deleted = self._deleted, {}
+        return taken
+
+    async def free(self, deleted: Mapping[str, str]) -> None:
+        """Forget the consumers of logs that were deleted (`take_deleted`)."""
+        asked = [self.submit(FreeLog(name, created)) for name, created in deleted.items()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for (name, created), answer in zip(deleted.items(), answers, strict=True):
+            if isinstance(answer, QuorumLogError) and not isinstance(answer, NoSuchLog):
+                self.log_deleted(name, created)  # the next sweep tries again
+
+    async def expire(self) -> None:
+        """Forget consumers that nobody has used for as long as the settings say, where this process owns them."""
+        now_ms = self._database_ms()
+        if not (self._expiry_ms and now_ms and self.is_here):
+            return
+        last_ms = now_ms - self._expiry_ms
+        old = (row for row in self.kept.values() if row.used_ms < last_ms)
+        asked = [
+            self.submit(Expire(row.log, row.consumer, row.version))
+            for row in islice(old, _EXPIRED_AT_ONCE)
+        ]
+        await asyncio.gather(*asked, return_exceptions=True)
 
     async def _make(self, row: LogMetadata) -> None:
         quorum, least = row.settings.quorum, Quorum.of(3, 3, 2)
@@ -307,12 +357,13 @@ class PositionService:
         try:
             while self._inbox:
                 event = self._inbox.popleft()
-                for effect in self._keeper.step(event, self._monotonic_s(), self._wall_ms()):
+                now_s, database_ms = self._monotonic_s(), self._database_ms() or 0
+                for effect in self._keeper.step(event, now_s, self._wall_ms(), database_ms):
                     self._perform(effect)
         except Exception:
             # A defect of ours: the state is not reliable any more. The log is; a new keeper reads it.
             log.exception("position-keeper-broke")
-            self._keeper = PositionKeeper()
+            self._keeper = self._new_keeper()
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
             broke = QuorumLogError("the keeper of positions broke", outcome=UNKNOWN)

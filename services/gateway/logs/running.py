@@ -8,6 +8,7 @@ from quorumlog.net.timers import restarted
 from quorumlog.net.transaction_client import TransactionClient
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import Sweep, SweepTimes
@@ -16,12 +17,12 @@ from services.gateway.logs.transactions import Transactions
 
 @contextlib.asynccontextmanager
 async def running_logs(
-    engine: Engine, sweep_times: SweepTimes
+    engine: Engine, sweep_times: SweepTimes, times: LogTimes | None = None
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
     """The logs of a running engine, with their background work. `drain` the logs before the engine."""
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
-    logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers))
+    logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
     engine.on_gap.append(logs.ownership.rereads.gap)
     sweep = Sweep(logs, store, sweep_times)
     for work in (sweep.run, sweep.run_orphans, logs.ownership.rereads.run):

@@ -87,10 +87,14 @@ class Sweep:
         accesses = self._logs.accesses
         unnamed, named = accesses.terms(), set[str | None]()
         self._logs.lags.begin()
+        positions = self._logs.positions
+        deleted = positions.take_deleted()
         while True:
             rows, after = await self._store.list(after=after, limit=_PAGE)
             self._logs.lags.see(rows)
             for row in rows:
+                # The consumers are the namesake's: they are told that their log was replaced.
+                deleted.pop(row.name, None)
                 if row.expiry is not None:
                     named.add(row.expiry.term)
                 try:
@@ -100,6 +104,8 @@ class Sweep:
             if after is None:
                 accesses.forget(unnamed - named)
                 self._logs.lags.end()
+                await positions.free(deleted)
+                await positions.expire()
                 return
 
     async def _is_alive(self, writer: Writer, alive: dict[str, bool]) -> bool:

@@ -338,17 +338,24 @@ def consume_log(
 
 @app.command(name="consumers")
 def list_consumers(
-    name: NameArgument,
+    name: Annotated[str | None, typer.Argument(help="The log; without it all logs.")] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Only consumers whose names begin with this.")
     ] = None,
 ) -> None:
-    """Print a log's consumers, and what each has not processed."""
+    """Print a log's consumers, and what each has not processed; or the consumers of all logs."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
+        if name is None:
+            return [shown async for shown in client.consumers(prefix=prefix)]
         return [shown async for shown in client.log(name).consumers(prefix=prefix)]
 
     found = run(work)
+    if name is None:
+        for shown in found if not common_options().as_json else ():
+            shown["holder"] = (shown.pop("lease") or {}).get("holder")
+        print_rows(found, ("log", "consumer", "offset", "committed_at", "holder"))
+        return
     if not common_options().as_json:
         for shown in found:
             lag, lease = shown.pop("lag") or {}, shown.pop("lease") or {}

@@ -253,6 +253,14 @@ class Client:
             )
         )
 
+    def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:
+        """The consumers of all logs by log and name, without lags. `log`: of this log only, also of one that is no more;
+        `prefix`: those whose names begin with it.
+        """
+        asked = {"log": log, "prefix": prefix}
+        given = {name: checks.text(name, text) for name, text in asked.items() if text is not None}
+        return Paged(self._pages("consumers", given))
+
     async def _pages(
         self, kind: str, params: Mapping[str, str | int]
     ) -> AsyncGenerator[Sequence[Shown], None]:

@@ -739,3 +739,11 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
         return self._portal.iterate(self._inner.audit(since=since, target=target))
+
+    def consumers(
+        self, *, log: str | None = None, prefix: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The consumers of all logs by log and name, without lags. `log`: of this log only, also of one that is no more;
+        `prefix`: those whose names begin with it.
+        """
+        return self._portal.iterate(self._inner.consumers(log=log, prefix=prefix))

@@ -20,6 +20,7 @@ from typing import Any, Final
 from quorumlog.errors import NOT_DONE, EntryUnavailable, NotTheOwner, QuorumLogError
 from quorumlog.protocol.positions import (
     CHANGES_MAX,
+    USE_STEP_MS,
     Answer,
     Batch,
     Draft,
@@ -157,8 +158,9 @@ class _Waiting:
 class PositionKeeper:
     """The positions of all consumers, in one gateway; see the module."""
 
-    def __init__(self) -> None:
-        """Nothing is read yet."""
+    def __init__(self, use_step_ms: int = USE_STEP_MS) -> None:
+        """Nothing is read yet. `use_step_ms`: how exactly rows tell when they were used."""
+        self._use_step_ms = use_step_ms
         self.phase = Phase.IDLE
         self.state = Positions()
         self.end: int | None = None
@@ -172,8 +174,10 @@ class PositionKeeper:
         """Whether the reads that are under way brought anything."""
         self._out: list[Effect] = []
 
-    def step(self, event: Event, now_s: float, wall_ms: int) -> list[Effect]:
-        """What to do about an event. `now_s`: of a clock that never runs faster than time does, and may stand."""
+    def step(self, event: Event, now_s: float, wall_ms: int, database_ms: int = 0) -> list[Effect]:
+        """What to do about an event. `now_s`: of a clock that never runs faster than time does, and may stand.
+        `database_ms`: the database's time, 0 where it is not known or in doubt.
+        """
         match event:
             case Asked(key, request, stamp):
                 self._queue.append(_Waiting(key, request, stamp))
@@ -197,7 +201,7 @@ class PositionKeeper:
                 self._has_read = True
                 self._ask_read()
             else:
-                self._append(self.end, now_s, wall_ms)
+                self._append(self.end, now_s, wall_ms, database_ms)
         out, self._out = self._out, []
         return out
 
@@ -205,8 +209,15 @@ class PositionKeeper:
         self.phase = Phase.READING
         self._out.append(ReadLog(self.end))
 
-    def _append(self, end: int, now_s: float, wall_ms: int) -> None:
-        draft = Draft(self.state, end=end, now_s=now_s, wall_ms=wall_ms)
+    def _append(self, end: int, now_s: float, wall_ms: int, database_ms: int) -> None:
+        draft = Draft(
+            self.state,
+            end=end,
+            now_s=now_s,
+            wall_ms=wall_ms,
+            database_ms=database_ms,
+            use_step_ms=self._use_step_ms,
+        )
         while self._queue and len(self._decided) < CHANGES_MAX:
             waiting = self._queue.popleft()
             self._decided.append((waiting, draft.decide(waiting.request, waiting.stamp)))

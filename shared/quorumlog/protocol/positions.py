@@ -12,9 +12,10 @@ Invariants (checked by the simulation in tests/positions):
   - a held lease is granted to another holder only after a whole lease of time awake without a word of its holder.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Final
 
 from quorumlog.errors import (
@@ -35,10 +36,21 @@ from quorumlog.errors import (
 )
 
 CONSUMERS_MAX: Final = 50_000
-"""Consumers of all logs together: each gateway that owns their log holds them in memory (taste)."""
+"""Consumers of all logs together, chosen by judgement: each gateway that owns their log holds them in memory."""
+LOG_CONSUMERS_MAX: Final = 20_000
+"""Consumers of one log, chosen by judgement: one log does not take the room of all others."""
+CALLER_CONSUMERS_MAX: Final = 20_000
+"""Consumers that one caller has made, where tokens are required; chosen by judgement."""
 
 CHANGES_MAX: Final = 1024
 """Requests of one batch; versions count in it."""
+
+USE_STEP_MS: Final = 86_400_000
+"""A use that changes nothing else of a row is written where the row tells of one as long ago as this."""
+
+GRACE_S: Final = 3600.0
+"""No consumer expires before the keeper has known the rows for so long: users come back after the cluster stood still.
+Chosen by judgement."""
 
 REMEMBERED_MAX: Final = 20_000
 """Decided changes whose tokens a keeper remembers (rule 32); chosen by judgement: some megabytes."""
@@ -64,6 +76,10 @@ class Position:
     lease_ms: int = 0
     committed_ms: int = 0
     """For people: the time by the clock of the gateway that took the commit."""
+    used_ms: int = 0
+    """The database's time of the last use, give or take a day; 0: not known yet."""
+    caller: str = ""
+    """Who made the consumer; empty where no tokens are required."""
 
     @property
     def key(self) -> Key:
@@ -115,9 +131,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Consumers of a log by name. Answer: a tuple of at most `limit` Positions."""
+    """Consumers of a log by name, or of all logs. Answer: a tuple of at most `limit` Positions."""
 
     log: str
+    """Empty: all logs. Then `after` is `log/consumer`."""
     after: str
     limit: int
 
@@ -133,6 +150,7 @@ class Commit:
     token: int | None = None
     version: int | None = None
     is_new: bool = False
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +165,7 @@ class Acquire:
     offset: int
     first_offset: int
     """Of the log: records below it were dropped."""
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +207,26 @@ class Delete:
     version: int | None = None
 
 
-Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete
+@dataclass(frozen=True, slots=True)
+class FreeLog:
+    """Forget the consumers of a log that was deleted, of this creation (rule 32a). Answer: an empty tuple."""
+
+    log: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Forget a consumer that nobody has used for long, by the row of this version. A consumer whose lease is held, or
+    whose last use is not known, counts as used now. Answer: an empty tuple.
+    """
+
+    log: str
+    consumer: str
+    version: int
+
+
+Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete | FreeLog | Expire
 Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
@@ -208,11 +246,13 @@ class Positions:
         self.rows: OrderedDict[Key, Position] = OrderedDict()
         """The one that was written longest ago comes first."""
         self._logs: dict[str, dict[str, Position]] = {}
+        self.callers: Counter[str] = Counter()
+        """How many consumers each caller has made."""
         self._places: dict[Key, tuple[int, int]] = {}
         """Offset of the record with the row, and how much had been written before."""
         self._held_until: dict[Key, float] = {}
-        """Leases that were granted or renewed here since `_since_s`."""
-        self._since_s = 0.0
+        """Leases that were granted or renewed here since `since_s`."""
+        self.since_s = 0.0
         """When rows were read last that somebody else may have written."""
         self._written = 0
         self._next = 0
@@ -252,6 +292,7 @@ class Positions:
         for row in batch.rows:
             self._drop(row.key, keeps_lease=True)
             self.rows[row.key] = row
+            self.callers[row.caller] += 1
             self._logs.setdefault(row.log, {})[row.consumer] = row
             self._places[row.key] = (offset, self._written)
             self._written += 1
@@ -259,14 +300,17 @@ class Positions:
     def learned(self, now_s: float) -> None:
         """What was folded was read from the log. Another keeper may have promised whole leases until just now."""
         self._held_until.clear()
-        self._since_s = now_s
+        self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, float]) -> None:
         """Leases that this keeper has granted or renewed."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _drop(self, key: Key, *, keeps_lease: bool = False) -> None:
-        if self.rows.pop(key, None) is not None:
+        if (row := self.rows.pop(key, None)) is not None:
+            self.callers[row.caller] -= 1
+            if not self.callers[row.caller]:
+                del self.callers[row.caller]
             del self._places[key]
             of_log = self._logs[key[0]]
             del of_log[key[1]]
@@ -277,7 +321,7 @@ class Positions:
 
     def held_until(self, row: Position) -> float:
         """When the lease of a row with a holder is over."""
-        return self._held_until.get(row.key, self._since_s + row.lease_ms / 1000)
+        return self._held_until.get(row.key, self.since_s + row.lease_ms / 1000)
 
     def of_log(self, log: str) -> Mapping[str, Position]:
         """The consumers of a log, by name."""
@@ -300,13 +344,24 @@ class Positions:
 class Draft:
     """The state with what some requests change, which is no truth yet."""
 
-    def __init__(self, state: Positions, *, end: int, now_s: float, wall_ms: int) -> None:
-        """The record goes to the offset `end`."""
+    def __init__(
+        self,
+        state: Positions,
+        *,
+        end: int,
+        now_s: float,
+        wall_ms: int,
+        database_ms: int = 0,
+        use_step_ms: int = USE_STEP_MS,
+    ) -> None:
+        """The record goes to the offset `end`. `database_ms`: 0 where the database's time is not known, or in doubt."""
+        self._database_ms, self._use_step_ms = database_ms, use_step_ms
         self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
         self._changed: dict[Key, Position | None] = {}
         self._decided: dict[str, Decided] = {}
         self._asked = 0
-        self._count = len(state.rows)
+        self._more: Counter[str] = Counter()
+        """Consumers that the requests make, less those that they delete: of all, of a log, of a caller."""
         self.held_until: dict[Key, float] = {}
 
     @property
@@ -353,6 +408,12 @@ class Draft:
             match request:
                 case List(log, after, limit):
                     return self._list(log, after, limit)
+                case FreeLog(log, created):
+                    self._free(log, created)
+                    return ()
+                case Expire():
+                    self._expire(request)
+                    return ()
                 case Commit():
                     return self._commit(request)
                 case Acquire():
@@ -376,7 +437,7 @@ class Draft:
             case Renew(created=created, token=token):
                 _check_log(row, created)
                 _check_token(row, token)
-                return self._hold(row)
+                return self._hold(self._used(row))
             case Release(token=token):
                 _check_token(row, token)
                 return self._put(replace(row, holder=""))
@@ -388,19 +449,50 @@ class Draft:
             case Delete(version=version):
                 _check_version(row, version)
                 self._check_free(row)
-                self._changed[row.key] = None
-                self._count -= 1
+                self._forget(row)
                 return row
 
+    def _free(self, log: str, created: str) -> None:
+        for row in self._of_log(log).values():
+            if row.created == created:
+                self._forget(row)
+
+    def _expire(self, request: Expire) -> None:
+        row = self._row((request.log, request.consumer))
+        is_known_long = self._now_s >= self._state.since_s + GRACE_S
+        if row is None or row.version != request.version or not is_known_long:
+            return
+        if (row.holder and self._now_s < self._held_until(row)) or not row.used_ms:
+            self._put(row)
+        else:
+            self._forget(row)
+
+    def _forget(self, row: Position) -> None:
+        self._changed[row.key] = None
+        self._count(row, -1)
+
+    def _count(self, row: Position, more: int) -> None:
+        for what in ("all", f"log {row.log}", f"caller {row.caller}"):
+            self._more[what] += more
+
     def _list(self, log: str, after: str, limit: int) -> tuple[Position, ...]:
+        if log:
+            known = self._of_log(log)
+            names = sorted(name for name in known if name > after)
+            return tuple(known[name] for name in names[:limit])
+        rows = {**self._state.rows, **self._changed}
+        first = tuple(after.split("/"))
+        keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
+        return tuple(row for key in keys if (row := rows[key]))
+
+    def _of_log(self, log: str) -> Mapping[str, Position]:
         known = dict(self._state.of_log(log))
         for (name, consumer), row in self._changed.items():
             if name == log:
                 known.pop(consumer, None)
                 if row is not None:
                     known[consumer] = row
-        names = sorted(name for name in known if name > after)
-        return tuple(known[name] for name in names[:limit])
+        return known
 
     def _commit(self, request: Commit) -> Position:
         row = self._row((request.log, request.consumer))
@@ -432,6 +524,8 @@ class Draft:
             moved = replace(moved, holder="")  # one whose lease is over must not go on
         if moved != row or request.offset > row.offset:
             moved = self._put(replace(moved, offset=request.offset, committed_ms=self._wall_ms))
+        else:
+            moved = self._used(moved)
         return moved if request.token is None else self._hold(moved)
 
     def _acquire(self, request: Acquire) -> Position:
@@ -455,30 +549,47 @@ class Draft:
         return self._hold(self._put(held))
 
     def _new(self, request: Commit | Acquire, committed_ms: int = 0) -> Position:
-        if self._count >= CONSUMERS_MAX:
-            raise TooManyConsumers(
-                f"the cluster has {CONSUMERS_MAX} consumers: delete some", log=request.log
-            )
-        self._count += 1
-        return self._put(
-            Position(
-                request.log,
-                request.consumer,
-                request.created,
-                request.offset,
-                self._version,
-                committed_ms=committed_ms,
-            )
+        row = Position(
+            request.log,
+            request.consumer,
+            request.created,
+            request.offset,
+            self._version,
+            committed_ms=committed_ms,
+            caller=request.caller,
         )
+        self._check_room(row)
+        self._count(row, 1)
+        return self._put(row)
+
+    def _check_room(self, row: Position) -> None:
+        state, more = self._state, self._more
+        of_log = len(state.of_log(row.log)) + more[f"log {row.log}"]
+        of_caller = (state.callers[row.caller] + more[f"caller {row.caller}"]) * bool(row.caller)
+        for count, bound, whose in (
+            (len(state.rows) + more["all"], CONSUMERS_MAX, "the cluster has"),
+            (of_log, LOG_CONSUMERS_MAX, f"the log {row.log} has"),
+            (of_caller, CALLER_CONSUMERS_MAX, "this token's bearer has made"),
+        ):
+            if count >= bound:
+                raise TooManyConsumers(f"{whose} {bound} consumers: delete some", log=row.log)
 
     @property
     def _version(self) -> int:
         return self._end * CHANGES_MAX + self._asked
 
     def _put(self, row: Position) -> Position:
-        row = replace(row, version=self._version)
+        used_ms = self._database_ms or row.used_ms
+        row = replace(row, version=self._version, used_ms=used_ms)
         self._changed[row.key] = row
         return row
+
+    def _used(self, row: Position) -> Position:
+        """The row, written once more where it tells of a last use long ago."""
+        return self._put(row) if self._database_ms - row.used_ms > self._use_step_ms else row
+
+    def _held_until(self, row: Position) -> float:
+        return self.held_until.get(row.key, self._state.held_until(row))
 
     def _hold(self, row: Position) -> Position:
         self.held_until[row.key] = self._now_s + row.lease_ms / 1000
@@ -486,7 +597,7 @@ class Draft:
 
     def _check_free(self, row: Position) -> None:
         """Raise LeaseHeld while somebody holds the lease."""
-        until_s = self.held_until.get(row.key, self._state.held_until(row))
+        until_s = self._held_until(row)
         if row.holder and self._now_s < until_s:
             left_ms = max(1, round((until_s - self._now_s) * 1000))
             raise LeaseHeld(

@@ -1,7 +1,7 @@
 """The log of positions as bytes, and requests about positions between gateways.
 
 A record of that log is JSON: `{"v":1,"rows":[[log, consumer, created, offset, version, token, holder, lease_ms,
-committed_ms]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index of a row of the
+committed_ms, used_ms, caller]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index of a row of the
 record, a row that the record does not have, or the code of a refusal.
 """
 
@@ -30,6 +30,8 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
         positions.Release,
         positions.Reset,
         positions.Delete,
+        positions.FreeLog,
+        positions.Expire,
     )
 }
 

@@ -148,6 +148,22 @@ async def test_lists_show_what_the_token_may_read(gateways: Guarded) -> None:
     )
 
 
+async def test_the_list_of_all_consumers_shows_those_of_logs_that_the_token_may_look_at(
+    gateways: Guarded,
+) -> None:
+    for log in (LOG, OTHER_LOG):
+        await gateways.done("POST", f"/v1/logs/{log}/consumers/listed/lease", {"holder": "w"})
+    for grant in ("read", "append", "manage"):
+        secret, _ = await gateways.token(f"{grant}:logs/{LOG}")
+        for query in ("?prefix=listed", f"?log={LOG}", f"?log={OTHER_LOG}"):
+            answer = await gateways.ask(secret, "GET", f"/v1/consumers{query}")
+            shown = [(one["log"], one["consumer"]) for one in answer.json["consumers"]]
+            assert shown == ([] if OTHER_LOG in query else [(LOG, "listed")])
+            assert answer.json["next"] is None
+    elsewhere, _ = await gateways.token(f"read:ledgers/{NAMESPACE}*")
+    assert (await gateways.ask(elsewhere, "GET", "/v1/consumers")).json["consumers"] == []
+
+
 async def test_a_log_is_not_reached_by_the_ids_of_its_ledgers(gateways: Guarded) -> None:
     log = await gateways.done("GET", f"/v1/logs/{OTHER_LOG}")
     ledger = f"/v1/ledgers/{log['ledgers'][-1]['ledger_id']}"
