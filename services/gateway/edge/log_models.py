@@ -256,6 +256,7 @@ class LogEntries(Model):
     next: Id
     first_offset: Id
     closed: bool = Field(description="The log is closed, and `next` is its end.")
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
 
 class LogOpen(Model):

@@ -397,6 +397,8 @@ class Settled:
     """An owner that ended has nothing in flight any more; these requests certainly were not done."""
 
     again: Again
+    begun: frozenset[RequestKey] = frozenset()
+    """Those of them that had a place in the owner's ledger: they are for its log, and for no later one (rule 27b)."""
 
 
 @dataclass(frozen=True, slots=True)

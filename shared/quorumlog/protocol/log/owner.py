@@ -429,8 +429,9 @@ class Owner:
     def _settled(self) -> None:
         self.phase = OwnerPhase.SETTLED
         again = tuple((pending.request, pending.call) for pending in self._waiting)
+        begun = frozenset(each.request for each in self._waiting if each.entry_id >= 0)
         self._waiting.clear()
-        self._out.append(Settled(again))
+        self._out.append(Settled(again, begun))
 
     def _stop(self) -> None:
         """The process ends: the outcome of what is under way is unknown."""

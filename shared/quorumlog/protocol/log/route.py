@@ -15,7 +15,7 @@ Invariants (checked by `check`):
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -233,8 +233,8 @@ class LogRoute:
                     self._job_done(self._jobs.pop(request), answer, now)
                 case Ask(int(number), question):
                     self._out.append(Ask((tenure, number), question))
-                case Settled(again):
-                    self._settled(again, now)
+                case Settled(again, begun):
+                    self._settled(again, begun, now)
                 case TakeoverDone(result):
                     self._taken(result, now)
                 case _:
@@ -455,7 +455,7 @@ class LogRoute:
             case _:
                 self._ask(following)
 
-    def _settled(self, again: Again, now: Now) -> None:
+    def _settled(self, again: Again, begun: Collection[RequestKey], now: Now) -> None:
         """The owner here has ended: what it had in flight is answered but for these."""
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
@@ -463,7 +463,7 @@ class LogRoute:
         self.owner = None
         for request, call in again:
             if self._is_awaited(request):
-                created_at = call.created_at or mine
+                created_at = call.created_at or (mine if request in begun else None)
                 self._again.append(LogRequest(request, call, (), call.is_forwarded, created_at))
         if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
