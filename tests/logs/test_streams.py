@@ -79,10 +79,10 @@ async def test_events_follow_the_tail_and_end_with_the_log(log: Http) -> None:
     ):
         assert response.status == 200
         seen = b""
-        while b"id: 0\n" not in seen:
+        while b"id: 0." not in seen:
             seen += await response.content.readline()
         await appended(log, {"text": "b"})
-        while b"id: 1\n" not in seen:
+        while b"id: 1." not in seen:
             seen += await response.content.readline()
         await log.ask("POST", f"{LOG}/close")
         seen += await response.content.read()
@@ -90,5 +90,5 @@ async def test_events_follow_the_tail_and_end_with_the_log(log: Http) -> None:
     assert seen.endswith(b'event: end\ndata: {"next_offset":2}\n\n')
     assert seen.index(b'"text":"a"') < seen.index(b'"text":"b"')
     resumed = await log.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "0"})
-    assert b"id: 0\n" not in resumed.body
-    assert b"id: 1\n" in resumed.body
+    assert b"id: 0." not in resumed.body
+    assert b"id: 1." in resumed.body
