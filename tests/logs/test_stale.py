@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import LogFull, NoSuchLog, QuorumLogError, WriterLost
+from quorumlog.errors import LogFull, NoSuchLog, NotTheOwner, QuorumLogError, WriterLost
 from quorumlog.protocol.log import job, takeover
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
@@ -186,6 +186,8 @@ async def test_nothing_is_acknowledged_into_a_log_whose_deleter_died_half_way() 
         two.kill()
         await three.logs.put("log", SETTINGS)
 
+        with pytest.raises(NotTheOwner):  # it had a place in the log that is no more (rule 27b)
+            await one.logs.append("log", call("b"))
         await one.logs.append("log", call("b"))
 
         assert await contents(three) == ["b"]
