@@ -222,7 +222,8 @@ def test_the_last_ledgers_range_may_reach_into_a_ledger_that_came_since() -> Non
 
     parts = list(whole.ranges(0, 30))
 
-    assert parts == [TaskRange("a", 7, 0, 10), TaskRange("a", 8, 10, 30, is_sealed=False)]
+    first = TaskRange("a", 7, 0, 10, created_at="now")
+    assert parts == [first, TaskRange("a", 8, 10, 30, is_sealed=False, created_at="now")]
     assert list(Pruning(ledgers=(9,)).of(parts)) == parts[1:]
 
 

@@ -218,6 +218,7 @@ def test_a_log_that_was_made_again_is_not_taken_for_the_one_that_a_query_has_rea
     strict = reader(cluster, subscribe=log)
     lax = reader(cluster, subscribe=log, failOnDataLoss="false")
     start, old = strict.initialOffset(), cluster.offset({log: 2})
+    (planned_before,) = strict.partitions(start, old)
     cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
     cluster.create(log)
     cluster.append(log, "c", "d", "e")
@@ -233,6 +234,15 @@ def test_a_log_that_was_made_again_is_not_taken_for_the_one_that_a_query_has_rea
 
     def planned(stream: StreamReader, start: Any, end: Any) -> list[tuple[int, int]]:
         return [(part.first, part.end) for part in stream.partitions(start, end)]
+
+    # Where a task reads by a plan that was made before.
+    def read(*, fails_on_loss: bool) -> int:
+        pages = rows(cluster.http, planned_before, ("value",), fails_on_loss=fails_on_loss)
+        return sum(page.num_rows for page in pages)
+
+    assert read(fails_on_loss=False) == 0
+    with pytest.raises(DataLoss, match=f"0 to 1 of {log}: .*failOnDataLoss"):
+        read(fails_on_loss=True)
 
     # Where Spark plans a batch of the old log, or one across both (PySpark before 4.2).
     for begun, end in ((start, old), (old, new)):

@@ -214,6 +214,17 @@ def test_rows_larger_than_a_request_are_cut_and_all_arrive(
     ]
 
 
+def test_a_row_of_the_size_that_the_guide_names_fits(
+    spark: "SparkSession", cluster: SparkCluster
+) -> None:
+    log = cluster.create("largest")
+    row = ("repeat('x', 8379000) AS value", "'k' AS key", "map('h', repeat('y', 998)) AS headers")
+
+    write(cluster, spark.range(1).selectExpr(*row), topic=log)
+
+    assert cluster.http.get(f"/v1/logs/{log}")["next_offset"] == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "what"),
     [

@@ -57,6 +57,8 @@ class TaskRange(InputPartition):
     end: int
     is_sealed: bool = True
     """Whether the whole range is in this ledger for certain."""
+    created_at: str | None = None
+    """When the log was created that the plan was made for: no other log of its name is read."""
 
     @property
     def rows(self) -> int:
@@ -87,7 +89,7 @@ class LogExtent:
         for (own, ledger_id), following in zip(self.ledgers, starts, strict=False):
             low, high = max(first, own), min(end, following)
             if low < high:
-                yield TaskRange(self.name, ledger_id, low, high, is_sealed=ledger_id != last)
+                yield TaskRange(self.name, ledger_id, low, high, ledger_id != last, self.created_at)
 
 
 @dataclass(frozen=True, slots=True)

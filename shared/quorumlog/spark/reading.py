@@ -11,6 +11,7 @@ from quorumlog import header
 from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
+    LogReplaced,
     NoSuchLedger,
     NoSuchLog,
     NotAcceptable,
@@ -27,8 +28,8 @@ _PAGE_ROWS: Final = 10_000
 _PAGE_BYTES: Final = 8 << 20
 """Limits of one request: the API's maximum, and a size that keeps an executor's memory small."""
 
-_LOST: Final = (OffsetTruncated, OffsetBeyondEnd, EntryLost, NoSuchLog)
-"""The records are gone: truncated, lost, or of a log that was deleted."""
+_LOST: Final = (OffsetTruncated, OffsetBeyondEnd, EntryLost, LogReplaced, NoSuchLog)
+"""The records are gone: truncated, lost, or of a log that was deleted (and created again)."""
 
 _HEADER_LIST: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -63,7 +64,8 @@ def rows(
     """A range as record batches, page by page. Raises: DataLoss where records are gone meanwhile."""
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
-    ask = _Asker(gateways, f"{path}/entries", is_log=part.log is not None)
+    is_log = part.log is not None
+    ask = _Asker(gateways, f"{path}/entries", is_log=is_log, created_at=part.created_at)
     while at < part.end:
         try:
             page, following = ask.page(at, part.end)
@@ -108,9 +110,16 @@ class _Asker:
     """Reads pages: as Arrow, or as JSON from a gateway without Arrow."""
 
     def __init__(
-        self, gateways: Gateways, path: str, *, is_log: bool, bytes_max: int = _PAGE_BYTES
+        self,
+        gateways: Gateways,
+        path: str,
+        *,
+        is_log: bool,
+        bytes_max: int = _PAGE_BYTES,
+        created_at: str | None = None,
     ) -> None:
         self._bytes_max = min(bytes_max, _PAGE_BYTES)
+        self._only = {} if created_at is None else {"created": created_at}
         self._gateways, self._path, self._is_log = gateways, path, is_log
         self._speaks_arrow = True
 
@@ -120,6 +129,7 @@ class _Asker:
             "from": first,
             "limit": min(_PAGE_ROWS, end - first),
             "max_bytes": self._bytes_max,
+            **self._only,
         }
         if self._speaks_arrow:
             try:

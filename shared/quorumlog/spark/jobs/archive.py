@@ -119,6 +119,7 @@ def _archive(
             "POST",
             f"/v1/logs/{log}/archived",
             value={"through": end, "expect": known},
+            params={"created": row["created_at"]},
             is_repeatable=True,
         )
     except VersionConflict:
@@ -160,7 +161,16 @@ def _truncate(
         raise job.JobFailed(f"nothing was truncated: {_RIVAL}")
     if covered > first:
         path = f"/v1/logs/{row['name']}/truncate"
-        answer = gateways.request("POST", path, value={"before": covered}, is_repeatable=True)
+        try:
+            answer = gateways.request(
+                "POST",
+                path,
+                value={"before": covered},
+                params={"created": row["created_at"]},
+                is_repeatable=True,
+            )
+        except QuorumLogError as error:
+            raise job.JobFailed(f"the log was not truncated for certain: {error.detail}") from None
         first = int(answer.json()["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
