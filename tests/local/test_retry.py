@@ -31,11 +31,6 @@ def test_it():
     if is_first():
         raise ExceptionGroup("", [DeadlineMissed("it", None, 1), DeadlineMissed("it", None, 1)])
 """,
-    "Spark's deadline": """
-def test_it():
-    if is_first():
-        raise RuntimeError("SparkException: Python worker failed to connect back.")
-""",
     "a fixture of the module": """
 @pytest.fixture(scope="module")
 def server():

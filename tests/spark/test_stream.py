@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from quorumlog.spark.plan import DataLoss
 from quorumlog.spark.reading import rows
 from quorumlog.spark.streaming import StreamReader, lag
-from tests.support.retry import LOST_WORKER
+from tests.support.waiting import LOST_WORKER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def copy(
         .option("gateway.url", cluster.urls)
         .options(topic=target, checkpointLocation=str(checkpoint))
     )
-    for tries_left in (2, 1, 0):
+    for tries_left in reversed(range(10)):
         query = sink.trigger(availableNow=True).start()
         try:
             query.awaitTermination(300)

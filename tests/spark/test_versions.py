@@ -17,8 +17,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 from quorumlog.spark.options import BadOption
 from quorumlog.spark.versions import check
-from tests.support.retry import LOST_WORKER
-from tests.support.waiting import DeadlineMissed
+from tests.support.waiting import LOST_WORKER, DeadlineMissed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 VERSIONS: Final = os.environ.get("PYSPARK_VERSIONS", "4.0.5").split()

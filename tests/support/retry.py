@@ -1,8 +1,8 @@
 """The one retry that there is, as a plugin of pytest.
 
 A test that fails with `DeadlineMissed` and nothing else is run once more, and the summary names
-it: on a shared machine a deadline may pass although nothing is wrong. Spark's own deadline counts as one.
-A wrong answer is never forgiven. See docs/guides/testing.md.
+it: on a shared machine a deadline may pass although nothing is wrong. A wrong answer is never
+forgiven. See docs/guides/testing.md.
 """
 
 from collections.abc import Generator
@@ -15,8 +15,6 @@ from tests.support.waiting import DeadlineMissed
 
 _MISSED: Final = pytest.StashKey[bool]()
 _PROPERTY: Final = "retried-after"
-LOST_WORKER: Final = "Python worker failed to connect back"
-"""Spark gives a Python process 10 s to start, and has no setting for that (SPARK-45245)."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,8 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _is_only_missed(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only_missed(part) for part in error.exceptions)
-    is_sparks = not isinstance(error, AssertionError) and LOST_WORKER in str(error)
-    return isinstance(error, DeadlineMissed) or is_sparks
+    return isinstance(error, DeadlineMissed)
 
 
 def _forget_failed_fixtures(item: pytest.Item) -> None:

@@ -17,6 +17,9 @@ SETTLED_S: Final = 4 * DEADLINE_S
 """For work through deaths and takeovers."""
 MENDED_S: Final = 6 * DEADLINE_S
 """For what autorecovery mends: a repair that fails is put off for ever longer, at last for 300 s."""
+LOST_WORKER: Final = "Python worker failed to connect back"
+"""Spark gives a Python process 10 s to start, and has no setting for that (SPARK-45245)."""
+
 UNHURRIED: Final = MappingProxyType({"QUORUM_TIMEOUT_S": "50"})
 """Settings of a cluster on which no append fails for the machine's being slow; below the deadline of a
 client's call."""
