@@ -344,6 +344,12 @@ class HeadersTooLarge(
     """The request line or the headers are larger than the limit."""
 
 
+class CodingUnknown(
+    Invalid, code="coding-unknown", status=501, title="The transfer coding is not known here"
+):
+    """The request's `Transfer-Encoding` is another one than `chunked` (RFC 9112, 6.1)."""
+
+
 # 409, 410, 412: somebody else decided.
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quorumlog.errors import BadRequest
 from services.gateway.edge import arrow
 from tests.gateway.conftest import Gateway
 
@@ -106,15 +107,44 @@ async def test_a_gateway_without_pyarrow_says_what_to_install(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.create()
-    monkeypatch.setattr(arrow, "_columns", lambda: None)
+    monkeypatch.setattr(arrow, "_columns", lambda: "numpy")
 
     sent = await gateway.ask("POST", ENTRIES, stream(of(b"x")), headers=SENT)
     read = await gateway.ask("GET", ENTRIES, headers=WANTED)
 
     assert (sent.status, sent.code) == (415, "unsupported-media-type")
     assert (read.status, read.code) == (406, "not-acceptable")
-    assert "pip install 'quorumlog[arrow]'" in sent.json["detail"]
-    assert "pip install 'quorumlog[arrow]'" in read.json["detail"]
+    assert "without numpy: pip install 'quorumlog[arrow]'" in sent.json["detail"]
+    assert "without numpy: pip install 'quorumlog[arrow]'" in read.json["detail"]
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
+def test_what_is_not_installed_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "quorumlog.wire.columns", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+
+    assert arrow._columns.__wrapped__() == missing
+
+
+async def test_a_stream_of_many_batches_or_headers_is_refused_before_they_are_made(
+    gateway: Gateway,
+) -> None:
+    await gateway.create()
+    empty = pa.record_batch([pa.array([], pa.binary())], ["value"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, empty.schema) as writer:
+        for _ in range(20_000):
+            writer.write_batch(empty)
+    headers = pa.map_(pa.string(), pa.string())
+    pairs = [(str(n), "") for n in range(300_000)]
+    one = pa.table({"value": [b"x"], "headers": pa.array([pairs], headers)})
+
+    batches = await gateway.ask("POST", ENTRIES, sink.getvalue().to_pybytes(), headers=SENT)
+    with pytest.raises(BadRequest, match="300000 headers"):
+        arrow.records(stream(one))
+
+    assert (batches.status, batches.code) == (400, "bad-request")
+    assert "more than 10000 record batches" in batches.json["detail"]
 
 
 def test_memory_of_a_large_page_goes_back() -> None:

@@ -15,7 +15,7 @@ from tests.support.waiting import within
 SEED = 20_261_122
 
 CASES: list[tuple[int, bytes, bytes]] = [
-    (404, b"OPTIONS * HTTP/1.1\r\nHost: localhost", b""),
+    (204, b"OPTIONS * HTTP/1.1\r\nHost: localhost", b""),
     (200, b"GET http://other/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (404, b"CONNECT h:80 HTTP/1.1\r\nHost: localhost", b""),
     (404, b"GET // HTTP/1.1\r\nHost: localhost", b""),
@@ -60,9 +60,33 @@ CASES: list[tuple[int, bytes, bytes]] = [
         b"{}",
     ),
     (
-        201,
+        415,
         b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: application/json; charset=nonsense",
         b"{}",
+    ),
+    (
+        201,
+        b'POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: application/json; Charset="UTF-8"',
+        b"{}",
+    ),
+    (
+        501,
+        b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: gzip, chunked",
+        b"2\r\n{}\r\n0\r\n\r\n",
+    ),
+    (
+        201,
+        b"POST /v1/ledgers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: Chunked",
+        b"2\r\n{}\r\n0\r\n\r\n",
+    ),
+    *(
+        (
+            400,
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 0002"
+            % path,
+            b"{}",
+        )
+        for path in (b"/v1/ledgers", b"/v1/ledgers/1/entries", b"/v1/nothing")
     ),
     (
         200,

@@ -277,7 +277,7 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
 async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: Gateway) -> None:
     await gateway.create()
     gateway.engine.entries[1] = [b"a", b"b"]
-    before = await gateway.ask("GET", ENTRIES + "?limit=1", headers=EVENTS | {"Last-Event-ID": "0"})
+    before = await gateway.ask("GET", ENTRIES + "?limit=2", headers=EVENTS | {"Last-Event-ID": "0"})
     await gateway.engine.close(1)
 
     more = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": "0"})
@@ -286,6 +286,33 @@ async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: 
     assert after_retry(before.body).startswith(b"id: 1\n")
     assert after_retry(more.body).endswith(b'event: end\ndata: {"last_entry":1}\n\n')
     assert (over.status, over.body) == (204, b"")
+
+
+async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_comes_again(
+    gateway: Gateway,
+) -> None:
+    await gateway.create()
+    gateway.engine.entries[1] = [bytes([n]) for n in range(10)]
+
+    async def ids(query: str, seen: str) -> list[bytes] | int:
+        headers = EVENTS | {"Last-Event-ID": seen}
+        answer = await gateway.ask("GET", ENTRIES + query, headers=headers)
+        lines = answer.body.split(b"\n")
+        return (
+            [line for line in lines if line.startswith(b"id: ")]
+            if answer.status == 200
+            else answer.status
+        )
+
+    assert await ids("?limit=3", "-1") == [b"id: 0", b"id: 1", b"id: 2"]
+    assert await ids("?limit=3", "0") == [b"id: 1", b"id: 2"]
+    assert await ids("?from=4&limit=3", "5") == [b"id: 6"]
+    assert await ids("?from=4&limit=3", "1") == [b"id: 2", b"id: 3", b"id: 4"]
+    # 204 ends a browser's attempts.
+    assert await ids("?limit=3", "2") == 204
+    assert await ids("?limit=3", "7") == 204
+    assert await ids("?to=3", "3") == 204
+    assert await ids("?max_bytes=1", "0") == 422
 
 
 async def test_readers_of_events_are_told_to_come_again_at_different_times(

@@ -169,6 +169,10 @@ async def test_pages_go_on_after_a_number_and_begin_at_a_time(service: Service) 
     since = await rows(service, f"since={all_rows[1]['at']}")
     assert since == all_rows[1:]
     assert await rows(service, "since=2999-01-01T00:00:00Z") == []
+    for end in ("0001-01-01T00:00:00%2B23:59", "9999-12-31T23:59:59-23:59", "2026-W48-1T10:00:00Z"):
+        assert (await service.send("GET", f"/v1/audit?since={end}"))[0] == 422
+    assert len(await rows(service, "since=0001-01-01T00:00:00Z")) == 3
+    assert await rows(service, "since=9999-12-31T23:59:59Z") == []
 
 
 async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores) -> None:

@@ -1,5 +1,6 @@
 """A parameter's declaration is what refuses a request and what the OpenAPI document shows."""
 
+import contextlib
 import re
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from quorumlog.errors import BadRequest, InvalidRequest
 from quorumlog.net.json_bodies import parsed
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import (
+    PAIRS_MAX,
     Given,
     Parameter,
     header_integer,
@@ -23,6 +25,7 @@ from quorumlog.net.parameters import (
     query_pairs,
     query_text,
     read,
+    time_of,
 )
 from quorumlog.protocol.ids import ID_MAX
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
@@ -178,3 +181,45 @@ def test_of_many_faults_of_a_body_the_first_hundred_are_named() -> None:
 
     pointers = [fault["pointer"] for fault in told.value.members["errors"]]
     assert pointers == [f"/numbers/{number}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05+00:00"),
+        ("2026-01-02t03:04:05.678901234z", "2026-01-02T03:04:05.678901+00:00"),
+        ("2026-01-02T03:04:05.5-23:59", "2026-01-03T03:03:05.500000+00:00"),
+        ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00+00:00"),
+        # Leap seconds are the last ones of a month in UTC (RFC 3339, 5.7 and appendix D).
+        ("2016-12-31T23:59:60Z", "2017-01-01T00:00:00+00:00"),
+        ("1990-12-31T15:59:60.75-08:00", "1991-01-01T00:00:00+00:00"),
+    ],
+)
+def test_a_time_of_rfc_3339_is_read(text: str, expected: str) -> None:
+    assert time_of(text).isoformat() == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-W48-1T10:00:00Z", "2026-01-02T03:04:05,5Z", "2026-01-02T03:04Z", "2026-01-02 03:04:05Z",
+        "2026-01-02T24:00:00Z", "2026-01-02T03:60:00Z", "2026-01-02T03:04:61Z", "2026-01-02T03:04:05",
+        "2026-01-02T03:04:05+0100", "2026-01-02T03:04:05+24:00", "2026-01-02T03:04:05+01:60", "20260102T030405Z",
+        "2026-02-30T03:04:05Z", "2026-01-30T23:59:60Z", "2016-12-31T23:59:60+01:00", "2016-12-31T22:59:60Z",
+        "9999-12-31T23:59:60Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "0000-01-01T00:00:00Z",
+        "\uff12026-01-02T03:04:05Z", "2026-01-02T03:04:05Z ", "",
+    ],
+)  # fmt: skip
+def test_what_rfc_3339_does_not_know_is_no_time(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        pytest.fail(f"is read as {time_of(text)}")
+
+
+def test_pairs_have_a_number() -> None:
+    pairs, few = (
+        ledger_operations.METADATA,
+        {f"metadata[{n}]": "a" for n in range(PAIRS_MAX)},
+    )
+    assert len(pairs.taken(dict(few)) or ()) == PAIRS_MAX
+    with pytest.raises(InvalidRequest, match="at most 8 pairs"):
+        pairs.taken(few | {"metadata[x]": "a"})

@@ -37,6 +37,7 @@ API_TABLE = {
     "metadata-busy database-went-back shutting-down",
     504: "quorum-timeout",
     500: "internal-error",
+    501: "coding-unknown",
 }
 
 

@@ -32,12 +32,12 @@ _LOG: Final = ("value", "key", "headers", "timestamp")
 
 
 @cache
-def _columns() -> ModuleType | None:
-    """The module that needs pyarrow; None if pyarrow is not installed."""
+def _columns() -> ModuleType | str:
+    """The module that needs pyarrow and numpy, or the name of what is not installed."""
     try:
         columns = importlib.import_module("quorumlog.wire.columns")
-    except ImportError:
-        return None
+    except ImportError as error:
+        return error.name or "pyarrow"
     # pyarrow's own allocator keeps the memory of a large page. The C library's returns it (net/memory.py).
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
@@ -46,15 +46,15 @@ def _columns() -> ModuleType | None:
 
 def _for_bodies() -> ModuleType:
     found = _columns()
-    if found is None:
-        raise UnsupportedMediaType(f"this gateway can't read {ARROW} without pyarrow: {_INSTALL}")
+    if isinstance(found, str):
+        raise UnsupportedMediaType(f"this gateway can't read {ARROW} without {found}: {_INSTALL}")
     return found
 
 
 def check_acceptable(media: str) -> None:
     """Raise NotAcceptable if the answer should be Arrow and pyarrow is not installed."""
-    if media == ARROW and _columns() is None:
-        raise NotAcceptable(f"this gateway can't write {ARROW} without pyarrow: {_INSTALL}")
+    if media == ARROW and isinstance(found := _columns(), str):
+        raise NotAcceptable(f"this gateway can't write {ARROW} without {found}: {_INSTALL}")
 
 
 def check_supported(media: str) -> None:

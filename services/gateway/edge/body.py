@@ -3,7 +3,9 @@
 A request that its headers alone rule out is refused before a byte of its body is read.
 """
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
 from pydantic import ValidationError
@@ -18,11 +20,23 @@ from quorumlog.net.awake import awake_timeout
 from quorumlog.net.budget import PEER
 from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
-from quorumlog.net.parameters import invalid
+from quorumlog.net.parameters import escaped, invalid
 from quorumlog.wire import strict
 from services.gateway.edge import codings
+from services.gateway.edge.limits import CONTROL_BYTES_MAX, CONTROL_MARKS_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.media import check_charset
 from services.gateway.edge.room import Room
 
+Message = str | bytes
+T = TypeVar("T")
+D = TypeVar("D", bytes, str, Message)
+
+_MARK_BYTES: Final = 80
+"""Memory of a JSON value for each mark of its text, at most (measured)."""
+_EXPANDED_BYTES_MAX: Final = 1 << 20
+"""A body may unpack to so many bytes from a few; one that unpacks to more pays with bytes that come."""
+_MEMBERS_MAX: Final = 100
+"""No operation has so many fields: the faults of a hundred are enough."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -37,6 +51,7 @@ def media_type(request: web.Request, known: tuple[str, ...]) -> str:
         return given
     media = (given or "").partition(";")[0].strip().lower()
     if media in known:
+        check_charset(given or "")
         return media
     if not request.body_exists or request.content_length == 0:
         return known[0]
@@ -93,6 +108,7 @@ async def _read_slowly(
                     continue
                 async for piece in codings.unpacked(request, unpacker, chunk):
                     _check_total(request[codings.UNPACKED], bytes_max, "unpacks to")
+                    codings.check_expansion(request, total, _EXPANDED_BYTES_MAX)
                     room.hold(request, len(piece))
                     limit.extend(len(piece) / limits.body_rate_bytes_s_min)
                     chunks.append(piece)
@@ -106,6 +122,21 @@ async def _read_slowly(
     if unpacker is not None:
         unpacker.finish()
     return b"".join(chunks)
+
+
+async def in_turn(request: web.Request, room: Room, data: D, use: Callable[[D], T]) -> T:
+    """What `use` makes of a body: a large one in a thread, so that others have their turn meanwhile. One body at a time:
+    the room counts the values of one. Raises: Overloaded, and what `use` raises.
+    """
+    if len(data) <= INLINE_BYTES_MAX:
+        return use(data)
+    async with room.parsing:
+        count = len(data) + _MARK_BYTES * min(len(data), strict.MARKS_MAX)
+        room.hold(request, count)
+        try:
+            return await asyncio.to_thread(use, data)
+        finally:
+            room.drop(request, count)
 
 
 def _check_total(total: int, bytes_max: int, does: str = "has") -> None:
@@ -128,10 +159,10 @@ async def ignore_expect(_request: web.Request) -> None:
 async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
     """A JSON object; no body is `{}`."""
     media_type(request, (JSON,))
-    data = await read(request, room, room.limits.body_bytes_max)
+    data = await read(request, room, min(room.limits.body_bytes_max, CONTROL_BYTES_MAX))
     if not data:
         return {}
-    value = strict.loads(data)
+    value = strict.loads(data, CONTROL_MARKS_MAX)
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")
     return value
@@ -141,7 +172,7 @@ async def expect_nothing(request: web.Request, room: Room) -> None:
     """Refuse a body that has a member: no body and `{}` say the same."""
     if request.body_exists:
         for name in await read_object(request, room):
-            raise invalid(f"/{name}", "is not a field of this request")
+            raise invalid(f"/{escaped(name)}", "is not a field of this request")
 
 
 def expect_no_body(request: web.Request) -> None:
@@ -155,8 +186,10 @@ async def read_model(request: web.Request, room: Room, model: type[M]) -> M:
     return parsed(await read_object(request, room), model)
 
 
-def parsed(value: object, model: type[M]) -> M:
-    """A JSON value as a model. Raises: InvalidRequest, which lists all that pydantic found wrong."""
+def parsed(value: dict[str, Any], model: type[M]) -> M:
+    """A JSON object as a model. Raises: InvalidRequest, which lists what pydantic found wrong."""
+    if len(value) > _MEMBERS_MAX:
+        raise invalid("", f"has more than {_MEMBERS_MAX} members")
     try:
         return model.model_validate(value)
     except ValidationError as error:

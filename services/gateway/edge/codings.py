@@ -11,13 +11,18 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import BadRequest, UnsupportedMediaType
+from quorumlog.errors import BadRequest, TooLarge, UnsupportedMediaType
 from quorumlog.zstd import zstd
 
 GZIP: Final = "gzip"
 ZSTD: Final = "zstd"
 CODINGS: Final = (ZSTD, GZIP)
 """The better one first: a third of the CPU for the same size (docs/performance.md)."""
+
+_EXPANSION_MAX: Final = 100
+"""Lines of JSON shrink to a tenth, rarely to a fiftieth (docs/performance.md); gzip can shrink to a thousandth, zstd to
+a thirty-thousandth.
+"""
 
 PIECE_BYTES: Final = 128 << 10
 """Unpacked at once: a third of a millisecond at most (docs/performance.md), after which others have their turn."""
@@ -139,6 +144,16 @@ async def unpacked(
         if turn >= PIECE_BYTES:
             turn = 0
             await asyncio.sleep(0)
+
+
+def check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
+    """Raise TooLarge where a body unpacks to far more than a sender of such a body would have sent: each byte that came
+    must pay for the work on what it unpacks to, beyond the first ones.
+    """
+    if request[UNPACKED] > first_bytes + _EXPANSION_MAX * came:
+        raise TooLarge(
+            f"the body unpacks to more than {_EXPANSION_MAX} times what came, and {first_bytes} bytes"
+        )
 
 
 class _Gzip:

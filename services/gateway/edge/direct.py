@@ -116,6 +116,7 @@ class DirectRequests:
             or headers.get(hdrs.CONTENT_TYPE) not in _TYPES
             or headers.get(hdrs.ACCEPT, "*/*") not in ("*/*", JSON)
             or not self._hosts.knows(headers.get(hdrs.HOST))
+            or headers.get(hdrs.CONTENT_LENGTH, "0").startswith("0")
             or self._is_usual()
         ):
             return False

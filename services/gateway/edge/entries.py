@@ -1,7 +1,7 @@
 """The resource /v1/ledgers/{ledger_id}/entries: append and read."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -11,6 +11,7 @@ from quorumlog.protocol import batch
 from services.gateway.edge import arrow, body
 from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
+from services.gateway.edge.body import Message
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
 from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
@@ -26,10 +27,12 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
-from services.gateway.edge.sockets import Message, SocketTarget, serve
+from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EngineInterface, EntriesAppended
 from services.gateway.logs.transactions import Transactions
+
+T = TypeVar("T")
 
 _APPEND_TYPES: Final = tuple(op.APPEND.body)
 _READ_TYPES: Final = tuple(op.READ.replies[200].content)
@@ -72,16 +75,20 @@ class EntryRoutes:
         limits = self._room.limits
         if media == JSON:
             data = await body.read(request, self._room, limits.body_bytes_max)
-            return from_json(data or b"{}", limits.entry_bytes_max)
+            return await self._made(request, data or b"{}", from_json)
         if media == OCTETS:
             length = request.content_length or 0
             if length > limits.entry_bytes_max:
                 raise entry_too_large(length, limits.entry_bytes_max, "")
             return [await body.read(request, self._room, limits.entry_bytes_max)], False
         data = await body.read(request, self._room, limits.frames_bytes_max)
-        if media == ARROW:
-            return arrow.payloads(data, limits.entry_bytes_max), True
-        return from_frames(data, limits.entry_bytes_max), True
+        make = arrow.payloads if media == ARROW else from_frames
+        return await self._made(request, data, make), True
+
+    async def _made(self, request: web.Request, data: Message, make: Callable[[Any, int], T]) -> T:
+        """What a body is made into, given the most bytes of an entry."""
+        bytes_max = self._room.limits.entry_bytes_max
+        return await body.in_turn(request, self._room, data, lambda given: make(given, bytes_max))
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/ledgers/{ledger_id}/entries."""
@@ -137,27 +144,23 @@ class EntryRoutes:
         pages = LedgerPages(self._engine, ledger_id, password=password)
         target = SocketTarget(
             self._pipe(ledger_id, password),
-            self._payloads_of,
+            lambda data: self._made(request, data, _payloads_of),
             lambda done: {
                 "first_entry": done.first,
                 "last_entry": done.last,
                 "last_add_confirmed": done.last_add_confirmed,
             },
-            lambda data: self._append_message(ledger_id, password, data),
+            lambda data: self._append_message(request, ledger_id, password, data),
             lambda start, _created_at: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
 
-    async def _append_message(self, ledger_id: int, password: str | None, data: Message) -> bytes:
-        done = await self._engine.append(ledger_id, self._payloads_of(data), password=password)
+    async def _append_message(
+        self, request: web.Request, ledger_id: int, password: str | None, data: Message
+    ) -> bytes:
+        payloads = await self._made(request, data, _payloads_of)
+        done = await self._engine.append(ledger_id, payloads, password=password)
         return _appended_batch(ledger_id, done)
-
-    def _payloads_of(self, data: Message) -> list[bytes]:
-        """The payloads of a socket's message: frames, or the JSON of an append."""
-        entry_bytes_max = self._room.limits.entry_bytes_max
-        if isinstance(data, bytes):
-            return from_frames(data, entry_bytes_max)
-        return from_json(data.encode(), entry_bytes_max)[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
@@ -174,6 +177,13 @@ class EntryRoutes:
             Route(op.LAST_ADD_CONFIRMED, self.last_add_confirmed),
             Route(op.SOCKET, self.socket),
         ]
+
+
+def _payloads_of(data: Message, entry_bytes_max: int) -> list[bytes]:
+    """The payloads of a socket's message: frames, or the JSON of an append."""
+    if isinstance(data, bytes):
+        return from_frames(data, entry_bytes_max)
+    return from_json(data.encode(), entry_bytes_max)[0]
 
 
 def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:

@@ -7,6 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 BATCH_ENTRIES_MAX: Final = 10_000
 """Entries of one append, and of one page (docs/guides/http.md, Bounds)."""
 
+CONTROL_BYTES_MAX: Final = 2 << 20
+"""A JSON body other than an append's: three times a commit of as many ledgers as a log may have."""
+CONTROL_MARKS_MAX: Final = 1 << 16
+"""Values of such a body (`strict.MARKS_MAX`)."""
+INLINE_BYTES_MAX: Final = 256 << 10
+"""A body up to this size is parsed at once: less than 50 ms of work in the worst case (measured)."""
+
 WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024

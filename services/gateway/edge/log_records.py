@@ -12,6 +12,7 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
 from services.gateway.edge import record_operations as op
 from services.gateway.edge.answers import json_bytes, octets
+from services.gateway.edge.body import Message
 from services.gateway.edge.log_operations import CREATED
 from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import (
@@ -27,7 +28,7 @@ from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
-from services.gateway.edge.sockets import Message, SocketTarget, serve
+from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import start_of_json
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EntriesAppended
@@ -118,9 +119,9 @@ class RecordRoutes:
         created_at = (await self._logs.get(name)).log.created_at
         target = SocketTarget(
             self._pipe(name, created_at, token),
-            _records_of,
+            lambda data: body.in_turn(request, self._room, data, _records_of),
             lambda done: {"first_offset": done.first, "last_offset": done.last},
-            lambda data: self._append_message(name, token, data),
+            lambda data: self._append_message(request, name, token, data),
             lambda start, created: PageStream(
                 LogPages(self._logs, name, created or created_at), self._room, start
             ),
@@ -128,8 +129,11 @@ class RecordRoutes:
         )
         return await serve(request, self._room, target)
 
-    async def _append_message(self, name: str, token: int | None, data: Message) -> bytes:
-        call = Append.of(_records_of(data), None, token=token)
+    async def _append_message(
+        self, request: web.Request, name: str, token: int | None, data: Message
+    ) -> bytes:
+        records = await body.in_turn(request, self._room, data, _records_of)
+        call = Append.of(records, None, token=token)
         return _appended(name, await self._logs.append(name, call))
 
     def _pipe(

@@ -5,7 +5,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import NotAcceptable
+from quorumlog.errors import NotAcceptable, UnsupportedMediaType
 from quorumlog.net.operations import JSON
 
 OCTETS: Final = "application/octet-stream"
@@ -15,6 +15,15 @@ NDJSON: Final = "application/x-ndjson"
 EVENTS: Final = "text/event-stream"
 HTML: Final = "text/html"
 _JSON_ONLY: Final = (JSON,)
+
+
+def check_charset(content_type: str) -> None:
+    """Refuse JSON in another charset than the one it has (RFC 8259, 8.1). Raises: UnsupportedMediaType."""
+    media, *parameters = content_type.lower().split(";")
+    for name, _, value in (each.partition("=") for each in parameters):
+        is_other = name.strip() == "charset" and value.strip().strip('"') != "utf-8"
+        if is_other and media.strip() in (JSON, NDJSON):
+            raise UnsupportedMediaType(f"JSON is in UTF-8, not in charset={value.strip()[:100]}")
 
 
 def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:

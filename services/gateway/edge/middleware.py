@@ -166,6 +166,8 @@ def edge_middleware(
                 if audited is not None:
                     audited.end(response)
                 room.release(request)
+            if not large and (large := large_bytes(response)):
+                room.keep(request, large, is_problem=True)
             metrics.observe(request.method, route, response.status, time.perf_counter() - started)
             if not response.prepared:
                 response.headers["X-Request-Id"] = instance
@@ -189,7 +191,8 @@ def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
     """The answer to an error of aiohttp's: a problem, and for OPTIONS the methods of the path."""
     problem = error_of_http(error, request.method, request.path)
-    if request.method == hdrs.METH_OPTIONS and isinstance(problem, MethodNotAllowed):
-        allow = problem.headers["Allow"]
+    is_server = request.raw_path == "*"  # the server as a whole (RFC 9110, 9.3.7)
+    if request.method == hdrs.METH_OPTIONS and (is_server or isinstance(problem, MethodNotAllowed)):
+        allow = ", ".join(sorted(_KNOWN)) if is_server else problem.headers["Allow"]
         return web.Response(status=204, headers={"Allow": allow, "Cache-Control": "no-store"})
     return problem_response(problem, instance)

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -75,6 +77,13 @@ def _within_limits(custom: dict[str, str]) -> dict[str, str]:
     return custom
 
 
+def _few(custom: Any) -> Any:
+    """Before any of them is looked at, and each is a fault of its own."""
+    if isinstance(custom, dict) and len(custom) > CUSTOM_KEYS_MAX:
+        raise ValueError(f"must have at most {CUSTOM_KEYS_MAX} members")
+    return custom
+
+
 Custom = Annotated[
     dict[Text, Text],
     Field(
@@ -82,11 +91,13 @@ Custom = Annotated[
         description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
     ),
     AfterValidator(_within_limits),
+    BeforeValidator(_few),
 ]
 
 
 Members = Annotated[
     list[Member],
+    FailFast(),
     Field(
         max_length=QUORUM_MAX,
         description="Members that will never come back: an operator's word, kept with the ledger.",

@@ -43,6 +43,7 @@ from services.gateway.edge.starts import EVENT_ID, event_id_of
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,
+    errors.CodingUnknown,
     errors.InvalidRequest,
     errors.Forbidden,
     errors.ForeignHost,

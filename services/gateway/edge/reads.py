@@ -8,7 +8,7 @@ from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.budget import PEER
-from quorumlog.net.parameters import Given
+from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import arrow
 from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.follows import P
@@ -61,6 +61,7 @@ class ReadRequest:
         chosen = accepted(request, media)
         arrow.check_acceptable(chosen)
         seen = given[LAST_EVENT_ID] if chosen == EVENTS else None
+        limit = given.get(LIMIT) if seen is None else _left(given, start, seen[0])
         if seen is not None:
             start, created_at = seen[0] + 1, seen[1] or created_at
         return cls(
@@ -68,7 +69,7 @@ class ReadRequest:
             start,
             given[ENCODING],
             given[WAIT_MS] / 1000,
-            given.get(LIMIT),
+            limit,
             given.get(MAX_BYTES),
             created_at,
         )
@@ -83,12 +84,30 @@ class ReadRequest:
         return replace(self, limit=limit, max_bytes=max_bytes)
 
 
+def _left(given: Given, start: Start, seen: int) -> int | None:
+    """What is left of the limit of a reader of events that goes on after `seen`: each connection would have the whole
+    limit again. Raises: InvalidRequest where that can't be counted.
+    """
+    limit = given.get(LIMIT)
+    if limit is None and given.get(MAX_BYTES) is None:
+        return None
+    if limit is None or not isinstance(start, int) or given.get(MAX_BYTES) is not None:
+        raise invalid(
+            LAST_EVENT_ID.pointer,
+            "goes with limit only where from is a number, and not with max_bytes: what came before can't be counted",
+        )
+    return max(0, limit - max(0, seen + 1 - start))
+
+
 async def answer_read(
     request: web.Request, room: Room, pages: Pages[P], wanted: ReadRequest
 ) -> web.StreamResponse:
     """A read as events, lines, frames or JSON."""
     if wanted.media == EVENTS:
-        return await send_events(request, wanted.stream(room, pages), wanted.encoding)
+        events = wanted.stream(room, pages)
+        if events.is_over:
+            return web.Response(status=204)
+        return await send_events(request, events, wanted.encoding)
     if wanted.media == NDJSON:
         stream = wanted.stream(room, pages)
         return await send_lines(request, stream, wanted.encoding, wanted.wait_s)

@@ -16,12 +16,13 @@ async def read_records(request: web.Request, room: Room, media: str) -> tuple[Re
     limits = room.limits
     if media == JSON:
         data = await body.read(request, room, limits.body_bytes_max)
-        return records_from_json(data or b"{}")
+        return await body.in_turn(request, room, data or b"{}", records_from_json)
     if media == OCTETS:
         value = await body.read(request, room, BATCH_BYTES_MAX)
         records: tuple[Record, ...] = (Record(value),)
     elif media == ARROW:
-        records = arrow.records(await body.read(request, room, limits.frames_bytes_max))
+        data = await body.read(request, room, limits.frames_bytes_max)
+        records = await body.in_turn(request, room, data, arrow.records)
     else:
         data = await body.read(request, room, limits.frames_bytes_max)
         records = tuple(Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record"))

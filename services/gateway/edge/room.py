@@ -25,7 +25,7 @@ class Room:
     """The budgets of the edge. Invariant: whatever is taken from a budget is given back once."""
 
     __slots__ = (
-        "_waits", "answers", "bodies", "follows", "is_ending", "limits", "requests", "waiters",
+        "_waits", "answers", "bodies", "follows", "is_ending", "limits", "parsing", "requests", "waiters",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -50,6 +50,8 @@ class Room:
             "long polls and tails", "WAITERS_MAX", limits.waiters_max, limits.peer_waiters_max
         )
         self.is_ending = False
+        self.parsing = asyncio.Semaphore(1)
+        """Held while a large body is parsed: several at once would take no less time, and the memory of all."""
         self._waits: set[asyncio.Timeout] = set()
 
     async def wait(self, work: Awaitable[T]) -> T | None:
@@ -100,9 +102,9 @@ class Room:
         if count := request.get(_HELD, 0):
             self.bodies.give(PEER.get(), count)
 
-    def keep(self, request: web.Request, count: int) -> None:
-        """Take room for `count` bytes of an answer. Raises: Overloaded."""
-        self.answers.take(PEER.get(), count)
+    def keep(self, request: web.Request, count: int, *, is_problem: bool = False) -> None:
+        """Take room for `count` bytes of an answer; that of a problem is always there. Raises: Overloaded."""
+        (self.answers.back if is_problem else self.answers.take)(PEER.get(), count)
         request[_KEPT] = request.get(_KEPT, 0) + count
 
     def let_go(self, request: web.Request, count: int | None = None) -> None:

@@ -29,11 +29,11 @@ from quorumlog.net.parameters import invalid
 from quorumlog.wire import problems, strict
 from services.gateway.edge.access import Scope, caller_of, check_scope
 from services.gateway.edge.arrivals import Arrivals
+from services.gateway.edge.body import Message
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.quotas import Usage
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.starts import created_at_of, id_of_json
@@ -51,7 +51,6 @@ _TAIL: Final = {"from", "encoding", "created"}
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
-Message = str | bytes
 Tail = AsyncGenerator[Message, None]
 
 
@@ -60,7 +59,7 @@ class SocketTarget(Generic[T, P]):
     """What a socket appends to and follows."""
 
     pipe: Pipe[T]
-    items: Callable[[Message], list[T]]
+    items: Callable[[Message], Awaitable[list[T]]]
     """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
@@ -80,6 +79,7 @@ async def serve(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,
         compress=False,
+        autoping=False,  # `Arrivals` answers pings
         protocols=(header.APPENDS_PROTOCOL,),
     )
     if not wants_socket(socket, request):
@@ -113,13 +113,6 @@ async def _refuse(
     """End a socket with a problem."""
     await socket.send_str(problems.to_bytes(error, request[REQUEST_ID]).decode())
     await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
-
-
-async def _paced(room: Room, usage: Usage, message: Message) -> None:
-    """Charge a message that came, and wait until the token's quotas have made up for those before it."""
-    wait_s = usage.take_message(len(message))
-    if wait_s:
-        await room.wait(asyncio.sleep(wait_s))
 
 
 class _Appends:
@@ -186,8 +179,7 @@ class _Appends:
         if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return False
         self._arrivals.take(len(message.data))
-        if self._usage is not None:
-            await _paced(self._room, self._usage, message.data)
+        await self._arrivals.paced(message.data)
         answer = await self._append(message.data)
         if self._usage is not None:
             self._usage.charge(len(answer))
@@ -221,11 +213,10 @@ class _Session(Generic[T, P]):
                 if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     break
                 self._arrivals.take(len(message.data))
-                if self._usage is not None:
-                    await _paced(self._room, self._usage, message.data)
+                await self._arrivals.paced(message.data)
                 if not self._is_for_the_tail(message.data):
                     check_scope(self._request, Scope.APPEND)
-                    await pipe.put(self._target.items(message.data))
+                    await pipe.put(await self._target.items(message.data))
                 del message
                 self._arrivals.take(0)
             pipe.finish()

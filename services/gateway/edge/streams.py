@@ -18,9 +18,9 @@ from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
 from services.gateway.edge import codings
-from services.gateway.edge.body import send_continue
+from services.gateway.edge.body import in_turn, send_continue
 from services.gateway.edge.follows import P
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX, INLINE_BYTES_MAX
 from services.gateway.edge.media import EVENTS, NDJSON
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.packing import begin
@@ -30,13 +30,10 @@ from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write, write_end
 
 _LINE_OVERHEAD: Final = 1024
+_LINE_WORK: Final = 100
+"""A line's own work, as bytes of a body."""
 _ESCAPED: Final = 6
 """Bytes of JSON for one byte of a payload, at most: \\u0000."""
-
-_EXPANSION_MAX: Final = 100
-"""Lines of JSON shrink to a tenth, rarely to a fiftieth (docs/performance.md); gzip can shrink to a thousandth, zstd to
-a thirty-thousandth.
-"""
 
 _RETRY_MS: Final = 1000, 5000
 """When readers of events come again after a disconnect: each at another time, not all at once with the rest (chosen by
@@ -202,17 +199,25 @@ async def append_lines(
 
 async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: ParseLine[T]) -> None:
     """Put the item of each line of the body into the pipe."""
+    number = turn = 0
+
+    def item(line: bytes) -> T:
+        return parse(line, number, room.limits.entry_bytes_max)
+
     with pipe.failing():
         await send_continue(request)
-        number = 0
         async with aclosing(_lines(request, room)) as chunks:
             async for lines in chunks:
                 items: list[T] = []
                 try:
                     for line in lines:
                         if line and not line.isspace():
-                            items.append(parse(line, number, room.limits.entry_bytes_max))
+                            items.append(await in_turn(request, room, line, item))
                             number += 1
+                            turn += len(line) + _LINE_WORK
+                        if turn > INLINE_BYTES_MAX:
+                            turn = 0
+                            await asyncio.sleep(0)
                 finally:
                     for start in range(0, len(items), BATCH_ENTRIES_MAX):
                         await pipe.put(items[start : start + BATCH_ENTRIES_MAX])
@@ -263,7 +268,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
         came += len(chunk)
         async for part in _parts(request, unpacker, chunk):
             if unpacker is not None:
-                _check_expansion(request, came, limits.body_bytes_max)
+                codings.check_expansion(request, came, limits.body_bytes_max)
             *lines, last = part.split(b"\n")
             if lines:
                 lines[0] = bytes(rest) + lines[0]
@@ -290,13 +295,3 @@ async def _parts(
         return
     async for piece in codings.unpacked(request, unpacker, chunk):
         yield piece
-
-
-def _check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
-    """Raise TooLarge where a stream unpacks to far more than a sender of such lines would have sent: a stream has no
-    bound of its own, and each byte that came must pay for the work on what it unpacks to.
-    """
-    if request[codings.UNPACKED] > first_bytes + _EXPANSION_MAX * came:
-        raise TooLarge(
-            f"the stream unpacks to more than {_EXPANSION_MAX} times what came, and {first_bytes} bytes"
-        )

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, WithJsonSchema
+from pydantic import FailFast, Field, StringConstraints, WithJsonSchema
 
 from quorumlog.wire.new_tokens import draw_token
 from quorumlog.wire.token_bodies import (
@@ -24,7 +24,7 @@ class AccessTokenCreate(Model):
     """A token to make."""
 
     name: TokenName = Field(description="For people: who has it, or what for.")
-    grants: list[Grant] = Field(
+    grants: Annotated[list[Grant], FailFast()] = Field(
         min_length=1,
         max_length=GRANTS_MAX,
         description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, FailFast, Field, WithJsonSchema
 
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import Sealed, Transaction
@@ -64,7 +64,7 @@ class SealedLedger(Model):
 class TransactionCommit(Model):
     """What to publish, in this order. Ledgers that are not named are deleted."""
 
-    ledgers: list[Id | SealedLedger] = Field(max_length=LOG_LEDGERS_MAX)
+    ledgers: Annotated[list[Id | SealedLedger], FailFast()] = Field(max_length=LOG_LEDGERS_MAX)
     overwrite: bool = Field(
         default=False, description="Drop what was on the log before; offsets go on."
     )

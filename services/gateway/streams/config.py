@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from quorumlog.errors import BadRequest
+from quorumlog.net.parameters import time_of
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
+from services.gateway.edge.media import check_charset
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
@@ -24,9 +25,6 @@ _FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"
 _FORK_CREATED_AT: Final = "durable-stream.fork-created-at"
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105
 _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
-_TIME: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +120,24 @@ def media_of(content_type: str) -> str:
 
 
 def content_type(text: str, pointer: str) -> str:
-    """A content type. Raises: BadRequest."""
+    """A content type. Raises: BadRequest, UnsupportedMediaType."""
     if len(text) > CONTENT_TYPE_CHARS_MAX or not _MEDIA.fullmatch(text.strip()):
         raise BadRequest(
             f"{pointer}: must be a media type of at most {CONTENT_TYPE_CHARS_MAX} characters"
         )
+    check_charset(text)
     return text.strip()
 
 
 def time(text: str, pointer: str) -> str:
     """An RFC 3339 time. Raises: BadRequest."""
     try:
-        if _TIME.fullmatch(text):
-            time_ms(text)
-            return text
-    except ValueError:
-        pass
-    raise BadRequest(f"{pointer}: must be an RFC 3339 time")
+        time_of(text)
+    except ValueError as error:
+        raise BadRequest(f"{pointer}: must be an RFC 3339 time") from error
+    return text
 
 
 def time_ms(text: str) -> int:
     """An RFC 3339 time in milliseconds since 1970. Raises: ValueError."""
-    return int(datetime.fromisoformat(text.upper()).timestamp() * 1000)
+    return int(time_of(text).timestamp() * 1000)

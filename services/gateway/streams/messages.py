@@ -1,15 +1,17 @@
 """Bodies of requests as records, and records as bodies of answers."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.protocol.batch import RECORDS_MAX, Record
+from quorumlog.wire import strict
 
 RECORD_BYTES: Final = 1 << 20
 """A body of bytes is cut into records of this size (taste)."""
-_SPACE: Final = " \t\r\n"
+_SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
 def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
@@ -21,8 +23,6 @@ def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
         values: Sequence[bytes] = _messages(data)
     else:
         values = [data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES)]
-    if len(values) > RECORDS_MAX:
-        raise TooLarge(f"an array of {len(values)} messages; the limit is {RECORDS_MAX}")
     return tuple(map(Record, values))
 
 
@@ -33,6 +33,7 @@ def body_of(values: Iterable[bytes | memoryview], *, is_json: bool) -> bytes:
 
 def _messages(data: bytes) -> list[bytes]:
     """The JSON messages of a body, byte by byte as they came: those of an array, else the one value."""
+    strict.check_marks(data)
     try:
         text = data.decode()
         start = _skip(text, 0)
@@ -53,6 +54,8 @@ def _elements(text: str, at: int) -> list[bytes]:
         while True:
             end = _value(text, at)
             found.append(text[at:end].encode())
+            if len(found) > RECORDS_MAX:
+                raise TooLarge(f"an array of more than {RECORDS_MAX} messages")
             at = _skip(text, end)
             if text[at] == "]":
                 break
@@ -65,9 +68,9 @@ def _elements(text: str, at: int) -> list[bytes]:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    found = _SPACE.match(text, at)
+    assert found is not None, "it may be empty"
+    return found.end()
 
 
 def _refuse(name: str) -> None:

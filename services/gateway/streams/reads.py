@@ -148,7 +148,7 @@ class StreamReads:
         if not is_now:
             tag = _tag(found, page)
             headers["ETag"] = tag
-            if tag in (given[op.IF_NONE_MATCH] or ""):
+            if _has_it(given[op.IF_NONE_MATCH], tag):
                 return web.Response(status=304, headers=headers)
         return web.Response(body=body, headers=headers)
 
@@ -291,6 +291,12 @@ def _data_of(page: LogRead, config: StreamConfig) -> bytes:
 def _spaced(line: bytes) -> bytes:
     """A line of an event: a reader takes one space before it away."""
     return b" " + line if line.startswith(b" ") else line
+
+
+def _has_it(known: str | None, tag: str) -> bool:
+    """Whether `If-None-Match` names an answer (RFC 9110, 13.1.2)."""
+    given = [each.strip().removeprefix("W/") for each in (known or "").split(",")]
+    return given == ["*"] or tag in given
 
 
 def _tag(found: Found, page: LogValues) -> str:

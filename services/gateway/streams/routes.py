@@ -102,7 +102,7 @@ class StreamRoutes:
             return await self._create_fork(request, given, fork)
         wanted = StreamConfig(given[op.CONTENT_TYPE] or OCTETS, given[op.EXPIRES_AT], given[op.TTL])
         data = await self._body(request)
-        sent = _Sent(records_of(data, is_json=wanted.is_json), given[op.CLOSED] is True, expect=0)
+        sent = _Sent(await self._records(request, data, wanted), given[op.CLOSED] is True, expect=0)
         name = given[op.STREAM]
         row, is_new = await self._begin(
             name, wanted, sent, partial(self._logs.create, name, idle_s=wanted.ttl_s)
@@ -120,7 +120,7 @@ class StreamRoutes:
             sent = _Sent((), closes)
             return await self._created(request, made.row, sent, wanted.is_made, is_new=False)
         plan = await self._forks.plan(request, wanted, None if made is None else made.config)
-        records = (*plan.prefix, *records_of(data, is_json=plan.config.is_json))
+        records = (*plan.prefix, *await self._records(request, data, plan.config))
         sent = _Sent(records, closes, expect=plan.at)
         make = partial(self._forks.create, name, plan)
         row, is_new = await self._begin(name, plan.config, sent, make)
@@ -239,17 +239,22 @@ class StreamRoutes:
         data = await self._body(request)
         found = await self._find(given[op.STREAM], is_access=True)
         with self._logs.accesses.during(found.row):
-            return await self._append(given, found, data, producer)
+            return await self._append(request, given, found, data, producer)
 
     async def _append(
-        self, given: Given, found: Found, data: bytes, producer: ProducerSeq | None
+        self,
+        request: web.Request,
+        given: Given,
+        found: Found,
+        data: bytes,
+        producer: ProducerSeq | None,
     ) -> web.Response:
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         if not data and not closes:
             raise BadRequest("an append has a body")
         if data:
             _check_type(given[op.CONTENT_TYPE], found)
-        records = records_of(data, is_json=found.config.is_json)
+        records = await self._records(request, data, found.config)
         if data and not records:
             raise BadRequest("an empty array appends nothing")
         if found.row.state is LogState.CLOSED:
@@ -307,6 +312,12 @@ class StreamRoutes:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
             raise UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
         return await body.read(request, self._room, BATCH_BYTES_MAX)
+
+    async def _records(
+        self, request: web.Request, data: bytes, config: StreamConfig
+    ) -> tuple[Record, ...]:
+        make = partial(records_of, is_json=config.is_json)
+        return await body.in_turn(request, self._room, data, make)
 
     # --- the rest --------------------------------------------------------------------------------
 

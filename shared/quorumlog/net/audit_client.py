@@ -1,22 +1,19 @@
 """A gateway's client for the audit log in the metadata service, and the parameters of a page."""
 
-import re
 from datetime import datetime
 from typing import Final
 
 from quorumlog.net.metadata_requests import MetadataRequests, query_of
-from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text
+from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text, time_of
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, TIME, AuditList
+from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditList
 
 
 def _time(text: str, pointer: str) -> datetime:
-    if re.fullmatch(TIME, text):
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            pass
-    raise invalid(pointer, "must be a time like 2026-01-02T03:04:05Z")
+    try:
+        return time_of(text)
+    except ValueError as error:
+        raise invalid(pointer, "must be a time like 2026-01-02T03:04:05Z") from error
 
 
 SINCE: Final[Parameter[datetime | None]] = Parameter(

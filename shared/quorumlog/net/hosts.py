@@ -1,4 +1,4 @@
-"""Checks of `Host` and `Origin`: which names a process answers to, and which web pages may change state.
+"""Checks of `Host`, `Origin` and framing: which names a process answers to, and which web pages may change state.
 
 A browser on a machine that reaches the cluster runs pages of strangers. The name of such a page may resolve
 to the address of a service (DNS rebinding): the browser then takes the service for a part of the page's site,
@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 
-from quorumlog.errors import BadRequest, Forbidden, ForeignHost
+from quorumlog.errors import BadRequest, CodingUnknown, Forbidden, ForeignHost
 
 _LOOPBACK: Final = "localhost"
+_CHUNKED: Final = "chunked"
 _SEEN_MAX: Final = 1000
 """Spellings of allowed hosts that are remembered: loopback alone has 2^24 addresses (taste)."""
 _VERSIONS: Final = (HttpVersion11, HttpVersion10)
@@ -42,6 +43,7 @@ class Hosts:
         if request.version not in _VERSIONS:
             # aiohttp's parser accepts version 0.9, which has no headers, and 2.0, which it can't speak.
             raise BadRequest("the request is not HTTP/1.1 or HTTP/1.0: it needs such a version")
+        _check_framing(request)
         host = request.headers.get(hdrs.HOST)
         # A request without Host is HTTP/1.0, which no browser sends: the parser refuses such HTTP/1.1.
         if host is None or host in self._seen:
@@ -77,6 +79,21 @@ class Hosts:
         except ValueError:
             return False
         return True
+
+
+def _check_framing(request: web.BaseRequest) -> None:
+    """Refuse a body that another server might end elsewhere, and close its connection. Raises: BadRequest, CodingUnknown."""
+    headers = request.headers
+    coding = ",".join(headers.getall(hdrs.TRANSFER_ENCODING, (_CHUNKED,)))
+    if coding.strip().lower() != _CHUNKED:
+        request.protocol.close()
+        raise CodingUnknown(
+            f"Transfer-Encoding is {coding[:100]!r}: send chunked, and name a compression in Content-Encoding"
+        )
+    length = headers.get(hdrs.CONTENT_LENGTH, "0")
+    if length != "0" and length[:1] in ("0", ""):
+        request.protocol.close()
+        raise BadRequest("Content-Length must be a decimal number without leading zeros")
 
 
 def _name_of(host: str) -> str:

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from quorumlog.errors import InvalidRequest
-from quorumlog.net.parameters import escaped
+from quorumlog.net.parameters import escaped, invalid
 from quorumlog.wire import strict
 
 M = TypeVar("M", bound=BaseModel)
@@ -41,12 +41,12 @@ def parsed(data: bytes, model: type[M]) -> M:
 def invalid_of(error: ValidationError) -> InvalidRequest:
     """A 422 that lists what pydantic found."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    errors = [
-        {
-            "pointer": "".join(f"/{escaped(str(part))}" for part in fault["loc"]),
-            "detail": fault["msg"].removeprefix("Value error, "),
-        }
+    found = [
+        invalid(
+            "".join(f"/{escaped(str(part))}" for part in fault["loc"]),
+            fault["msg"].removeprefix("Value error, "),
+        )
         for fault in faults[:_FAULTS_MAX]
     ]
-    first = errors[0]
-    return InvalidRequest(f"{first['pointer'] or 'the body'}: {first['detail']}", errors=errors)
+    errors = [each for one in found for each in one.members["errors"]]
+    return InvalidRequest(found[0].detail, errors=errors)

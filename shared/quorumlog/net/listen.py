@@ -61,6 +61,12 @@ _PAGE_HEADERS: Final = {
 """A page loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_CHUNKS_FREE_BYTES: Final = 1 << 20
+"""Twice the bytes of a body that come while its chunks' heads are longer than half of it. aiohttp's parser keeps one read of
+256 KiB unparsed at most, which counts too.
+"""
+_CHUNKS_READ_BYTES: Final = 32 << 10
+"""Parsed between two looks at that: 10 ms of chunks of one byte (measured)."""
 _REFUSED_S: Final = 1.0
 """How long a refused connection may take for its request, and to end (taste)."""
 _REFUSED_MAX: Final = 200
@@ -204,7 +210,10 @@ class _Connection(DirectConnection):
     """
 
     __slots__ = (
+        "_chunked",
+        "_chunked_bytes",
         "_head_timer",
+        "_is_dropping",
         "_listener",
         "_stall_timer",
         "_stalled_at",
@@ -217,6 +226,11 @@ class _Connection(DirectConnection):
         self.hand_over: Callable[[], None] | None = None
         """Gives back the place that the handshake had."""
         self._listener = listener
+        self._chunked: web.BaseRequest | None = None
+        """The request whose body comes in chunks, and the bytes that came of it with the chunks' heads."""
+        self._chunked_bytes = 0
+        self._is_dropping = False
+        """Whether what still comes is of no use."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.waits: set[asyncio.Timeout] = set()
@@ -255,7 +269,31 @@ class _Connection(DirectConnection):
         return "" if request is None else f"{request.method} {request.path}"
 
     def data_received(self, data: bytes) -> None:
-        """Start the head's timer when a head arrives incomplete."""
+        """Start the head's timer when a head arrives incomplete, and refuse a body in tiny chunks."""
+        if self._is_dropping:
+            return
+        request = self._current_request
+        # Without bytes aiohttp goes on with what its parser has, in the middle of a read of the body.
+        if not data or request is None or not request._message.chunked:  # noqa: SLF001
+            self._take(data)
+            return
+        if request is not self._chunked:
+            self._chunked, self._chunked_bytes = request, 0
+        for start in range(0, len(data), _CHUNKS_READ_BYTES):
+            content, free = request.content, _CHUNKS_FREE_BYTES
+            if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
+                # Each chunk costs as much as some hundred bytes.
+                content._buffer.clear()  # noqa: SLF001
+                content.set_exception(web.RequestPayloadError("chunks of a few bytes each"))
+                content.feed_eof()
+                self._is_dropping = True
+                self.close()
+                return
+            part = data[start : start + _CHUNKS_READ_BYTES]
+            self._chunked_bytes += len(part)
+            self._take(part)
+
+    def _take(self, data: bytes) -> None:
         count = self._request_count
         super().data_received(data)
         if self._request_count != count:

@@ -9,6 +9,7 @@ parameter that an operation does not declare is refused, and so is a repeated on
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from aiohttp import web
@@ -24,14 +25,24 @@ Parse = Callable[[str, str], T]
 """Makes a parameter's value of its text; the second argument is the pointer that errors name."""
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
+_POINTER_CHARS_MAX: Final = 300
+_DETAIL_CHARS_MAX: Final = 500
+"""Longer places and details are cut: an error never repeats a client's megabytes (chosen by judgement)."""
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:)([0-5]\d|60)((?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d))",
+    re.ASCII | re.IGNORECASE,
+)
 _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 _SHOWN_MAX: Final = 100
+PAIRS_MAX: Final = 8
+"""Each pair is a join of its own in the database, whose planner takes twice as long for each one more (measured)."""
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
     """A 422 for one place in the request: a JSON pointer into the body, or /query/…, /header/…,
     /path/….
     """
+    pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])
 
@@ -54,6 +65,27 @@ def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
     if len(text) > 20 or not low <= (value := int(text)) <= high:
         raise invalid(pointer, f"must be an integer from {low} to {high}")
     return value
+
+
+def time_of(text: str) -> datetime:
+    """An RFC 3339 time, in UTC. A leap second, which only the last minute of a month (UTC) may have, is the second after
+    it, as in POSIX. Raises: ValueError.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError("no RFC 3339 time")
+    is_leap = found[2] == "60"
+    try:
+        at = datetime.fromisoformat(
+            f"{found[1]}{'59' if is_leap else found[2]}{found[3]}".upper()
+        ).astimezone(UTC)
+        if is_leap:
+            at = at.replace(microsecond=0) + timedelta(seconds=1)
+    except OverflowError as error:
+        raise ValueError("outside of the years 1 to 9999") from error
+    if is_leap and (at.day, at.hour, at.minute) != (1, 0, 0):
+        raise ValueError("no leap second")
+    return at
 
 
 def matching(text: str, pointer: str, pattern: str) -> str:
@@ -90,12 +122,14 @@ class Parameter(Generic[T]):
 
 
 class Pairs(Parameter[tuple[tuple[str, str], ...]]):
-    """Query parameters `name[key]=value`, any number of them (OpenAPI's `deepObject`)."""
+    """Query parameters `name[key]=value`, PAIRS_MAX of them at most (OpenAPI's `deepObject`)."""
 
     def taken(self, query: dict[str, str]) -> tuple[tuple[str, str], ...]:
         """The pairs of keys and values, in the order of the query."""
         start = f"{self.name}["
         names = [name for name in query if name.startswith(start) and name.endswith("]")]
+        if len(names) > PAIRS_MAX:
+            raise invalid(self.pointer, f"must be at most {PAIRS_MAX} pairs")
         pairs = tuple((name[len(start) : -1], query.pop(name)) for name in names)
         if any("][" in key for key, _ in pairs):
             raise invalid(self.pointer, f"must be written {self.name}[key]=value")
@@ -235,9 +269,10 @@ def query_choice(
 
 
 def query_pairs(name: str, description: str) -> Pairs:
-    """Any number of `name[key]=value`."""
+    """A few of `name[key]=value`."""
     schema = {
         "type": "object",
+        "maxProperties": PAIRS_MAX,
         "additionalProperties": {"type": "string", "pattern": "^[^\\x00]*$"},
     }
     return Pairs(name, "query", lambda _text, _at: (), schema, description, (), style="deepObject")

@@ -9,8 +9,6 @@ from quorumlog.wire.bodies import Attempt, Body, received
 
 TARGET_CHARS_MAX: Final = 300
 """A longer target is cut: it names nothing that exists."""
-TIME: Final = r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-]\d{2}:\d{2})"
-"""RFC 3339."""
 
 _Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
 

@@ -55,6 +55,12 @@ _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, stru
 """What pyarrow and this module raise for bytes that are no stream, such as names that are not UTF-8."""
 
 
+PAIRS_MAX: Final = 1 << 18
+"""Headers of the records of one stream, all together: as many as a JSON body has room for."""
+_MESSAGES_BESIDE: Final = 2
+"""The schema and the end of a stream."""
+
+
 class BadColumns(ValueError):
     """The bytes are not an Arrow stream that the API accepts; the message says why not."""
 
@@ -154,7 +160,7 @@ def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
     Raises: BadColumns. More rows than `rows_max` are not decoded further than one batch.
     """
     try:
-        _check_plain(data)
+        _check_plain(data, rows_max)
         reader = pa.ipc.open_stream(pa.py_buffer(data))
         _check_schema(reader.schema, allowed)
         batches, rows = [], 0
@@ -165,6 +171,7 @@ def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
             if rows > rows_max:
                 break
         whole = pa.Table.from_batches(batches, reader.schema)
+        _check_headers(whole)
         for name in ("value", "key"):
             if name in whole.column_names:
                 at = whole.column_names.index(name)
@@ -208,14 +215,25 @@ def _is_right(name: str, kind: Any) -> bool:
     )
 
 
-def _check_plain(data: bytes) -> None:
-    """Raise BadColumns where a message's body is compressed.
+def _check_headers(whole: Any) -> None:
+    """Raise BadColumns for more headers than are made into objects at once."""
+    if "headers" in whole.column_names:
+        count = sum(len(chunk.keys) for chunk in whole.column("headers").chunks)
+        if count > PAIRS_MAX:
+            raise BadColumns(f"the column headers has {count} headers; the limit is {PAIRS_MAX}")
+
+
+def _check_plain(data: bytes, messages_max: int) -> None:
+    """Raise BadColumns where a message's body is compressed, or there are more messages than a stream has rows.
 
     Walks over the encapsulated messages (Arrow's IPC format): 0xFFFFFFFF, the size of the head, the
     head as a FlatBuffer, the body. Field 3 of a record batch is the compression.
     """
-    at = 0
+    at = count = 0
     while at + 8 <= len(data):
+        count += 1
+        if count > messages_max + _MESSAGES_BESIDE:
+            raise BadColumns(f"an Arrow stream of more than {messages_max} record batches")
         mark, size = struct.unpack_from("<Ii", data, at)
         if mark != 0xFFFFFFFF or size < 0:
             raise BadColumns("not an Arrow stream: no message where one should begin")

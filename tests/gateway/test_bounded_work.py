@@ -1,0 +1,263 @@
+"""However much a body asks for, the work and the memory for it are bounded by its length, and others have their turn.
+
+CPU and memory of this process are measured, client included: no time on a clock.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.net.json_bodies import invalid_of
+from quorumlog.wire import problems, strict
+from quorumlog.zstd import zstd
+from services.gateway.edge import body
+from services.gateway.edge.limits import CONTROL_BYTES_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.models import LedgerCreate
+from services.gateway.edge.transaction_models import TransactionCommit
+from services.gateway.streams.messages import records_of
+from tests.gateway.conftest import running
+from tests.logs.support import Http
+from tests.logs.test_http import served
+
+SECONDS_OF_A_MIB: Final = 0.5
+"""Of CPU, for both ends of a request and a machine that is shared: a MiB took up to 0.35 s for the server alone, and a body
+of large numbers minutes."""
+MEMORY_MIB: Final = 220
+"""Of a request of 16 MiB, both ends: it took up to 1,284 MiB."""
+HELD_S: Final = 0.6
+"""Of CPU in one turn of the loop: it took up to 5.7 s."""
+MIB: Final = 1 << 20
+
+
+def filled(size: int, one: bytes) -> bytes:
+    return b"[%b]" % b",".join([one] * ((size - 2) // (len(one) + 1)))
+
+
+def numbered(size: int, of: bytes = b"0") -> bytes:
+    return b"{%b}" % b",".join(b'"%d":%b' % (n, of) for n in range(size // (10 + len(of))))
+
+
+VALUES: Final[dict[str, Callable[[int], bytes]]] = {
+    "zeros": lambda size: filled(size, b"0"),
+    "empty objects": lambda size: filled(size, b"{}"),
+    "objects": lambda size: filled(size, b'{"a":{}}'),
+    "wrong objects": lambda size: filled(size, b'{"a":1}'),
+    "empty strings": lambda size: filled(size, b'""'),
+    "decimals": lambda size: filled(size, b"1.50"),
+    "large numbers": lambda size: filled(size, b"1e300"),
+    "members": numbered,
+    "headers": lambda size: numbered(size, b'"x"'),
+    "one string": lambda size: b'"%b"' % (b"x" * (size - 2)),
+    "one string of quotes": lambda size: b'"%b"' % (b'\\"' * (size // 2 - 1)),
+    "one key": lambda size: b'{"%b":1}' % (b"/" * (size - 6)),
+    "spaces": lambda size: b" " * (size - 2) + b"{}",
+    "depth": lambda size: b"[" * (size // 2) + b"]" * (size // 2),
+    "text of many commas": lambda size: b'"%b"' % (b"," * (size - 2)),
+}
+
+
+def peak_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) >> 10
+
+
+@contextlib.contextmanager
+def bounded(size: int, what: object) -> Iterator[None]:
+    """A block that may take so much CPU and memory."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begun = peak_mib(), time.process_time()
+    yield
+    took_s, took_mib = time.process_time() - begun, peak_mib() - before
+    assert took_s < SECONDS_OF_A_MIB * max(1, size / MIB), f"{what}: {took_s:.2f} s of CPU"
+    assert took_mib < MEMORY_MIB, f"{what}: {took_mib} MiB"
+
+
+class Turns:
+    """The longest turn of the loop, in CPU of its thread."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            begun = time.thread_time()
+            await asyncio.sleep(0)
+            self.longest_s = max(self.longest_s, time.thread_time() - begun)
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[Turns]:
+    turns = Turns()
+    task = asyncio.create_task(turns.watch())
+    try:
+        yield turns
+    finally:
+        task.cancel()
+
+
+async def operations(http: Http) -> list[tuple[str, str, str, list[str]]]:
+    """Each operation with a JSON body: its method, path, the body's media type, and the names of the body's fields."""
+    description = (await http.ask("GET", "/openapi.json")).json
+    schemas = description["components"]["schemas"]
+    found = []
+    for path, item in description["paths"].items():
+        for method, operation in item.items():
+            for media, content in operation.get("requestBody", {}).get("content", {}).items():
+                if "json" in media or media == "*/*":
+                    names = sorted(_fields(content.get("schema", {}), schemas))
+                    found.append((method.upper(), path, media, names or ["json"]))
+    return found
+
+
+def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
+    if "$ref" in schema:
+        return _fields(schemas[schema["$ref"].rsplit("/", 1)[1]], schemas)
+    nested = [each for key in ("anyOf", "oneOf") for each in schema.get(key, [])]
+    return set(schema.get("properties", {})).union(*(_fields(each, schemas) for each in nested))
+
+
+def place(path: str) -> str:
+    known = {"ledger_id": "1", "name": "log", "consumer": "c", "path": "s", "transaction": "log/1"}
+    for name, value in known.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
+
+
+@pytest.mark.parametrize("kind", VALUES)
+async def test_no_route_spends_more_on_a_body_than_its_length_allows(kind: str) -> None:
+    dice = random.Random(kind)
+    async with served() as http:
+        assert (await http.ask("PUT", "/v1/logs/log", {})).status == 201
+        assert (await http.ask("POST", "/v1/ledgers", {})).status == 201
+        found = await operations(http)
+        assert len(found) > 15
+        for method, path, media, names in found:
+            is_append = path.endswith("/entries") or "/stream/" in path
+            size = (6 if is_append else 1) * MIB
+            value = VALUES[kind](size - 100)
+            field = dice.choice(names) if media != "application/x-ndjson" else "json"
+            bodies = [b'{"%b":%b}' % (field.encode(), value), value]
+            type_ = media if media != "*/*" else "application/json"
+            data, headers = dice.choice(bodies), {"Content-Type": type_}
+            sent = data
+            if dice.random() < 0.2:
+                sent, headers["Content-Encoding"] = zstd.compress(data, 1), "zstd"
+            what = (method, path, media, kind)
+            with bounded(len(data), what):
+                async with watched() as turns:
+                    answer = await http.ask(method, place(path), body=sent, headers=headers)
+            assert turns.longest_s < HELD_S, what
+            assert answer.status < 500, (what, answer)
+            assert len(answer.body) < 64 << 10, what
+
+
+def test_faults_are_counted_before_they_are_made() -> None:
+    for model, text in (
+        (LedgerCreate, b'{"metadata":%b}' % numbered(600_000)),
+        (LedgerCreate, numbered(600_000)),
+        (TransactionCommit, b'{"ledgers":%b}' % filled(200_000, b'{"a":1}')),
+        (TransactionCommit, b'{"ledgers":%b}' % filled(60_000, b'"x"')),
+    ):
+        value = orjson.loads(text)
+        with bounded(1, model), pytest.raises(InvalidRequest) as caught:
+            body.parsed(value, model)
+        assert len(problems.to_bytes(caught.value)) < 4096
+
+
+def test_a_text_has_no_more_values_than_it_may_before_one_is_made() -> None:
+    most = strict.MARKS_MAX
+    assert strict.parse(filled(2 * most, b"0"))
+    for text in (b"[" + b"0," * most + b"0]", b"[" + b'"",' * most + b"1]", b"[" * (most + 2)):
+        with pytest.raises(TooLarge, match="commas"):
+            strict.parse(text)
+    # In strings they are text.
+    assert strict.parse(b'["%b"]' % (b",:[{" * most))
+    assert strict.parse(b'["%b"]' % (b'\\",' * most))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (filled(8 * MIB, b"0"), TooLarge),
+        (b"[" + b"0," * 20_000 + b"0]", TooLarge),
+        (b" " * 8 * MIB, BadRequest),
+        (b"[" * 4 * MIB, (BadRequest, TooLarge)),
+    ],
+    ids=["zeros", "a few too many", "spaces", "depth"],
+)
+def test_the_messages_of_a_stream_are_counted_as_they_are_found(
+    text: bytes, expected: type[Exception]
+) -> None:
+    with bounded(len(text), expected), pytest.raises(expected):
+        records_of(text, is_json=True)
+
+
+async def test_a_body_pays_for_what_it_unpacks_to() -> None:
+    async with running() as gateway:
+        await gateway.create()
+        packed = zstd.compress(b"x" * (MIB - 1), 1)
+        headers = {"Content-Type": "application/octet-stream", "Content-Encoding": "zstd"}
+        fits = await gateway.ask("POST", "/v1/ledgers/1/entries", packed, headers=headers)
+        headers["Content-Type"] = "application/json"
+        packed = zstd.compress(b'{"text":"%b"}' % (b"x" * 8 * MIB), 1)
+        bomb = await gateway.ask("POST", "/v1/ledgers/1/entries", packed, headers=headers)
+
+    assert fits.status == 201
+    assert (bomb.status, bomb.code) == (413, "too-large")
+    assert "100 times" in bomb.json["detail"]
+
+
+async def test_a_large_body_is_parsed_while_others_have_their_turn() -> None:
+    # So many values that the parse takes as long as some hundred small requests.
+    data = b'{"entries":%b}' % filled(5 * MIB, b'{"json":{"a":"%b"}}' % (b"x" * 600))
+    assert len(data) > INLINE_BYTES_MAX
+    async with running() as gateway:
+        await gateway.create()
+        async with watched() as turns:
+            headers = {"Content-Type": "application/json"}
+            answer = await gateway.ask("POST", "/v1/ledgers/1/entries", data, headers=headers)
+        assert answer.status == 201, answer
+        assert turns.longest_s < HELD_S
+
+
+async def test_a_body_of_no_append_has_a_bound_of_its_own() -> None:
+    async with running() as gateway:
+        answer = await gateway.ask(
+            "POST",
+            "/v1/ledgers",
+            b'{"metadata":{"a":"%b"}}' % (b"x" * CONTROL_BYTES_MAX),
+            headers={"Content-Type": "application/json"},
+        )
+    assert (answer.status, answer.code) == (413, "too-large")
+
+
+@pytest.mark.parametrize("path", ["/v1/ledgers/1/close", "/v1/ledgers", "/v1/ledgers/1/entries"])
+async def test_an_error_repeats_little_of_a_body(path: str) -> None:
+    async with running() as gateway:
+        await gateway.create()
+        for key in (b"k" * MIB, b"\\u0001" * 100_000, b"~/" * 500_000, "ü".encode() * 500_000):
+            answer = await gateway.ask(
+                "POST", path, b'{"%b":1}' % key, headers={"Content-Type": "application/json"}
+            )
+            assert answer.status == 422
+            assert len(answer.body) < 8192
+
+
+def test_the_faults_of_a_model_have_short_places_and_details() -> None:
+    nested: dict[str, Any] = {"ledgers": [{"x" * 5000: 1}], "y" * 5000: {"z" * 5000: 1}}
+    with pytest.raises(ValidationError) as caught:
+        TransactionCommit.model_validate(nested)
+    found = invalid_of(caught.value)
+    for each in found.members["errors"]:
+        assert len(each["pointer"]) <= 300
+        assert len(each["detail"]) <= 500
+    assert len(problems.to_bytes(found)) < 8192
