@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from loadtest.cluster import running
-from tests.attack import crowds, doors, handshakes, hostile, raw, slow
+from tests.attack import crowds, doors, handshakes, hostile, raw, slow, worst
 from tests.attack.arena import Arena, Campaign, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
@@ -28,6 +28,8 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "ledgers": crowds.ledgers,
     "listings": crowds.listings,
     "messages": crowds.messages,
+    "bodies": worst.bodies,
+    "floods": worst.floods,
     "strangers": doors.strangers,
     "guesses": doors.guesses,
     "handshakes": handshakes.handshakes,

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from services.gateway.streams.messages import records_of
 from tests.gateway.conftest import running
 from tests.logs.support import Http
 from tests.logs.test_http import served
+from tests.support.worst_bodies import VALUES, filled, numbered
 
 SECONDS_OF_A_MIB: Final = 0.5
 """Of CPU, for both ends of a request and a machine that is shared: a MiB took up to 0.35 s for the server alone, and a body
@@ -36,33 +37,6 @@ MEMORY_MIB: Final = 220
 HELD_S: Final = 0.6
 """Of CPU in one turn of the loop: it took up to 5.7 s."""
 MIB: Final = 1 << 20
-
-
-def filled(size: int, one: bytes) -> bytes:
-    return b"[%b]" % b",".join([one] * ((size - 2) // (len(one) + 1)))
-
-
-def numbered(size: int, of: bytes = b"0") -> bytes:
-    return b"{%b}" % b",".join(b'"%d":%b' % (n, of) for n in range(size // (10 + len(of))))
-
-
-VALUES: Final[dict[str, Callable[[int], bytes]]] = {
-    "zeros": lambda size: filled(size, b"0"),
-    "empty objects": lambda size: filled(size, b"{}"),
-    "objects": lambda size: filled(size, b'{"a":{}}'),
-    "wrong objects": lambda size: filled(size, b'{"a":1}'),
-    "empty strings": lambda size: filled(size, b'""'),
-    "decimals": lambda size: filled(size, b"1.50"),
-    "large numbers": lambda size: filled(size, b"1e300"),
-    "members": numbered,
-    "headers": lambda size: numbered(size, b'"x"'),
-    "one string": lambda size: b'"%b"' % (b"x" * (size - 2)),
-    "one string of quotes": lambda size: b'"%b"' % (b'\\"' * (size // 2 - 1)),
-    "one key": lambda size: b'{"%b":1}' % (b"/" * (size - 6)),
-    "spaces": lambda size: b" " * (size - 2) + b"{}",
-    "depth": lambda size: b"[" * (size // 2) + b"]" * (size // 2),
-    "text of many commas": lambda size: b'"%b"' % (b"," * (size - 2)),
-}
 
 
 def peak_mib() -> int:

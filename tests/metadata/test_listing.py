@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.net.log_client import LogClient
+from quorumlog.net.parameters import PAIRS_MAX
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
@@ -102,6 +103,12 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (list_query(LedgerFilter(state=State.IN_RECOVERY), after=0, limit=9), "ledgers_by_state"),
     (list_query(LedgerFilter(log="log-7"), after=0, limit=9), "ledgers_by_log"),
     (list_query(LedgerFilter(metadata={"n": "7"}), after=0, limit=9), "ledger_tags_pkey"),
+    (
+        list_query(
+            LedgerFilter(metadata={str(n): "7" for n in range(PAIRS_MAX)}), after=0, limit=9
+        ),
+        "ledger_tags_pkey",
+    ),
     (list_query(LedgerFilter(bookie="b7"), after=0, limit=9), "ledger_members_pkey"),
     (list_query(LedgerFilter(bookie="b7@1"), after=0, limit=9), "ledger_members_pkey"),
     (("SELECT FROM ledgers WHERE ledger_id = $1 FOR UPDATE", [7]), "ledgers_pkey"),

@@ -29,7 +29,6 @@ from services.gateway.edge.room import Room
 
 Message = str | bytes
 T = TypeVar("T")
-D = TypeVar("D", bytes, str, Message)
 
 _MARK_BYTES: Final = 80
 """Memory of a JSON value for each mark of its text, at most (measured)."""
@@ -124,14 +123,14 @@ async def _read_slowly(
     return b"".join(chunks)
 
 
-async def in_turn(request: web.Request, room: Room, data: D, use: Callable[[D], T]) -> T:
+async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[bytes], T]) -> T:
     """What `use` makes of a body: a large one in a thread, so that others have their turn meanwhile. One body at a time:
     the room counts the values of one. Raises: Overloaded, and what `use` raises.
     """
     if len(data) <= INLINE_BYTES_MAX:
         return use(data)
     async with room.parsing:
-        count = len(data) + _MARK_BYTES * min(len(data), strict.MARKS_MAX)
+        count = _MARK_BYTES * min(strict.marks(data), strict.MARKS_MAX)
         room.hold(request, count)
         try:
             return await asyncio.to_thread(use, data)

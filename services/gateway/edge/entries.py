@@ -1,7 +1,7 @@
 """The resource /v1/ledgers/{ledger_id}/entries: append and read."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -82,10 +82,11 @@ class EntryRoutes:
                 raise entry_too_large(length, limits.entry_bytes_max, "")
             return [await body.read(request, self._room, limits.entry_bytes_max)], False
         data = await body.read(request, self._room, limits.frames_bytes_max)
-        make = arrow.payloads if media == ARROW else from_frames
-        return await self._made(request, data, make), True
+        if media == ARROW:
+            return await self._made(request, data, arrow.payloads), True
+        return from_frames(data, limits.entry_bytes_max), True
 
-    async def _made(self, request: web.Request, data: Message, make: Callable[[Any, int], T]) -> T:
+    async def _made(self, request: web.Request, data: bytes, make: Callable[[bytes, int], T]) -> T:
         """What a body is made into, given the most bytes of an entry."""
         bytes_max = self._room.limits.entry_bytes_max
         return await body.in_turn(request, self._room, data, lambda given: make(given, bytes_max))
@@ -144,7 +145,7 @@ class EntryRoutes:
         pages = LedgerPages(self._engine, ledger_id, password=password)
         target = SocketTarget(
             self._pipe(ledger_id, password),
-            lambda data: self._made(request, data, _payloads_of),
+            lambda data: self._payloads_of(request, data),
             lambda done: {
                 "first_entry": done.first,
                 "last_entry": done.last,
@@ -158,9 +159,15 @@ class EntryRoutes:
     async def _append_message(
         self, request: web.Request, ledger_id: int, password: str | None, data: Message
     ) -> bytes:
-        payloads = await self._made(request, data, _payloads_of)
+        payloads = await self._payloads_of(request, data)
         done = await self._engine.append(ledger_id, payloads, password=password)
         return _appended_batch(ledger_id, done)
+
+    async def _payloads_of(self, request: web.Request, data: Message) -> list[bytes]:
+        """The payloads of a socket's message: frames, or the JSON of an append."""
+        if isinstance(data, bytes):
+            return from_frames(data, self._room.limits.entry_bytes_max)
+        return (await self._made(request, data.encode(), from_json))[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
@@ -177,13 +184,6 @@ class EntryRoutes:
             Route(op.LAST_ADD_CONFIRMED, self.last_add_confirmed),
             Route(op.SOCKET, self.socket),
         ]
-
-
-def _payloads_of(data: Message, entry_bytes_max: int) -> list[bytes]:
-    """The payloads of a socket's message: frames, or the JSON of an append."""
-    if isinstance(data, bytes):
-        return from_frames(data, entry_bytes_max)
-    return from_json(data.encode(), entry_bytes_max)[0]
 
 
 def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:

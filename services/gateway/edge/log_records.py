@@ -119,7 +119,7 @@ class RecordRoutes:
         created_at = (await self._logs.get(name)).log.created_at
         target = SocketTarget(
             self._pipe(name, created_at, token),
-            lambda data: body.in_turn(request, self._room, data, _records_of),
+            lambda data: self._records_of(request, data),
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             lambda data: self._append_message(request, name, token, data),
             lambda start, created: PageStream(
@@ -132,9 +132,18 @@ class RecordRoutes:
     async def _append_message(
         self, request: web.Request, name: str, token: int | None, data: Message
     ) -> bytes:
-        records = await body.in_turn(request, self._room, data, _records_of)
+        records = await self._records_of(request, data)
         call = Append.of(records, None, token=token)
         return _appended(name, await self._logs.append(name, call))
+
+    async def _records_of(self, request: web.Request, data: Message) -> list[Record]:
+        """The records of a socket's message: frames, or the JSON of an append."""
+        if isinstance(data, str):
+            made = await body.in_turn(request, self._room, data.encode(), records_from_json)
+            return list(made)
+        records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record")]
+        check_size(records)
+        return records
 
     def _pipe(
         self, name: str, created_at: str, token: int | None, expect: int | None = None
@@ -167,15 +176,6 @@ def _appended(name: str, done: RecordsAppended) -> bytes:
         done.ledger_id,
         done.entry_id,
     )
-
-
-def _records_of(data: Message) -> list[Record]:
-    """The records of a socket's message: frames, or the JSON of an append."""
-    if isinstance(data, str):
-        return list(records_from_json(data.encode()))
-    records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record")]
-    check_size(records)
-    return records
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:

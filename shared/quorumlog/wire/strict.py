@@ -43,15 +43,20 @@ def loads(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> Any:
     return value
 
 
+def marks(data: bytes | bytearray) -> int:
+    """The commas, colons and opening brackets of a text, those in strings included."""
+    return len(data) - len(data.translate(None, _MARKS))
+
+
 def check_marks(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> None:
     """Raise TooLarge where a text has more values than may be made of it, before one is made."""
-    if len(data) <= marks_max or len(data) - len(data.translate(None, _MARKS)) <= marks_max:
+    if len(data) <= marks_max or marks(data) <= marks_max:
         return
     # Those in strings mark no values. Nearly each string has a mark behind it.
-    marks = 0
+    count = 0
     for number, found in enumerate(_TOKENS.finditer(data)):
-        marks += found.lastindex is not None
-        if marks > marks_max or number > 2 * marks_max + 1:
+        count += found.lastindex is not None
+        if count > marks_max or number > 2 * marks_max + 1:
             raise TooLarge(f"the JSON has more than {marks_max} commas, colons and brackets")
 
 
