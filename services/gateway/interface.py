@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.wire.bodies import BookieList
@@ -36,7 +37,7 @@ class LedgerOptions:
     custom: tuple[tuple[str, str], ...] = ()
     ledger_id: int | None = None
     allow_degraded: bool = False
-    idempotency_key: str | None = None
+    once: Once | None = None
     tags: tuple[tuple[str, str], ...] = ()
     """Transaction, partition and attempt of a transaction's ledger (docs/guides/transactions.md)."""
     log: str | None = None
@@ -198,7 +199,12 @@ class EngineInterface(Protocol):
         ...
 
     async def change_password(
-        self, ledger_id: int, new: str, *, password: str | None = None
+        self,
+        ledger_id: int,
+        new: str,
+        *,
+        password: str | None = None,
+        once: Once | None = None,
     ) -> LedgerMetadata:
         """Set another password. Raises: WrongPassword."""
         ...

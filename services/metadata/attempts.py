@@ -8,11 +8,14 @@ from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.wire.bodies import OnceBody
 from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
 """The target of a change whose loss an operator accepted: the token is there, and the change is not."""
 
+_ONCE: Final = "once "
+"""Begins the target of a client's request: its content, and what its first copy left."""
 
 _PLACING: Final = ("log ", "create log ", "transaction ")
 """Changes that place ledgers in a log: a rebuild finds their tokens in copies of the ledgers' rows, and keeps them as
@@ -64,6 +67,32 @@ async def record_attempt(connection: Connection, attempt: str, target: str) -> N
     """As `try_record`. Raises: InvalidRequest if the token was used for another change."""
     if not await try_record(connection, attempt, target):
         raise used_otherwise(await target_of(connection, attempt))
+
+
+async def found_once(connection: Connection, once: OnceBody | None) -> str | None:
+    """What the first copy of a client's request left (`record_once`); None if none was carried out, or the request has
+    no name. Copies of one request take the same lock, which the caller holds, or are told apart by `try_once`.
+
+    Raises: InvalidRequest if the first copy asked for something else.
+    """
+    found = None if once is None else await target_of(connection, once.token)
+    if once is None or found in (None, ACCEPTED):
+        return None
+    content, _, left = found.removeprefix(_ONCE).partition(" ")
+    if content != once.content:
+        pointer, detail = "/header/Idempotency-Key", "was used for another request"
+        errors = [{"pointer": pointer, "detail": detail}]
+        raise InvalidRequest(f"{pointer}: {detail}", errors=errors)
+    return left
+
+
+async def try_once(connection: Connection, once: OnceBody | None, left: object = "") -> bool:
+    """Record that the present transaction carries out a client's request, if that has a name, and what it leaves; False
+    if a concurrent one did. Waits for that one's end.
+    """
+    if once is None:
+        return True
+    return await try_record(connection, once.token, f"{_ONCE}{once.content} {left}")
 
 
 async def record_change(connection: Connection, target: str) -> None:

@@ -133,7 +133,7 @@ PARTS: Final = web.AppKey("parts", MetadataParts)
 
 
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:
-    """Create a ledger; a repeat of the attempt or idempotency key gets the first one."""
+    """Create a ledger; a repeat of the attempt, or of the client's request, gets the first one."""
     row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
     return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
@@ -161,7 +161,13 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
     if given[IF_MATCH] not in {None, change.row.version}:
         raise InvalidRequest("If-Match names another version than the row")
     parts = request.app[PARTS]
-    work = partial(parts.ledgers.change, change.row, attempt=change.attempt, missed=change.missed)
+    work = partial(
+        parts.ledgers.change,
+        change.row,
+        attempt=change.attempt,
+        missed=change.missed,
+        once=change.once,
+    )
     try:
         return row_answer(await work())
     except RowUnproven as unproven:

@@ -14,6 +14,7 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import (
+    AlreadyDone,
     InvalidRequest,
     LedgerExists,
     NoSuchLedger,
@@ -38,21 +39,23 @@ from quorumlog.wire.bodies import (
     LedgerProof,
     LedgerRow,
     MissedBody,
+    OnceBody,
     received,
 )
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
+    found_once,
     is_applied,
     record_attempt,
     target_of,
+    try_once,
     try_record,
     used_otherwise,
 )
 from services.metadata.database import (
     Connection,
     RowStore,
-    ages_count,
     listing,
     proven,
     transactional,
@@ -72,8 +75,6 @@ _HEADS: Final = (
     "SELECT ledger_id, version, state, body -> 'writer' ->> 'id' AS writer_id FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
 )
-_IDEMPOTENCY_KEY_HOURS: Final = 24
-"""How long an idempotency key is remembered (taste: longer than any client retries)."""
 _CREATE: Final = "create ledger "
 _COLUMNS: Final = set(ROW_FIELDS)
 """The fields of a row that have columns of their own."""
@@ -138,7 +139,7 @@ class LedgerStore(RowStore):
         return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
 
     async def create(self, request: LedgerCreateBody) -> LedgerRow:
-        """Create a row; a repeat (same attempt, or same idempotency key) gets the first one.
+        """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.
 
         Raises: InvalidRequest, LedgerExists; NoSuchLedger if the first one was deleted since.
         """
@@ -161,17 +162,20 @@ class LedgerStore(RowStore):
         attempt: str,
         missed: Iterable[MissedBody] = (),
         held: Sequence[HeldCopies] | None = None,
+        once: OnceBody | None = None,
     ) -> LedgerRow:
         """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
         bookies were asked.
 
-        Raises: NoSuchLedger, VersionConflict (with `current`), InvalidRequest; RowUnproven where the bookies have to
+        Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest; RowUnproven where the bookies have to
         be asked, CopyLost by what they hold.
         """
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
         if await is_applied(connection, attempt, target):
             return old
+        if await found_once(connection, once) is not None:
+            raise AlreadyDone(ledger_id=row.ledger_id, current=old.model_dump(mode="json"))
         if not is_made_from(old, row):
             raise conflict(old)
         check_ledger(old.to_core(), row.to_core())
@@ -186,6 +190,7 @@ class LedgerStore(RowStore):
             body_of(connection, row, row.ledger_id),
             attempt,
         )
+        await try_once(connection, once)
         await record_attempt(connection, attempt, target)
         if (row.fragments, row.repairs) != (old.fragments, old.repairs):
             await connection.execute(
@@ -358,11 +363,12 @@ class _AlreadyCreated(Exception):
 
 async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRow:
     await _raise_if_created(connection, request.attempt)
+    await _raise_if_done(connection, request.once)
     record = await _insert(connection, request)
     row = row_of(connection, record)
-    if request.idempotency_key is not None:
-        await _claim_key(connection, request.idempotency_key, row.ledger_id)
     # Of two concurrent tries the later one waits here for the earlier one's end.
+    if not await try_once(connection, request.once, row.ledger_id):
+        await _raise_if_done(connection, request.once)
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
         await _raise_if_created(connection, request.attempt)
     await index_members(connection, {row.ledger_id: row})
@@ -430,28 +436,11 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
             raise LedgerExists(ledger_id=chosen)
 
 
-async def _claim_key(connection: Connection, key: str, ledger_id: int) -> None:
-    """Bind an idempotency key to a ledger, unless it is still bound to an earlier one."""
-    claimed = await connection.fetchval(
-        "INSERT INTO create_keys AS k (key, ledger_id, expires_at)"
-        " VALUES ($1, $2, now() + make_interval(hours => $3))"
-        " ON CONFLICT (key) DO UPDATE SET ledger_id = excluded.ledger_id,"
-        " expires_at = excluded.expires_at WHERE k.expires_at < now() AND $4 RETURNING k.ledger_id",
-        key,
-        ledger_id,
-        _IDEMPOTENCY_KEY_HOURS,
-        deletes := await ages_count(connection),
-    )
-    if claimed is None:
-        first = await connection.fetchval("SELECT ledger_id FROM create_keys WHERE key = $1", key)
-        raise _AlreadyCreated(first)
-    # Each new key deletes two expired ones, so no sweep is needed.
-    if not deletes:
-        return
-    await connection.execute(
-        "DELETE FROM create_keys WHERE key IN (SELECT key FROM create_keys"
-        " WHERE expires_at < now() ORDER BY expires_at LIMIT 2 FOR UPDATE SKIP LOCKED)"
-    )
+async def _raise_if_done(connection: Connection, once: OnceBody | None) -> None:
+    """Raise _AlreadyCreated if an earlier copy of a client's request has created a ledger."""
+    ledger_id = await found_once(connection, once)
+    if ledger_id is not None:
+        raise _AlreadyCreated(int(ledger_id))
 
 
 async def _raise_if_created(connection: Connection, attempt: str) -> None:

@@ -1,6 +1,7 @@
 """The routes of logs, and of ledgers that no log names."""
 
 from typing import Final
+from uuid import UUID
 
 from aiohttp import web
 
@@ -10,8 +11,9 @@ from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import route
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.wire.bodies import ATTEMPT, LOG_NAME, OnceBody
 from quorumlog.wire.log_bodies import (
+    Done,
     LedgerIds,
     LogChange,
     LogCreateBody,
@@ -32,9 +34,17 @@ AFTER: Final = query_text("after", LOG_NAME, "Only logs after this name.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this.")
 ABOVE: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
 OF_LOG: Final = query_text("log", LOG_NAME, "Only ledgers that had a place in a log of this name.")
+TOKEN: Final = path_text("token", ATTEMPT, "The request of a client.", str(UUID(int=0)))
+CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of what it asks for.")
 OLDER_THAN_S: Final = query_integer(
     "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
 )
+
+
+async def find_request(request: web.Request, given: Given) -> web.Response:
+    """Whether a client's request was carried out; 422 if that was another request."""
+    once = OnceBody(token=given[TOKEN], content=given[CONTENT] or "0" * 32)
+    return answer(Done(done=await request.app[PARTS].logs.is_done(once)))
 
 
 async def create_log(request: web.Request, _given: Given) -> web.Response:
@@ -112,6 +122,7 @@ async def shared_ledgers(request: web.Request, _given: Given) -> web.Response:
 _LOG: Final = "/v1/logs/{name}"
 
 ROUTES: Final = (
+    route("GET", "/v1/requests/{token}", find_request, TOKEN, CONTENT, gives=Done),
     route("POST", "/v1/logs", create_log, takes=LogCreateBody, gives=LogRow, status=201),
     route("GET", "/v1/logs", list_logs, LIMIT, AFTER, PREFIX, gives=LogListBody),
     route("GET", _LOG, get_log, NAME, gives=LogRow),

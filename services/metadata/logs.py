@@ -9,9 +9,9 @@ from typing import Final
 
 import asyncpg
 
-from quorumlog.errors import InvalidRequest, LogExists, NoSuchLog, VersionConflict
+from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from, is_row
-from quorumlog.wire.bodies import LineageBody, received
+from quorumlog.wire.bodies import LineageBody, OnceBody, received
 from quorumlog.wire.bodies import body_of as body_of_core
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
@@ -22,7 +22,13 @@ from quorumlog.wire.log_bodies import (
     LogHeadBody,
     LogRow,
 )
-from services.metadata.attempts import is_applied, record_attempt, record_change
+from services.metadata.attempts import (
+    found_once,
+    is_applied,
+    record_attempt,
+    record_change,
+    try_once,
+)
 from services.metadata.database import (
     Connection,
     RowStore,
@@ -87,11 +93,25 @@ class LogStore(RowStore):
         return sorted(await shared_among(connection, set(ledgers)))
 
     @transactional
-    async def create(self, connection: Connection, request: LogCreateBody) -> LogRow:
+    async def is_done(self, connection: Connection, once: OnceBody) -> bool:
+        """Whether a client's request was carried out. Raises: InvalidRequest if it was another one."""
+        return await found_once(connection, once) is not None
+
+    async def create(self, request: LogCreateBody) -> LogRow:
         """Create a row; a repeat of the attempt gets the first one.
 
         Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
         since, or where there is nothing to fork.
+        """
+        row, is_new = await self._create(request)
+        if not is_new:
+            raise LogExists(log=row.name, current=row.model_dump(mode="json"))
+        return row
+
+    @transactional
+    async def _create(self, connection: Connection, request: LogCreateBody) -> tuple[LogRow, bool]:
+        """The row of the name, and whether this attempt has created it. That a client's request found a log there is
+        kept, too: a late copy must not create one (rule 6a).
         """
         row = request.row
         # The first try inserts the row, so that it is locked before anything is looked up.
@@ -112,10 +132,12 @@ class LogStore(RowStore):
                 row.name,
                 request.attempt,
             )
-            return row_of(old if is_it else None, row.name)
-        if old is not None and old["body"] is not None:
-            current = row_of(old)
-            raise LogExists(log=row.name, current=current.model_dump(mode="json"))
+            return row_of(old if is_it else None, row.name), True
+        is_late = await found_once(connection, request.once) is not None
+        if is_late or (old is not None and old["body"] is not None):
+            current = row_of(old, row.name)
+            await try_once(connection, request.once)
+            return current, False
         await check_name_free(connection, row.name)
         if request.fork is None and row.forked_at is not None:
             raise InvalidRequest("/row/forked_at: goes with /fork", log=row.name)
@@ -136,22 +158,26 @@ class LogStore(RowStore):
         )
         created = row_of(record, row.name)
         await _place_ledgers(connection, created, _places_of(created), request.attempt)
+        await try_once(connection, request.once)
         await record_attempt(connection, request.attempt, target)
-        return created
+        return created, True
 
     @transactional
     async def change(self, connection: Connection, request: LogChange) -> LogRow:
         """Compare-and-swap on `row.version`; returns the changed row.
 
-        Raises: NoSuchLog, VersionConflict (with `current`), InvalidRequest.
+        Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
         """
         row = request.row
         old = await lock_log(connection, row.name)
         target = f"log {row.name}"
         if await is_applied(connection, request.attempt, target):
             return old
+        if await found_once(connection, request.once) is not None:
+            raise AlreadyDone(log=row.name, current=old.model_dump(mode="json"))
         check_row(old, row)
         changed = await change_row(connection, old, row, attempt=request.attempt)
+        await try_once(connection, request.once)
         await record_attempt(connection, request.attempt, target)
         return changed
 

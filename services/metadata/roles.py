@@ -40,6 +40,7 @@ ROLES: Final[Table] = {
     "PUT /v1/services/{kind}/{id}/heartbeat": _SERVICES,
     "POST /v1/logs": _GATEWAY,
     "GET /v1/logs": _GATEWAY,
+    "GET /v1/requests/{token}": _GATEWAY,
     "GET /v1/logs/{name}": _GATEWAY,
     "PUT /v1/logs/{name}": _GATEWAY,
     "DELETE /v1/logs/{name}": _GATEWAY,

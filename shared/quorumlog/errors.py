@@ -537,6 +537,14 @@ class VersionConflict(
     """The row has another version than `If-Match` says; `current` is the current row."""
 
 
+class AlreadyDone(
+    Superseded, code="already-done", title="An earlier copy of the request was carried out"
+):
+    """The request's name (`Idempotency-Key`) is that of one that was carried out (rule 6a). `current` is the row now.
+    Between the services: a gateway answers its client with the row.
+    """
+
+
 class PreconditionRequired(
     Superseded, code="precondition-required", status=428, title="The request needs a precondition"
 ):

@@ -20,6 +20,7 @@ from quorumlog.errors import (
     WrongPassword,
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
@@ -45,7 +46,7 @@ class FakeEngine(EngineInterface):
         self.ledgers: dict[int, LedgerMetadata] = {}
         self.entries: dict[int, list[bytes]] = {}
         self.passwords: dict[int, str | None] = {}
-        self.idempotent: dict[str, int] = {}
+        self.idempotent: dict[Once | None, int] = {}
         self.deleted: set[int] = set()
         self.changed = asyncio.Condition()
         self.fails: BaseException | None = None
@@ -66,8 +67,8 @@ class FakeEngine(EngineInterface):
         )
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
-        if options.idempotency_key in self.idempotent:
-            return self.ledgers[self.idempotent[options.idempotency_key or ""]]
+        if options.once in self.idempotent:
+            return self.ledgers[self.idempotent[options.once]]
         if options.ensemble_size > BOOKIES and not options.allow_degraded:
             raise NotEnoughBookies(f"{options.ensemble_size} are needed, {BOOKIES} live")
         ledger_id = options.ledger_id
@@ -87,8 +88,8 @@ class FakeEngine(EngineInterface):
         )
         self.entries[ledger_id] = []
         self.passwords[ledger_id] = options.password
-        if options.idempotency_key is not None:
-            self.idempotent[options.idempotency_key] = ledger_id
+        if options.once is not None:
+            self.idempotent[options.once] = ledger_id
         return self.ledgers[ledger_id]
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
@@ -258,9 +259,14 @@ class FakeEngine(EngineInterface):
         return await self.close(ledger_id, password=password)
 
     async def change_password(
-        self, ledger_id: int, new: str, *, password: str | None = None
+        self,
+        ledger_id: int,
+        new: str,
+        *,
+        password: str | None = None,
+        once: Once | None = None,
     ) -> LedgerMetadata:
-        del new
+        del new, once
         return await self._open(ledger_id, password)
 
     async def accept_loss(

@@ -45,6 +45,7 @@ from quorumlog.protocol.metadata import (
     State,
     Writer,
 )
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
@@ -142,6 +143,8 @@ class Cluster:
         self.told_of_log: set[int] = set()
         """Ledgers whose members know that their log is deleted, and not they."""
         """Ledgers of whose deletion members hold copies (rule 18b)."""
+        self.done: dict[str, str] = {}
+        """The requests of clients that were carried out, by name, with what each asked for (rule 6a)."""
         self.wrong_tombstones: set[int] = set()
         """Ledgers that a log or an open transaction named when members were told of their deletion."""
         self.on_freed: Callable[[str, Gateway], None] = lambda _name, _gateway: None
@@ -170,6 +173,19 @@ class Cluster:
         if ledger_id not in self.ledgers:
             raise NoSuchLedger(ledger_id=ledger_id)
         return self.ledgers[ledger_id]
+
+    def is_late(self, once: Once | None) -> bool:
+        """Whether a copy of a client's request was carried out before."""
+        if once is None or once.token not in self.done:
+            return False
+        if self.done[once.token] != once.content:
+            raise InvalidRequest("the name is another request's")
+        return True
+
+    def note_done(self, once: Once | None) -> None:
+        """A client's request is carried out, in the transaction of its change."""
+        if once is not None:
+            self.done[once.token] = once.content
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger, which leaves a tombstone. A writer whose stream of changes is cut hears nothing."""
@@ -661,8 +677,19 @@ class Store(MetadataLogs):
             raise NoSuchLog(log=name)
         return self.cluster.logs[name]
 
-    async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
+    async def is_done(self, once: Once) -> bool:
         await self.gateway.ask()
+        is_done = self.cluster.is_late(once)
+        await self.gateway.hear()
+        return is_done
+
+    async def create(
+        self, log: LogMetadata, *, once: Once | None = None
+    ) -> tuple[LogMetadata, bool]:
+        await self.gateway.ask()
+        if self.cluster.is_late(once):
+            return self.row(log.name), False
+        self.cluster.note_done(once)
         return await self._created(log)
 
     async def _created(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
@@ -700,12 +727,15 @@ class Store(MetadataLogs):
             raise error.with_outcome(UNKNOWN) from error
         return found
 
-    async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
+    async def cas(self, log: LogMetadata, once: Once | None = None) -> LogMetadata | RowChanged:
         await self.gateway.ask()
         current = self.row(log.name)
+        if self.cluster.is_late(once):
+            return current
         if current.version != log.version:
             return RowChanged(current)
         self._replace(current, log)
+        self.cluster.note_done(once)
         await self.cluster.late_answer()
         await self.gateway.hear(None)
         # As the service does: a repeat of what was done gets the row as it is by then.

@@ -2,7 +2,8 @@
 
 Several gateways; producers with retries and without, publishers whose commits race with aborts and
 with each other, readers that follow; rolls, duels, truncation, sweeps; gateways that die or hang,
-answers that come late; a log that is deleted and created again under its readers, writers and closers. A seed is one schedule. What is judged
+answers that come late; a log that is deleted and created again under its readers, writers and closers; changes that are
+repeated elsewhere (`changes.py`). A seed is one schedule. What is judged
 (I32 to I34, rules 22 to 28) is in `judge.py`, and here: every request comes to an end, no answer
 contradicts its question, and in the end no ledger is left that no log names.
 """
@@ -40,6 +41,7 @@ from quorumlog.protocol.transaction import (
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.values import Append, LogRead, LogValues, ReadRecord, Since
 from tests.logs.attempts import write
+from tests.logs.changes import Changes
 from tests.logs.demands import (
     ABORT,
     APPEND,
@@ -138,6 +140,13 @@ class Run:
             self.settings,
             pick=lambda: self.forks.random.choice(self.alive()),
             stored=self.judge.stored,
+            seed=seed,
+        )
+        self.repeats = Changes(
+            self.cluster,
+            self.settings,
+            alive=self.alive,
+            stand_still=self.stand_still,
             seed=seed,
         )
         self.kills = rng.choice((0, 1, 2, 4))
@@ -653,6 +662,7 @@ class Run:
                 writers.create_task(self.publish("a2", 5))
                 writers.create_task(self.namesakes.run())
                 writers.create_task(self.replaced.run())
+                writers.create_task(self.repeats.run())
                 if self.forks.count:
                     writers.create_task(self.forks.run())
             self.is_over = True
@@ -685,6 +695,7 @@ class Run:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
         await self.forks.end()
+        await self.repeats.end()
         await self.check_limits(gateway)
         self.cluster.watch = None  # from here on each record's place is known to who appends it
         token = None

@@ -37,7 +37,7 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
     item = {"ledger_id": ledger_id, "member": "b1@1", "ranges": [[0, 4]], "survivors": 2}
     attempt = new_attempt()
     return [
-        ("POST", "/v1/ledgers", {"row": draft, "attempt": attempt, "idempotency_key": "k"}),
+        ("POST", "/v1/ledgers", {"row": draft, "attempt": attempt, "once": {"token": new_attempt(), "content": "0" * 32}}),
         ("PUT", f"/v1/ledgers/{ledger_id}", {"row": row, "attempt": attempt, "missed": missed}),
         ("DELETE", f"/v1/ledgers/{ledger_id}", {"version": 7, "attempt": attempt}),
         ("PUT", "/v1/bookies/b1/cookie", {"cookie": cookie, "version": 7, "attempt": attempt}),

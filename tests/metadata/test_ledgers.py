@@ -13,6 +13,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.wire.bodies import HEADS_MAX, LedgerRow
 from tests.metadata.support import DRAFT, Service
+from tests.support.once import once
 
 
 async def closed(service: Service, row: LedgerMetadata) -> LedgerMetadata:
@@ -53,7 +54,7 @@ async def test_the_same_create_attempt_gets_the_same_ledger(service: Service) ->
 
     rows = await asyncio.gather(
         *(service.client.create(DRAFT, attempt=attempt) for _ in range(8)),
-        *(service.client.create(DRAFT, idempotency_key="key") for _ in range(8)),
+        *(service.client.create(DRAFT, once=once("key")) for _ in range(8)),
     )
 
     assert len({row.ledger_id for row in rows[:8]}) == 1

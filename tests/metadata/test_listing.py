@@ -115,7 +115,6 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (("SELECT FROM ledgers WHERE ledger_id = $1 AND version = $2", [7, 1]), "ledgers_pkey"),
     (("DELETE FROM ledger_members WHERE ledger_id = $1", [7]), "ledger_members_of"),
     (("SELECT target FROM attempts WHERE attempt = $1", ["0" * 32]), "attempts_pkey"),
-    (("SELECT ledger_id FROM create_keys WHERE key = $1", ["7"]), "create_keys_pkey"),
     (("SELECT FROM cookies WHERE name = $1", ["b7"]), "cookies_pkey"),
     (("SELECT FROM logs WHERE name = $1 FOR UPDATE", ["log-7"]), "logs_pkey"),
     ((LOG_PAGE, ["log-7", 9, ""]), "logs_live"),
@@ -149,7 +148,6 @@ INSERT INTO ledger_members SELECT 'b' || n % 500, n, 1 FROM generate_series(1, 5
 INSERT INTO ledger_tags SELECT decode(md5((n % 500)::text), 'hex'), n
     FROM generate_series(1, 5000) n;
 INSERT INTO attempts (attempt, target) SELECT gen_random_uuid(), '' FROM generate_series(1, 5000);
-INSERT INTO create_keys SELECT n::text, n, now() FROM generate_series(1, 5000) n;
 INSERT INTO cookies SELECT 'b' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO logs SELECT 'log-' || n, 1, '{}' FROM generate_series(1, 5000) n;
 INSERT INTO unnamed_ledgers SELECT n, now() - make_interval(secs => n)

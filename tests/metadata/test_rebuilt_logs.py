@@ -39,6 +39,7 @@ from tests.metadata.test_rebuild import (
     until_ready,
     until_replayed,
 )
+from tests.support.once import once
 from tests.support.waiting import until
 
 __all__ = ("bookies",)
@@ -336,7 +337,7 @@ REBUILT = {
     "ledgers": "keys of passwords",
     "ledger_members": "",
     "ledger_tags": "",
-    "attempts": "tokens of other changes",
+    "attempts": "idempotency keys",
     "logs": "logs without records",
     "unnamed_ledgers": "",
     "shared_ledgers": "",
@@ -346,7 +347,6 @@ REBUILT = {
     "app_versions": "versions of apps",
     "repairs": "the repair queue and its settings",
     "repair_settings": "the repair queue and its settings",
-    "create_keys": "idempotency keys",
     "kept_ledgers": "",
     "unproven_ledgers": "",
     "leases": "",
@@ -401,7 +401,7 @@ def test_each_field_of_a_log_comes_from_bookies_or_is_told_as_lost() -> None:
     assert made == {"quorum", "digest", "batch_compression", "custom"}
 
 
-GONE = ("transactions", "transaction_ledgers", "app_versions", "repairs", "create_keys")
+GONE = ("transactions", "transaction_ledgers", "app_versions", "repairs")
 
 
 async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bookies) -> None:
@@ -424,7 +424,7 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
         app = await transactions.begin("empty", app="job", version=7, expires_in_s=3600)
         await transactions.commit(app[0].id, (), None)
         await create(service, log="events", extra=((TRANSACTION_TAG, opened[0].id),))
-        ledger = await service.client.create(DRAFT, idempotency_key="k")
+        ledger = await service.client.create(DRAFT, once=once("k"))
         _, ledger_closed = await service.client.cas(
             ledger.closed(last_entry=4, length=50), (MissedRange("b1@1", 0, 4),)
         )

@@ -208,27 +208,6 @@ async def test_an_expired_lease_is_free(worker: RepairClient, other: RepairClien
     await until(is_taken, "the first holder's time is over")
 
 
-async def test_an_idempotency_key_expires(service: Service, stores: Stores) -> None:
-    first = await service.client.create(DRAFT, idempotency_key="key")
-    assert await service.client.create(DRAFT, idempotency_key="key") == first
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute("UPDATE create_keys SET expires_at = now() - interval '1 s'")
-
-        second = await service.client.create(DRAFT, idempotency_key="key")
-        await service.client.create(DRAFT, idempotency_key="other")
-        await connection.execute(
-            "UPDATE create_keys SET expires_at = now() - interval '1 s' WHERE key = 'other'"
-        )
-        await service.client.create(DRAFT, idempotency_key="third")
-
-        assert second != first
-        keys = await connection.fetch("SELECT key FROM create_keys ORDER BY key")
-        assert [row["key"] for row in keys] == ["key", "third"]
-    finally:
-        await connection.close()
-
-
 async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:
     row = await service.client.create(DRAFT)
     for ranges in ([[0, 2**63 - 1]], [[1, 0]], [[-1, 0]], [[0]]):

@@ -7,7 +7,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from quorumlog.errors import MetadataUnavailable, Overloaded, OwnedByLog
+from quorumlog.errors import LogClosed, MetadataUnavailable, Overloaded, OwnedByLog
 from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
@@ -20,7 +20,6 @@ from quorumlog.protocol.log.messages import (
     Append,
     Committed,
     DeleteLog,
-    Finish,
     Resolve,
     RowChanged,
     SubmitRefused,
@@ -32,6 +31,7 @@ from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import Deletion, DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
@@ -178,6 +178,36 @@ async def a_fork_lets_go_of_its_own_alone() -> str | None:
 async def _none(*_args: Any, **_kwargs: Any) -> tuple[()]:
     """No ledger."""
     return ()
+
+
+def nothing_done(original: Any) -> Any:
+    """A request that finds nothing to change is answered, and leaves no name."""
+
+    async def change(
+        self: LogManager, name: str, change: Any, once: Once | None = None
+    ) -> tuple[LogMetadata, LogMetadata]:
+        row = await self.row(name)
+        needless = await change(row) == row
+        done: tuple[LogMetadata, LogMetadata] = await original(
+            self, name, change, None if needless else once
+        )
+        return done
+
+    return change
+
+
+def closed_without_a_name(_original: Any) -> Any:
+    """A request that finds a log closed is answered, and leaves no name."""
+
+    async def finish(
+        self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
+    ) -> None:
+        with contextlib.suppress(LogClosed):
+            await self.ownership.force(
+                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
+            )
+
+    return finish
 
 
 def skipped_now(_original: Any) -> Any:
@@ -503,10 +533,10 @@ def forced_by_name(original: Any) -> Any:
     """A log is taken over by its name."""
 
     async def force(
-        self: Ownership, name: str, *, create: bool, finish: Finish, created_at: str | None = None
+        self: Ownership, name: str, *, created_at: str | None = None, **how: Any
     ) -> LogMetadata:
         del created_at
-        taken: LogMetadata = await original(self, name, create=create, finish=finish)
+        taken: LogMetadata = await original(self, name, **how)
         return taken
 
     return force
@@ -572,6 +602,26 @@ LOG_MUTANTS: Final = (
         "a read beyond the end is answered as one at the end",
         "rule 27b",
         (Patch(LogReader, "_check_within", lambda _original: _nothing),),
+    ),
+    Mutant(
+        "a late copy of a request is carried out",
+        "rule 6a",
+        (Patch(Cluster, "is_late", always(False)),),
+    ),
+    Mutant(
+        "a request that changes nothing leaves no name",
+        "rule 6a",
+        (Patch(LogManager, "_change", nothing_done),),
+    ),
+    Mutant(
+        "a request that finds a log closed leaves no name",
+        "rule 6a",
+        (Patch(LogManager, "finish", closed_without_a_name),),
+    ),
+    Mutant(
+        "a takeover swaps the row without the request's name",
+        "rule 6a",
+        (Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)),),
     ),
     Mutant(
         "what an ended owner was sent goes to a namesake of its log",

@@ -174,7 +174,7 @@ CHANGE_PASSWORD: Final = Operation(
     "Change a ledger's password",
     "Whoever has the present one sets another. Within seconds all gateways refuse the old one; entries of before verify"
     " as before. A repeat succeeds.",
-    (LEDGER_ID, PASSWORD),
+    (LEDGER_ID, PASSWORD, IDEMPOTENCY_KEY),
     {JSON: Content(models.PasswordChange, {"another": {"password": "a new secret"}})},
     gives("The ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),

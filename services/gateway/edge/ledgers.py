@@ -8,6 +8,7 @@ from quorumlog.errors import NoSuchTransaction
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.once import Once
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import body
 from services.gateway.edge import ledger_operations as op
@@ -42,13 +43,12 @@ class LedgerRoutes:
         """POST /v1/ledgers."""
         value = await body.read_object(request, self._room)
         once = once_of(request, given, value)
-        key = None if once is None else once.token
         caller = caller_of(request)
         if caller.usage is None:
-            ledger = await self._create(caller, value, key)
+            ledger = await self._create(caller, value, once)
         else:
             with caller.usage.new_ledger(self._engine.writes) as counted:
-                ledger = await self._create(caller, value, key)
+                ledger = await self._create(caller, value, once)
                 counted.add(ledger.ledger_id)
         return json_value(
             ledger_json(ledger),
@@ -57,22 +57,20 @@ class LedgerRoutes:
         )
 
     async def _create(
-        self, caller: Caller, value: dict[str, Any], key: str | None
+        self, caller: Caller, value: dict[str, Any], once: Once | None
     ) -> LedgerMetadata:
         if "transaction" in value:
             wanted = body.parsed(value, TransactionLedgerCreate)
-            ledger = await self._create_of_log(caller, wanted, key)
+            ledger = await self._create_of_log(caller, wanted, once)
         else:
-            options = body.parsed(value, LedgerCreate).options(key)
+            options = body.parsed(value, LedgerCreate).options(once)
             namespace = dict(options.custom).get(NAMESPACE, "")
             caller.check(Scope.APPEND, Kind.LEDGERS, namespace)
             ledger = await self._engine.create(options)
-        # The key may be another caller's, and so the ledger.
-        caller.check(Scope.APPEND, *place_of(ledger))
         return ledger
 
     async def _create_of_log(
-        self, caller: Caller, wanted: TransactionLedgerCreate, key: str | None
+        self, caller: Caller, wanted: TransactionLedgerCreate, once: Once | None
     ) -> LedgerMetadata:
         if self._transactions is None:
             raise NoSuchTransaction
@@ -81,7 +79,7 @@ class LedgerRoutes:
             caller.check(Scope.APPEND, Kind.LOGS, found.log)
         whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
-        return await self._transactions.create_ledger(whose, custom=custom, idempotency_key=key)
+        return await self._transactions.create_ledger(whose, custom=custom, once=once)
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""
@@ -128,7 +126,10 @@ class LedgerRoutes:
         """PUT /v1/ledgers/{ledger_id}/password."""
         wanted = await body.read_model(request, self._room, PasswordChange)
         ledger = await self._engine.change_password(
-            given[LEDGER_ID], wanted.password, password=given[PASSWORD]
+            given[LEDGER_ID],
+            wanted.password,
+            password=given[PASSWORD],
+            once=once_of(request, given, wanted),
         )
         return _shown(ledger)
 

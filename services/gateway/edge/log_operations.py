@@ -8,6 +8,7 @@ from quorumlog.net.parameters import Parameter, query_integer, query_text
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import log_models as models
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.once import IDEMPOTENCY_KEY
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
@@ -119,7 +120,7 @@ PUT: Final = Operation(
     "Logs",
     "Create a log",
     "A repeat with the same settings gets the same log; with other settings 409.",
-    (NAME,),
+    (NAME, IDEMPOTENCY_KEY),
     {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
     {
         **gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
@@ -147,7 +148,7 @@ PATCH: Final = Operation(
     "only if the log has this `version` (its `ETag`): else 412 `version-conflict`, whose `version` is the log's; a roll or a "
     "new owner changes it too. "
     "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
-    (NAME, IF_MATCH, CREATED),
+    (NAME, IF_MATCH, CREATED, IDEMPOTENCY_KEY),
     {
         JSON: Content(
             models.LogPatch,
@@ -205,7 +206,7 @@ TRUNCATE: Final = _order(
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
     errors=(errors.LogProtected,),
-    parameters=(CREATED,),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
 )
 ARCHIVED: Final = _order(
     "archived",
@@ -214,12 +215,12 @@ ARCHIVED: Final = _order(
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),
-    parameters=(CREATED,),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
 )
 CLOSE: Final = _order(
     "close",
     "closeLog",
     "Close a log for good",
     errors=(errors.NotTheOwner, errors.WriterLost),
-    parameters=(CREATED,),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
 )

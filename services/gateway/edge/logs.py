@@ -16,6 +16,7 @@ from services.gateway.edge.log_models import (
     LogTruncate,
     log_json,
 )
+from services.gateway.edge.once import once_of
 from services.gateway.edge.operations import IF_MATCH, NAME
 from services.gateway.edge.room import Room
 from services.gateway.logs.manager import LogManager
@@ -37,7 +38,10 @@ class LogRoutes:
             )
         wanted = await body.read_model(request, self._room, LogCreate)
         view, is_new = await self._logs.put(
-            given[NAME], wanted.settings(), deletion_protection=wanted.deletion_protection
+            given[NAME],
+            wanted.settings(),
+            deletion_protection=wanted.deletion_protection,
+            once=once_of(request, given, wanted),
         )
         headers = {"ETag": f'"{view.log.version}"'}
         if is_new:
@@ -69,6 +73,7 @@ class LogRoutes:
             deletion_protection=wanted.deletion_protection,
             expect=given[IF_MATCH],
             created_at=given[op.CREATED],
+            once=once_of(request, given, wanted, given[IF_MATCH], given[op.CREATED]),
         )
         return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
@@ -77,9 +82,10 @@ class LogRoutes:
         await self._logs.delete(given[NAME], created_at=given[op.CREATED])
         return no_content()
 
-    async def close(self, _request: web.Request, given: Given) -> web.Response:
+    async def close(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        view = await self._logs.close(given[NAME], created_at=given[op.CREATED])
+        once = once_of(request, given, given[op.CREATED])
+        view = await self._logs.close(given[NAME], created_at=given[op.CREATED], once=once)
         return json_value(log_json(view))
 
     async def roll(self, _request: web.Request, given: Given) -> web.Response:
@@ -89,14 +95,22 @@ class LogRoutes:
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
         wanted = await body.read_model(request, self._room, LogTruncate)
-        view = await self._logs.truncate(given[NAME], wanted.before, created_at=given[op.CREATED])
+        once = once_of(request, given, wanted, given[op.CREATED])
+        view = await self._logs.truncate(
+            given[NAME], wanted.before, created_at=given[op.CREATED], once=once
+        )
         return json_value(log_json(view))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
         wanted = await body.read_model(request, self._room, LogArchived)
+        once = once_of(request, given, wanted, given[op.CREATED])
         view = await self._logs.archived(
-            given[NAME], wanted.through, expect=wanted.expect, created_at=given[op.CREATED]
+            given[NAME],
+            wanted.through,
+            expect=wanted.expect,
+            created_at=given[op.CREATED],
+            once=once,
         )
         return json_value(log_json(view))
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.bodies import Member
 from quorumlog.wire.transaction_bodies import (
@@ -141,7 +142,7 @@ class LedgerCreate(Model):
         """The sizes, omitted ones filled in. Raises: ValueError unless E >= Qw >= Qa."""
         return Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
-    def options(self, idempotency_key: str | None) -> LedgerOptions:
+    def options(self, once: Once | None) -> LedgerOptions:
         """The options for the engine."""
         quorum = self.quorum()
         return LedgerOptions(
@@ -153,7 +154,7 @@ class LedgerCreate(Model):
             custom=tuple(sorted(self.metadata.items())),
             ledger_id=self.ledger_id,
             allow_degraded=self.allow_degraded,
-            idempotency_key=idempotency_key,
+            once=once,
         )
 
 

@@ -1,4 +1,4 @@
-"""Requests that are carried out once, however often they arrive.
+"""Requests that are carried out once, however often they arrive (rule 6a).
 
 A caller names a request by `Idempotency-Key` and repeats it under the same key. The space of keys is the caller's, for
 each operation and for what it is on: nobody gets the answer to somebody else's request.

@@ -9,6 +9,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
@@ -50,13 +51,13 @@ class Creations:
         is_kept = False
         try:
             draft = await self._draft(options)
-            attempt, key = new_attempt(), options.idempotency_key
+            attempt, once = new_attempt(), options.once
             try:
-                row, is_kept = await self._create(draft, attempt, key, peer)
+                row, is_kept = await self._create(draft, attempt, once, peer)
             except (MetadataUnavailable, asyncio.CancelledError) as error:
                 if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
                     is_kept = True
-                    self._tasks.start(self._settle(draft, attempt, key, peer))
+                    self._tasks.start(self._settle(draft, attempt, once, peer))
                 raise
         finally:
             if not is_kept:
@@ -90,12 +91,12 @@ class Creations:
         )
 
     async def _create(
-        self, draft: LedgerMetadata, attempt: str, key: str | None, peer: str
+        self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> tuple[LedgerMetadata, bool]:
         """The ledger's row, and whether a new handle has the place of this creation."""
         rereads = self._handles.rereads
         gaps = rereads.gaps
-        row = await self._metadata.create(draft, attempt=attempt, idempotency_key=key)
+        row = await self._metadata.create(draft, attempt=attempt, once=once)
         is_new = self._adopt(row, draft.ledger_key, peer)
         if gaps != rereads.gaps and row.ledger_id in self._handles.by_ledger:
             rereads.want(row.ledger_id)  # changes may have been missed since the request
@@ -105,7 +106,7 @@ class Creations:
         """Become the writer of a ledger created here, unless this process is that already."""
         self._rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
-        # A repeated idempotency key gets the first ledger's row, whose handle may exist; and
+        # A repeated request of a client gets the first ledger's row, whose handle may exist; and
         # somebody else may have ended the ledger before this answer arrived.
         is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
@@ -114,7 +115,7 @@ class Creations:
         return False
 
     async def _settle(
-        self, draft: LedgerMetadata, attempt: str, key: str | None, peer: str
+        self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> None:
         """Settle a creation of unknown outcome. While this process lives it counts as the ledger's
         writer (rule 11), so nobody else would close or repair the ledger.
@@ -123,7 +124,7 @@ class Creations:
         try:
             while True:
                 try:
-                    _, is_kept = await self._create(draft, attempt, key, peer)
+                    _, is_kept = await self._create(draft, attempt, once, peer)
                 except MetadataUnavailable:
                     await asyncio.sleep(_RETRY_S)
                 except QuorumLogError:

@@ -37,6 +37,7 @@ from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
+from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.config import EngineConfig
@@ -242,9 +243,15 @@ class Engine:
         return await self._ends.kept(row)
 
     async def change_password(
-        self, ledger_id: int, new: str, *, password: str | None = None
+        self,
+        ledger_id: int,
+        new: str,
+        *,
+        password: str | None = None,
+        once: Once | None = None,
     ) -> LedgerMetadata:
-        """Set another password (rule 30); a repeat, which shows the old one, succeeds.
+        """Set another password (rule 30); a repeat, which shows the old one, succeeds. A late copy of the client's request
+        `once` changes nothing, and so that one is known a request that finds the password set swaps the row too (rule 6a).
 
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -252,10 +259,11 @@ class Engine:
             row = await self._rows.fresh(ledger_id)
             if not row.access_key:
                 raise InvalidRequest("the ledger has no password", ledger_id=ledger_id)
-            if self._gatekeeper.opens(row, new):
+            if not self._gatekeeper.opens(row, new):
+                row = with_password(await self._allowed(ledger_id, password), new)
+            elif once is None:
                 return await self._copied(row)
-            row = await self._allowed(ledger_id, password)
-            status, changed = await self.metadata.cas(with_password(row, new))
+            status, changed = await self.metadata.cas(row, once=once)
             if status is CasStatus.OK and changed is not None:
                 self._rows.put(changed)
                 return await self._copied(changed)

@@ -313,8 +313,8 @@ class LogDriver:
         match question:
             case ReadLog(name):
                 return await store.get(name)
-            case SwapLog(row):
-                swapped = await store.cas(row)
+            case SwapLog(row, once):
+                swapped = await store.cas(row, once)
                 if isinstance(swapped, LogMetadata):
                     self._place_last(swapped)
                 return swapped

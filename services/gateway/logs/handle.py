@@ -40,6 +40,7 @@ from quorumlog.protocol.log.messages import (
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import ending
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
@@ -161,10 +162,17 @@ class LogHandle:
         return self._ask(lambda future: ConsultAsked(future, call, is_forwarded))
 
     def force(
-        self, *, creates: bool, finish: Finish, created_at: str | None = None
+        self,
+        *,
+        creates: bool,
+        finish: Finish,
+        created_at: str | None = None,
+        once: Once | None = None,
     ) -> asyncio.Future[LogMetadata]:
-        """Take the log over from its owner, whoever that is, if it was created then."""
-        return self._ask(lambda future: ForceAsked(future, creates, finish, created_at))
+        """Take the log over from its owner, whoever that is, if it was created then. `once`: the client's request that
+        `finish` carries out.
+        """
+        return self._ask(lambda future: ForceAsked(future, creates, finish, created_at, once))
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
         """Seal the log if the writer of this ledger of it does not live; False if it lives."""

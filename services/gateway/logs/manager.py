@@ -36,6 +36,7 @@ from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
 from services.gateway.engine.batches import LARGE_BYTES, packed_batch
@@ -143,16 +144,22 @@ class LogManager:
         self.drain = self.ownership.drain
 
     async def put(
-        self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
+        self,
+        name: str,
+        settings: LogSettings,
+        *,
+        deletion_protection: bool | None = None,
+        once: Once | None = None,
     ) -> tuple[LogView, bool]:
         """The log of this name, and whether this call created it. `deletion_protection`: None takes that of the log.
+        `once`: the client's request, here and below: a late copy of it changes nothing (rule 6a).
 
-        Raises: LogExists if it has other settings.
+        Raises: LogExists if it has other settings; NoSuchLog for a late copy, if the log was deleted since.
         """
         wanted = LogMetadata(
             name, settings, next_offset=0, deletion_protection=bool(deletion_protection)
         )
-        row, is_new = await self._store.create(wanted)
+        row, is_new = await self._store.create(wanted, once=once)
         is_same = deletion_protection in (None, row.deletion_protection)
         if row.settings != settings or not is_same:
             raise LogExists(f"the log {name} exists with other settings", log=name)
@@ -281,7 +288,14 @@ class LogManager:
         self.positions.log_deleted(name, row.created_at)
         await self._drop([item.ledger_id for item in row.own])
 
-    async def truncate(self, name: str, before: int, *, created_at: str | None = None) -> LogView:
+    async def truncate(
+        self,
+        name: str,
+        before: int,
+        *,
+        created_at: str | None = None,
+        once: Once | None = None,
+    ) -> LogView:
         """Drop whole ledgers that end below `before`. Raises: LogProtected, LogReplaced."""
 
         def below(row: LogMetadata) -> int:
@@ -289,10 +303,15 @@ class LogManager:
             check_unprotected(row)
             return before
 
-        return await self.retain(name, below, tells_again=True)
+        return await self.retain(name, below, tells_again=True, once=once)
 
     async def retain(
-        self, name: str, begin: Callable[[LogMetadata], int], *, tells_again: bool = False
+        self,
+        name: str,
+        begin: Callable[[LogMetadata], int],
+        *,
+        tells_again: bool = False,
+        once: Once | None = None,
     ) -> LogView:
         """Drop whole ledgers that end below what `begin` says of the row that is changed: it knows the settings that the
         log has then. `tells_again`: where nothing is changed, members hear of what is let go of already, since a client that
@@ -306,8 +325,10 @@ class LogManager:
             dropped = await self._engine.existing(_let_go(row, changed))
             return changed
 
-        row, new = await self._change(name, truncated)
-        if tells_again and new.version == row.version:
+        row, new = await self._change(name, truncated, once)
+        # A late copy has let go of nothing: only what the row does not name any more is gone.
+        dropped = [ledger for ledger in dropped if new.item_of(ledger.ledger_id) is None]
+        if tells_again and not dropped:
             # An earlier try may have ended before it told the members.
             dropped = await self._let_go_before(name)
         # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
@@ -325,6 +346,7 @@ class LogManager:
         deletion_protection: bool | None = None,
         expect: int | None = None,
         created_at: str | None = None,
+        once: Once | None = None,
     ) -> LogView:
         """Change some of the log's limits, and its protection unless that is None; idempotent without `expect`.
 
@@ -345,13 +367,19 @@ class LogManager:
                     row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
-        before, new = await self._change(name, changed)
+        before, new = await self._change(name, changed, once)
         if new.expiry != before.expiry:
             self.accesses.begun(new)
         return await self._views.view(new)
 
     async def archived(
-        self, name: str, through: int, *, expect: int | None, created_at: str | None = None
+        self,
+        name: str,
+        through: int,
+        *,
+        expect: int | None,
+        created_at: str | None = None,
+        once: Once | None = None,
     ) -> LogView:
         """Record that all records below the offset `through` are archived elsewhere; idempotent.
 
@@ -376,22 +404,28 @@ class LogManager:
                 )
             return row.archived(through)
 
-        _, new = await self._change(name, archived)
+        _, new = await self._change(name, archived, once)
         return await self._views.view(new)
 
     async def _change(
-        self, name: str, change: Callable[[LogMetadata], Awaitable[LogMetadata]]
+        self,
+        name: str,
+        change: Callable[[LogMetadata], Awaitable[LogMetadata]],
+        once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
         """Change the row by compare-and-swap; returns the row before and after. An owner here learns
-        of the change, which does not end it.
+        of the change, which does not end it. A change that changes nothing is swapped too where a copy of it may come
+        late: the copy might find something to change.
         """
         while True:
             row = await self._store.get(name)
+            if once is not None and await self._store.is_done(once):
+                return row, row
             changed = await change(row)
-            if changed == row:
+            if changed == row and once is None:
                 return row, row
             try:
-                new = await self._store.cas(changed)
+                new = await self._store.cas(changed, once)
             finally:
                 self._rows.changed(name)
             if not isinstance(new, RowChanged):
@@ -454,17 +488,29 @@ class LogManager:
         assert item is not None, "the takeover created a ledger"
         return row.writer_token, item.first_offset or 0
 
-    async def close(self, name: str, *, created_at: str | None = None) -> LogView:
+    async def close(
+        self, name: str, *, created_at: str | None = None, once: Once | None = None
+    ) -> LogView:
         """Close the log for ever. Raises: LogReplaced."""
-        await self.finish(name, created_at)
+        # A late copy must not even end the owner.
+        if once is None or not await self._store.is_done(once):
+            await self.finish(name, created_at, once=once)
         return await self.get(name)
 
-    async def finish(self, name: str, created_at: str | None) -> None:
+    async def finish(self, name: str, created_at: str | None, *, once: Once | None = None) -> None:
         """The same, without the log as it is then."""
-        with contextlib.suppress(LogClosed):
+
+        async def unchanged(row: LogMetadata) -> LogMetadata:
+            row.check_created(created_at)
+            return row
+
+        try:
             await self.ownership.force(
-                name, create=False, finish=LogMetadata.closed, created_at=created_at
+                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
             )
+        except LogClosed:
+            if once is not None:
+                await self._change(name, unchanged, once)
 
     async def remove(self, row: LogMetadata) -> None:
         """Delete the log of this row, whatever was appended since; a namesake stays. Idempotent."""

@@ -14,6 +14,7 @@ from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import Event, Finish, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
+from quorumlog.protocol.once import Once
 from services.gateway.engine import Engine
 from services.gateway.logs.driver import LogPorts
 from services.gateway.logs.handle import LogCounts, LogHandle
@@ -138,11 +139,17 @@ class Ownership:
         return True
 
     async def force(
-        self, name: str, *, create: bool, finish: Finish, created_at: str | None = None
+        self,
+        name: str,
+        *,
+        create: bool,
+        finish: Finish,
+        created_at: str | None = None,
+        once: Once | None = None,
     ) -> LogMetadata:
         """Take the log that was created then over from its owner, even if the caller goes away meanwhile."""
         handle = self.handle(name)
-        return await handle.force(creates=create, finish=finish, created_at=created_at)
+        return await handle.force(creates=create, finish=finish, created_at=created_at, once=once)
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
         """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""

@@ -8,6 +8,7 @@ from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.log.messages import Committed, RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed
 
 
@@ -25,6 +26,7 @@ class MetadataLogs:
         self.get = client.get
         self.create = client.create
         self.fork = client.fork
+        self.is_done = client.is_done
         self.list = client.list
         self.heads = client.heads
         self.orphans = client.orphans
@@ -62,9 +64,11 @@ class MetadataLogs:
                 "a change of the log was made, and the database lacks it", log=name, outcome=UNKNOWN
             )
 
-    async def cas(self, log: LogMetadata) -> LogMetadata | RowChanged:
-        """Replace the row of this version: the row with its new version, unless it changed."""
-        is_done, row = await self._client.cas(log)
+    async def cas(self, log: LogMetadata, once: Once | None = None) -> LogMetadata | RowChanged:
+        """Replace the row of this version: the row with its new version, unless it changed. For a late copy of the
+        client's request `once`: the row as it is.
+        """
+        is_done, row = await self._client.cas(log, once=once)
         return row if is_done else RowChanged(row)
 
     async def delete(self, log: LogMetadata) -> RowChanged | None:

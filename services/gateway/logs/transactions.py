@@ -23,6 +23,7 @@ from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
@@ -78,7 +79,7 @@ class Transactions:
         whose: TransactionAttempt,
         *,
         custom: tuple[tuple[str, str], ...] = (),
-        idempotency_key: str | None = None,
+        once: Once | None = None,
     ) -> LedgerMetadata:
         """Create a ledger with the log's settings, whose only writer is this process.
 
@@ -93,7 +94,7 @@ class Transactions:
             replace(
                 options,
                 custom=tuple(sorted({**dict(options.custom), **dict(custom)}.items())),
-                idempotency_key=idempotency_key,
+                once=once,
                 tags=(*options.tags, *tags_of(whose)),
             )
         )

@@ -384,8 +384,7 @@ class Log:
             self._path,
             body=orjson.dumps(given),
             headers=headers,
-            # A repeat of a change that was done, and whose answer was lost, would be told of a conflict.
-            is_repeatable=if_version is None,
+            is_repeatable=True,
         )
         return answer.json()
 

@@ -5,7 +5,7 @@ twice equals doing it once (`is_repeatable`). A connection that breaks after a r
 nothing about the request's outcome.
 
 A gateway that stands still may carry out a request long after another gateway has answered its retry. So all tries of
-one call share an `Idempotency-Key`, by which the late one is recognised and not carried out.
+one call share an `Idempotency-Key`, by which the late one is recognised and not carried out (rule 6a).
 """
 
 import asyncio

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from quorumlog.errors import LogExists, NoSuchLedger, RouteNotFound, VersionConflict
+from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, RouteNotFound, VersionConflict
 from quorumlog.net.clocks import HeardClock
 from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.wire.bodies import Body
+from quorumlog.protocol.once import Once
+from quorumlog.wire.bodies import Body, once_body
 from quorumlog.wire.log_bodies import (
+    Done,
     ForkBody,
     LedgerIds,
     LogChange,
@@ -41,9 +43,21 @@ class LogClient:
         """The row from the primary. Raises: NoSuchLog."""
         return self._core(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow))
 
-    async def create(self, log: LogMetadata) -> tuple[LogMetadata, bool]:
-        """The row of this name, and whether this call created it."""
-        return await self._create(LogCreateBody(row=LogRow.from_core(log), attempt=new_attempt()))
+    async def is_done(self, once: Once) -> bool:
+        """Whether a copy of a client's request was carried out. Raises: InvalidRequest if that was another request."""
+        path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
+        return (await self._client.ask("GET", path, gives=Done, query=query)).done
+
+    async def create(
+        self, log: LogMetadata, *, once: Once | None = None
+    ) -> tuple[LogMetadata, bool]:
+        """The row of this name, and whether this call created it. A late copy of the client's request `once` creates
+        none.
+
+        Raises: NoSuchLog if the log of the first copy was deleted since.
+        """
+        row, attempt = LogRow.from_core(log), new_attempt()
+        return await self._create(LogCreateBody(row=row, attempt=attempt, once=once_body(once)))
 
     async def fork(
         self, log: LogMetadata, source: LogMetadata, at: int
@@ -65,19 +79,22 @@ class LogClient:
             return self._core(current_of(error, LogRow)), False
         return self._core(row), True
 
-    async def cas(self, log: LogMetadata) -> tuple[bool, LogMetadata]:
+    async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
         """Replace a row: whether that was done, and the row as it is then. Returns once that is
-        settled.
+        settled. For a late copy of the client's request `once` nothing is replaced: it was done before.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        body = LogChange(row=LogRow.from_core(log), attempt=new_attempt())
+        row, attempt = LogRow.from_core(log), new_attempt()
+        body = LogChange(row=row, attempt=attempt, once=once_body(once))
         path = f"/v1/logs/{log.name}"
         try:
-            row = await self._client.ask("PUT", path, body, gives=LogRow, settles=True)
+            new = await self._client.ask("PUT", path, body, gives=LogRow, settles=True)
         except VersionConflict as error:
             return False, self._core(current_of(error, LogRow))
-        return True, self._core(row)
+        except AlreadyDone as error:
+            return True, self._core(current_of(error, LogRow))
+        return True, self._core(new)
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
         """Free the name: the current row where its version is another one, else None.

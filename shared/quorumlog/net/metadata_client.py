@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from quorumlog.errors import (
+    AlreadyDone,
     CopyLost,
     MetadataUnavailable,
     NoSuchBookie,
@@ -16,6 +17,7 @@ from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_at
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire.bodies import (
     HELD_MAX,
@@ -48,6 +50,7 @@ from quorumlog.wire.bodies import (
     ServiceHeartbeat,
     ServiceList,
     WitnessState,
+    once_body,
 )
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.rebuild_bodies import RebuildState
@@ -148,9 +151,10 @@ class MetadataClient(MetadataRequests):
         draft: LedgerMetadata,
         *,
         attempt: str | None = None,
-        idempotency_key: str | None = None,
+        once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger; a negative `draft.ledger_id` takes the next free one.
+        """Create a ledger; a negative `draft.ledger_id` takes the next free one. A late copy of the client's request
+        `once` gets the ledger of the first one.
 
         Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
         arrived: the same attempt may be sent again then).
@@ -158,7 +162,7 @@ class MetadataClient(MetadataRequests):
         body = LedgerCreateBody(
             row=LedgerDraft.draft_of(draft),
             attempt=attempt or new_attempt(),
-            idempotency_key=idempotency_key,
+            once=once_body(once),
         )
         return (await self.ask("POST", "/v1/ledgers", body, gives=LedgerRow)).to_core()
 
@@ -168,8 +172,10 @@ class MetadataClient(MetadataRequests):
         missed: tuple[MissedRange, ...] = (),
         *,
         attempt: str | None = None,
+        once: Once | None = None,
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`, and return the row as it is then.
+        """Replace the row that has `metadata.version`, and return the row as it is then. Nothing is replaced for a late
+        copy of the client's request `once`.
 
         Returns once the change is settled, however long that takes; UNKNOWN only where nothing was
         sent. Raises: InvalidRequest for an illegal change; CopyLost where bookies hold copies of rows that the
@@ -179,12 +185,15 @@ class MetadataClient(MetadataRequests):
             row=LedgerRow.from_core(metadata),
             attempt=attempt or new_attempt(),
             missed=tuple(map(MissedBody.from_core, missed)),
+            once=once_body(once),
         )
         path = f"/v1/ledgers/{metadata.ledger_id}"
         try:
             row = await self.ask("PUT", path, body, gives=LedgerRow, settles=True)
         except VersionConflict as error:
             return CasStatus.CONFLICT, current_of(error, LedgerRow).to_core()
+        except AlreadyDone as error:
+            return CasStatus.OK, current_of(error, LedgerRow).to_core()
         except NoSuchLedger as error:
             return _of_missing(error), None
         except MetadataUnavailable:

@@ -1,4 +1,4 @@
-"""The name that all copies of one client's request share, so that it is carried out once."""
+"""The name that all copies of one client's request share, so that it is carried out once (rule 6a)."""
 
 from dataclasses import dataclass
 

@@ -34,6 +34,7 @@ from quorumlog.protocol.metadata import (
     State,
     Writer,
 )
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.wire.witnesses import WITNESS
 
@@ -294,20 +295,39 @@ class MissedBody(Body):
         return body_of(cls, missed)
 
 
+class OnceBody(Body):
+    """The name of a client's request, which is carried out once (rule 6a)."""
+
+    token: Attempt
+    content: Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
+
+
+def once_body(once: Once | None) -> OnceBody | None:
+    """The body that carries the name of a request, if it has one."""
+    return None if once is None else body_of(OnceBody, once)
+
+
+OptionalOnce = Annotated[OnceBody | None, Field(exclude_if=lambda once: once is None)]
+"""Left out of a change that no client has named."""
+
+
 class LedgerCreateBody(Body):
-    """`POST /v1/ledgers`. A repeat of an attempt gets the same row."""
+    """`POST /v1/ledgers`. A repeat of an attempt, or of the client's request, gets the same row."""
 
     row: LedgerDraft
     attempt: Attempt
-    idempotency_key: Annotated[Text, StringConstraints(min_length=1, max_length=255)] | None = None
+    once: OptionalOnce = None
 
 
 class LedgerChange(Body):
-    """`PUT /v1/ledgers/{id}`: replace the row if its version still is `row.version`."""
+    """`PUT /v1/ledgers/{id}`: replace the row if its version still is `row.version`. 409 `already-done` if a change for
+    the client's request was made before.
+    """
 
     row: LedgerRow
     attempt: Attempt
     missed: tuple[MissedBody, ...] = Field(default=(), max_length=100_000)
+    once: OptionalOnce = None
 
 
 class LedgerDelete(Body):

@@ -33,6 +33,7 @@ from quorumlog.wire.bodies import (
     Body,
     LedgerId,
     LogName,
+    OptionalOnce,
     Text,
     Version,
     WriterBody,
@@ -234,7 +235,7 @@ class ForkBody(Body):
 
 class LogCreateBody(Body):
     """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
-    an attempt gets the same row.
+    an attempt gets the same row. A repeat of the client's request gets `log-exists`, or 404 where the log was deleted.
 
     With `fork` the log, which is empty in `row`, begins with the records of another one below an offset, which are in CLOSED
     ledgers. 404 `no-such-log` of the source, 422 `invalid` where the source has an open ledger there.
@@ -244,15 +245,24 @@ class LogCreateBody(Body):
     attempt: Attempt
     fork: ForkBody | None = Field(default=None, exclude_if=lambda fork: fork is None)
     """Left out where there is none: services of before this field forbid it."""
+    once: OptionalOnce = None
 
 
 class LogChange(Body):
     """`PUT /v1/logs/{name}`: replace the row if its version still is `row.version`. A ledger that is new in
-    the row must exist and be made for this log (rule 22).
+    the row must exist and be made for this log (rule 22). 409 `already-done`, with the row as `current`, if a change
+    for the client's request was made before.
     """
 
     row: LogRow
     attempt: Attempt
+    once: OptionalOnce = None
+
+
+class Done(Body):
+    """`GET /v1/requests/{token}?content=`: whether a client's request was carried out."""
+
+    done: bool
 
 
 DELETED_WITH_LOG_MAX: Final = 1000

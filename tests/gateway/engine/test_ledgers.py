@@ -29,6 +29,7 @@ from services.gateway.engine import Engine
 from services.gateway.engine import rows as rows_module
 from services.gateway.interface import DEGRADED, EntriesAppended
 from tests.gateway.engine.support import ledger, payloads, world_of
+from tests.support.once import once
 from tests.support.waiting import until
 
 
@@ -240,10 +241,10 @@ async def test_a_repeated_creation_gets_the_same_ledger_and_no_second_handle(
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine, b"x", idempotency_key="once")
+        row = await ledger(world.engine, b"x", once=once("k"))
 
         for engine in (world.engine, world.other):
-            assert (await ledger(engine, idempotency_key="once")).ledger_id == row.ledger_id
+            assert (await ledger(engine, once=once("k"))).ledger_id == row.ledger_id
             await engine.append(row.ledger_id, [b"x"])
 
         assert await payloads(world.other, row.ledger_id) == [b"x"] * 3

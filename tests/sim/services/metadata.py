@@ -328,8 +328,8 @@ class Metadata(Process):
             if not done.startswith(_CREATE):
                 raise InvalidRequest(f"this attempt was used for another change ({done})")
             return self._row(int(done.removeprefix(_CREATE)))
-        if body.idempotency_key in tables.keys:
-            return self._row(tables.keys[body.idempotency_key])
+        if body.once is not None and body.once.token in tables.once:
+            return self._row(tables.once[body.once.token])
         while ledger_id is None:
             tables.last_id += 1
             ledger_id = None if tables.last_id in tables.rows else tables.last_id
@@ -339,8 +339,8 @@ class Metadata(Process):
         created_at = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
         core = body.row.core(ledger_id=ledger_id, version=1, created_at=created_at)
         tables.record(body.attempt, f"{_CREATE}{ledger_id}")
-        if body.idempotency_key is not None:
-            tables.keys[body.idempotency_key] = ledger_id
+        if body.once is not None:
+            tables.once[body.once.token] = ledger_id
         core = replace(core, attempt=body.attempt)
         self._judge(None, core)
         return self._put(LedgerRow.from_core(core))

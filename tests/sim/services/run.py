@@ -46,6 +46,7 @@ from tests.sim.shrink import shrunk
 from tests.sim.world import Violation, judged
 from tests.support import invariants
 from tests.support.history import check
+from tests.support.once import once
 from tests.support.virtual import VirtualLoop
 
 CALM_S = 400.0
@@ -163,11 +164,11 @@ class Run:
             write,
             ack,
             allow_degraded=self.rng.random() < 0.3,
-            idempotency_key=f"key-{self.keys}" if self.rng.random() < 0.5 else None,
+            once=once(f"key-{self.keys}") if self.rng.random() < 0.5 else None,
         )
         if self.plan.is_stubborn and self.rng.random() < 0.3:
-            options = replace(options, ledger_id=self._chosen_id(), idempotency_key=None)
-        is_repeated = options.idempotency_key is not None and self.rng.random() < 0.5
+            options = replace(options, ledger_id=self._chosen_id(), once=None)
+        is_repeated = options.once is not None and self.rng.random() < 0.5
         try:
             row: LedgerMetadata = await self._gone_with(self._engine().create(options))
             if is_repeated:  # the answer got lost, say: the same again, maybe elsewhere

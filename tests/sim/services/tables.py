@@ -43,8 +43,8 @@ class Tables:
     attempts: dict[str, str] = field(default_factory=dict)
     accepted: set[str] = field(default_factory=set)
     """Tokens of changes whose loss was accepted."""
-    keys: dict[str, int] = field(default_factory=dict)
-    """Idempotency keys, and the ledgers that were created with them."""
+    once: dict[str, int] = field(default_factory=dict)
+    """Names of clients' requests, and the ledgers that these created."""
     repairs: dict[tuple[int, str], Item] = field(default_factory=dict)
     leases: dict[str, Held] = field(default_factory=dict)
     repair_version: int = 0
@@ -78,7 +78,7 @@ class Tables:
             dict(self.versions),
             dict(self.attempts),
             set(self.accepted),
-            dict(self.keys),
+            dict(self.once),
             {key: replace(item, ranges=list(item.ranges)) for key, item in self.repairs.items()},
             {name: replace(held) for name, held in self.leases.items()},
             self.repair_version,

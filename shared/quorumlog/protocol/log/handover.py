@@ -35,6 +35,7 @@ from quorumlog.protocol.log.messages import (
 from quorumlog.protocol.log.row import LogItem, LogMetadata, LogState
 from quorumlog.protocol.log.takeover import ending, without_row
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.once import Once
 
 CONFLICTS_MAX: Final = 20
 """How often one handover yields to another gateway before it fails."""
@@ -120,6 +121,8 @@ class Handover:
     creates: bool = False
     """Whether a takeover makes this process the owner."""
     finish: Finish = same
+    once: Once | None = None
+    """The client's request that `finish` carries out (rule 6a)."""
     ledger_id: int = -1
     """The ledger whose writer is asked for."""
     suspect: Writer | None = None

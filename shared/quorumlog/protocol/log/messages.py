@@ -17,6 +17,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.row import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction
 
 RequestKey = Any
@@ -136,9 +137,12 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class SwapLog:
-    """Compare-and-swap from `log.version`: LogMetadata as it is afterwards, or RowChanged."""
+    """Compare-and-swap from `log.version`: LogMetadata as it is afterwards, or RowChanged. Where a copy of the client's
+    request `once` was carried out before, nothing is swapped.
+    """
 
     log: LogMetadata
+    once: Once | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +474,8 @@ class ForceAsked:
     finish: Finish
     created_at: str | None = None
     """Of the log that is meant: a log that was created later under its name is not changed (rule 27b)."""
+    once: Once | None = None
+    """The client's request that `finish` carries out; None where it may be carried out again."""
 
 
 @dataclass(frozen=True, slots=True)

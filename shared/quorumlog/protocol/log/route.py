@@ -181,9 +181,14 @@ class LogRoute:
                 self._go(LogRequest(request, call, sizes, is_forwarded), now)
             case ConsultAsked(request, call, is_forwarded):
                 self._go(LogRequest(request, call, (), is_forwarded), now)
-            case ForceAsked(request, creates, finish, created_at):
+            case ForceAsked(request, creates, finish, created_at, once):
                 self._queue(
-                    Aim.FORCE, request, creates=creates, finish=finish, created_at=created_at
+                    Aim.FORCE,
+                    request,
+                    creates=creates,
+                    finish=finish,
+                    created_at=created_at,
+                    once=once,
                 )
             case HealAsked(request, ledger_id):
                 self._queue(Aim.HEAL, request, ledger_id=ledger_id)
@@ -486,7 +491,9 @@ class LogRoute:
         assert handover.row is not None
         assert self.owner is None
         self._tenure += 1
-        self._takeover = Takeover(handover.row, creates=handover.creates, finish=handover.finish)
+        self._takeover = Takeover(
+            handover.row, creates=handover.creates, finish=handover.finish, once=handover.once
+        )
         self._step_part(BeginTakeover(), now)
 
     def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:

@@ -41,6 +41,7 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata
+from quorumlog.protocol.once import Once
 
 
 class TakeoverStage(Enum):
@@ -65,12 +66,15 @@ class Takeover:
     All ledgers of the row are CLOSED afterwards, but for the new last one with `creates`.
     """
 
-    def __init__(self, log: LogMetadata, *, creates: bool, finish: Finish) -> None:
-        """`log` as it was read."""
+    def __init__(
+        self, log: LogMetadata, *, creates: bool, finish: Finish, once: Once | None = None
+    ) -> None:
+        """`log` as it was read. `once`: the client's request that `finish` carries out (rule 6a)."""
         self.stage = TakeoverStage.IDLE
         self._log = log
         self._creates = creates
         self._finish = finish
+        self._once = once
         self._number = 0
         self._ends: dict[int, LedgerEnd] = {}
         self._measured = -1
@@ -255,7 +259,7 @@ class Takeover:
             row = row.with_ledger(self._new).with_ends(
                 {}, producers=self.producers.snapshot(), now_ms=now.sealed_ms()
             )
-        self._ask(TakeoverStage.SWAPPING, SwapLog(self._finish(row)))
+        self._ask(TakeoverStage.SWAPPING, SwapLog(self._finish(row), self._once))
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:
         if isinstance(value, RowChanged):

@@ -1,0 +1,12 @@
+"""Names of clients' requests, as the gateway's edge makes them of keys."""
+
+from hashlib import blake2b
+from uuid import UUID
+
+from quorumlog.protocol.once import Once
+
+
+def once(key: str, asked: str = "") -> Once:
+    """The name of a request with this key, which asks for this."""
+    token, content = (blake2b(text.encode(), digest_size=16) for text in (key, asked))
+    return Once(str(UUID(bytes=token.digest())), content.hexdigest())
