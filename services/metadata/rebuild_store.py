@@ -22,7 +22,7 @@ from quorumlog.protocol.rebuild import (
     decide,
     newest_of,
 )
-from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log
+from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log, is_opened
 from quorumlog.wire.bodies import Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
@@ -342,12 +342,17 @@ class RebuildTables:
                     await record_change(self._connection, f"rebuild log {name}")
                 return LogDecision(Action.TOMBSTONE)
             gone, stored = await self._tombstones_and_rows(known, ledgers)
+            token = 0
+            if writes and is_opened(known, ledgers):
+                # The id of no ledger, so that nobody gets it as a token either.
+                token = await self._connection.fetchval("SELECT next_ledger_id()")
             decision = decide_log(
                 name,
                 known,
                 ledgers,
                 gone | set(buried),
                 now_ms=await self._now_ms(),
+                token=token,
                 stored=stored,
             )
             if writes and decision.row is not None:

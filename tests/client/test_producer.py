@@ -225,3 +225,21 @@ async def test_under_an_epoch_of_the_caller_s_an_expired_producer_may_have_sent_
             await producer.append(b"a")
 
     assert once.value.outcome == UNKNOWN
+
+
+async def test_a_new_producer_is_newer_than_the_one_that_ended_the_last_whatever_the_clock_shows() -> (
+    None
+):
+    newer = 1 << 52  # thousands of years from now
+    log = Log()
+    log.replies = [StaleProducer("the producer is in a newer epoch", producer_epoch=newer)]
+    async with serving(log) as url, Client(url) as client:
+        first = client.log("log").producer("p", since=0)
+        with pytest.raises(StaleProducer):
+            await first.append(b"a")
+
+        second = client.log("log").producer("p", since=0)
+        elsewhere = client.log("other").producer("p", since=0)
+
+    assert first.epoch < newer < second.epoch == newer + 1
+    assert elsewhere.epoch < newer

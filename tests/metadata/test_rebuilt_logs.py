@@ -69,10 +69,12 @@ class Written:
             await made.add()
         return made
 
-    async def add(self) -> None:
+    async def add(self, opened_by: str | None = None) -> None:
         ledger = await closed(self.service, await create(self.service, log=self.row.name), last=9)
         item = LogItem(ledger.ledger_id, 10 * len(self.rows), 10 * len(self.rows) + 9)
         change = replace(self.row, items=(*self.row.items, item))
+        if opened_by is not None:
+            change = change.opened(opened_by)
         attempt = new_attempt()
         status, body = await swap(self.service, change, attempt)
         assert status == 200
@@ -133,6 +135,33 @@ async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_
         assert (status, problem["code"]) == (412, "version-conflict")
         current = LogRow.model_validate_json(orjson.dumps(problem["current"])).to_core()
         assert current == now
+
+
+async def test_a_rebuilt_log_refuses_the_tokens_that_it_gave_before(
+    stores: Stores, bookies: Bookies
+) -> None:
+    """Rule 22a. The last one to open it has appended nothing: no bookie knows of that one."""
+    given = []
+    async with lost_after(stores, bookies) as (service, running):
+        log = await Written.of(service, 1)
+        for owner in ("a", "b"):
+            await log.add(owner)
+            given.append(log.row.writer_token)
+        await keep(running["b1"], *log.rows)
+        await log.add("c")
+        given.append(log.row.writer_token)
+
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await rebuilt(service, bookies, running)
+        logs = LogClient(service.client)
+        found = await logs.get("events")
+        again = await rebuilt(service, bookies, running)
+        later = await create(service, log="events")
+
+    assert given == [row.ledger_id for row in log.rows[1:]]
+    assert found.writer_token > max(given)
+    assert later.ledger_id > found.writer_token, "no ledger has that id"
+    assert again.logs == {"same": 1}
 
 
 async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_ledger(

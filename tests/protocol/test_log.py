@@ -74,10 +74,10 @@ def test_a_log_is_closed_at_the_end_of_its_last_ledger() -> None:
 
 
 def test_opening_gives_a_greater_token_each_time() -> None:
-    first = EMPTY.opened("a")
-    second = first.opened("b")
+    first = EMPTY.with_ledger(7).opened("a")
+    second = closed(first, {7: (4, 10)}).with_ledger(9).opened("b")
 
-    assert (first.writer_token, second.writer_token, second.opened_by) == (1, 2, "b")
+    assert (first.writer_token, second.writer_token, second.opened_by) == (7, 9, "b")
 
 
 def test_only_the_item_that_a_takeover_replays_keeps_a_producer_table() -> None:

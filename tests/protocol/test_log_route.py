@@ -477,7 +477,7 @@ def test_an_open_takes_the_log_from_an_owner_that_lives() -> None:
     row = hand.create(8)
 
     assert hand.answers["open"] == row
-    assert row.writer_token == 1
+    assert row.writer_token == 8
     assert hand.machine.phase is RoutePhase.OWNING
 
 

@@ -329,6 +329,8 @@ def test_no_row_is_written_behind_one_under_which_an_entry_was_confirmed(
 # --- logs -----------------------------------------------------------------------------------------
 
 NOW_MS = 1_000
+TOKEN = 1_000_000
+"""A writer token that nobody has."""
 CREATED_AT = "2026-01-02T00:00:00.000000Z"
 LATER_AT = "2026-01-03T00:00:00.000000Z"
 OFFSETS = tuple((number, 10 * number) for number in range(8))
@@ -350,7 +352,7 @@ def behind(
 def told(
     known: LogMetadata | None, *ledgers: LedgerPlace, deleted: Sequence[int] = ()
 ) -> LogDecision:
-    return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS)
+    return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS, token=TOKEN)
 
 
 LOG = LogMetadata(
@@ -506,8 +508,28 @@ def test_a_log_that_is_behind_gets_the_ledgers_that_came_later() -> None:
         (2, 10, 19),
         (3, 20, None),
     ]
-    assert (row.forgotten_end, row.version, row.writer_token) == (20, 7, 3)
+    assert (row.forgotten_end, row.version) == (20, 7)
     assert row.settings == LOG.settings
+
+
+def opened(one: LedgerPlace, token: int) -> LedgerPlace:
+    """A ledger that was placed when the log had this writer token."""
+    assert one.lineage is not None
+    return replace(one, lineage=replace(one.lineage, writer_token=token))
+
+
+def test_a_rebuilt_log_that_was_opened_has_a_token_that_nobody_was_given() -> None:
+    """Rule 22a."""
+    placed = replace(ledger(2, 10), lineage=Lineage(CREATED_AT))
+    lost = told(None, opened(placed, 2)).row
+    behind = told(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20)).row
+    never_opened = told(None, placed).row
+
+    assert lost is not None
+    assert behind is not None
+    assert never_opened is not None
+    assert (lost.writer_token, behind.writer_token) == (TOKEN, TOKEN)
+    assert never_opened.writer_token == 0
 
 
 def test_a_log_whose_ledgers_it_names_stays() -> None:
@@ -523,12 +545,12 @@ def test_a_log_without_ledgers_is_told_where_ledgers_are_deleted_since_they_may_
     """
     empty = replace(LOG, items=(), next_offset=0)
 
-    told_of = decide_log("log", empty, (), {7}, now_ms=NOW_MS)
+    told_of = decide_log("log", empty, (), {7}, now_ms=NOW_MS, token=TOKEN)
 
     assert (told_of.action, told_of.row) == (Action.SAME, None)
     assert "delete it again" in told_of.why
-    assert not decide_log("log", empty, (), (), now_ms=NOW_MS).why
-    assert not decide_log("log", LOG, (), {7}, now_ms=NOW_MS).why
+    assert not decide_log("log", empty, (), (), now_ms=NOW_MS, token=TOKEN).why
+    assert not decide_log("log", LOG, (), {7}, now_ms=NOW_MS, token=TOKEN).why
 
 
 def test_an_item_that_was_added_ahead_gets_the_place_that_its_ledger_tells() -> None:
@@ -616,7 +638,7 @@ def test_a_hole_that_is_found_later_is_none() -> None:
     row = told(None, behind(ledger(0, 0, 3)), behind_hole).row
 
     again = told(row, behind(ledger(0, 0, 3)), behind(ledger(1, 10, 9), OFFSETS[0]), behind_hole)
-    kept = decide_log("events", row, [behind_hole], [], now_ms=NOW_MS, stored=[0, 1])
+    kept = decide_log("events", row, [behind_hole], [], now_ms=NOW_MS, token=TOKEN, stored=[0, 1])
 
     assert (again.action, again.holes) == (Action.SAME, ())
     assert (kept.action, kept.holes) == (Action.SAME, ())

@@ -217,7 +217,7 @@ def rebuild(seed: int, *, hides: bool) -> tuple[History, LogDecision]:
     # A log lets go of its first ledgers, and they are deleted in this order.
     gone = set(history.let_go[: rng.randint(0, len(history.let_go))])
     held = [one for one in history.held(silent) if one.ledger_id not in gone]
-    decision = decide_log("events", known, held, gone, now_ms=10_000)
+    decision = decide_log("events", known, held, gone, now_ms=10_000, token=1_000_000)
     judge(history, decision, silent, gone)
     return history, decision
 

@@ -32,6 +32,7 @@ from quorumlog.client.records import (
 )
 from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
 from quorumlog.client.transport import Transport
+from quorumlog.errors import StaleProducer
 
 
 class Log:
@@ -89,7 +90,8 @@ class Log:
         since: int | None = None,
     ) -> Producer:
         """A producer, which appends exactly once whatever process dies. A producer of the same id with
-        a higher epoch ends older ones; the default epoch is the wall clock's time.
+        a higher epoch ends older ones. The default epoch is the wall clock's time, or one more than the epoch that ended
+        a producer of this client, whichever is later: a clock that was put back ends no new producer.
 
         `since`: the log's `next_offset` before the producer of this id and epoch sent its first
         request. With the default epoch the first append reads `since` from the log. A caller that gives
@@ -97,10 +99,13 @@ class Log:
         without `since`, a log that has forgotten any producer refuses producers that it does not know
         with ExpiredProducer: begin a new epoch then.
         """
+        name = uuid.uuid4().hex if producer_id is None else producer_id
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        newest = self._transport.epochs.get((self._path, name), 0)
         return Producer(
             self._request,
-            uuid.uuid4().hex if producer_id is None else producer_id,
-            int(datetime.now(UTC).timestamp() * 1000) if epoch is None else epoch,
+            name,
+            max(now_ms, newest + 1) if epoch is None else epoch,
             self._end if epoch is None and since is None else since,
             self._transport,
             self._batching,
@@ -136,16 +141,21 @@ class Log:
         """Send one append request, of this handle or one of its producers."""
         content_type, body = encoded(call.payloads)
         expect = {} if call.expect is None else {"expect": call.expect}
-        answer = await self._transport.request(
-            "POST",
-            f"{self._path}/entries",
-            body=body,
-            content_type=content_type,
-            params=expect | _meant(created_at),
-            headers={**headers, **self._token_header()},
-            is_repeatable=is_repeatable,
-            end=call.end,
-        )
+        try:
+            answer = await self._transport.request(
+                "POST",
+                f"{self._path}/entries",
+                body=body,
+                content_type=content_type,
+                params=expect | _meant(created_at),
+                headers={**headers, **self._token_header()},
+                is_repeatable=is_repeatable,
+                end=call.end,
+            )
+        except StaleProducer as error:
+            newest = int(error.members.get("producer_epoch", 0))
+            self._transport.epochs[self._path, headers[header.PRODUCER_ID]] = newest
+            raise
         is_duplicate = answer.headers.get(header.PRODUCER_DUPLICATE) == "true"
         return _appended(answer.json(), is_duplicate=is_duplicate)
 

@@ -321,7 +321,8 @@ class Log(Face[_async.Log]):
         self, producer_id: str | None = None, *, epoch: int | None = None, since: int | None = None
     ) -> Producer:
         """A producer, which appends exactly once whatever process dies. A producer of the same id with
-        a higher epoch ends older ones; the default epoch is the wall clock's time.
+        a higher epoch ends older ones. The default epoch is the wall clock's time, or one more than the epoch that ended
+        a producer of this client, whichever is later: a clock that was put back ends no new producer.
 
         `since`: the log's `next_offset` before the producer of this id and epoch sent its first
         request. With the default epoch the first append reads `since` from the log. A caller that gives

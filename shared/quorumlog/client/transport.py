@@ -118,6 +118,8 @@ class Transport:
         self._streams: set[asyncio.Task[None]] = set()
         """Each holds a socket, until it is cancelled."""
         self._crowded_until = 0.0
+        self.epochs: dict[tuple[str, str], int] = {}
+        """The epochs that ended producers of this client, by path of the log and producer id."""
         self._seen = (0, 0.0)
         """The last `Consumers-Version`, and when it was read."""
 

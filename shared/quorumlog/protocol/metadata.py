@@ -108,6 +108,8 @@ class Lineage:
     """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
     shared: tuple[tuple[int, int], ...] = ()
     """The nearest of these ledgers that the fork names, as `before`."""
+    writer_token: int = 0
+    """The log's, once it was opened for one writer (rule 22a)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,10 +117,11 @@ def decide_log(
     deleted: Collection[int],
     *,
     now_ms: int,
+    token: int,
     stored: Collection[int] = (),
 ) -> LogDecision:
     """Judge one log by the rows of all ledgers that were made for it. `deleted`: ids with tombstones; `stored`: ids
-    of ledgers whose rows the database has, whoever holds copies.
+    of ledgers whose rows the database has, whoever holds copies. `token`: a writer token that nobody has.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -168,6 +169,9 @@ def decide_log(
     named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
+    if is_opened(row, named_now):
+        # Whoever opened the log last may have appended nothing since, and is not known; all others were fenced off.
+        row = replace(row, writer_token=max(row.writer_token + 1, token), opened_by=None)
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
     )
@@ -388,6 +392,13 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
         custom=customs[-1] if customs else (),
     )
     return LogMetadata(name, settings, version=NEW_LOG_VERSION, created_at=created_at)
+
+
+def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
+    """Whether a log was opened for one writer, by its row or by what its ledgers tell (rule 22a)."""
+    lineages = (one.lineage for one in ledgers)
+    told = (0 if lineage is None else lineage.writer_token for lineage in lineages)
+    return any(told) or (known is not None and known.writer_token > 0)
 
 
 def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:

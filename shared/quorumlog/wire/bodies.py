@@ -167,6 +167,7 @@ class LineageBody(Body):
     shared: Annotated[
         tuple[tuple[LedgerId, EntryId], ...], Field(exclude_if=lambda ids: not ids)
     ] = ()
+    writer_token: Annotated[int, Field(ge=0, le=ID_MAX, exclude_if=lambda token: not token)] = 0
     """Absent where there is nothing to tell: services of before these fields forbid them."""
 
     def to_core(self) -> Lineage:

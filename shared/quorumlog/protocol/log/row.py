@@ -281,6 +281,7 @@ class LogMetadata:
                     self.attempt,
                     self.forked_at,
                     shared,
+                    self.writer_token,
                 )
             if item.first_offset is not None and not item.is_empty:
                 before.append((item.ledger_id, item.first_offset))
@@ -440,8 +441,11 @@ class LogMetadata:
         return replace(self, expiry=Expiry(self.expiry.idle_s, keeper, term))
 
     def opened(self, owner: str) -> "LogMetadata":
-        """The log with a new writer token: appends with an older one are fenced off."""
-        return replace(self, writer_token=self.writer_token + 1, opened_by=owner)
+        """The log with a new writer token: appends with an older one are fenced off. The token is the id of the ledger that
+        the takeover has created for it: an id is given once, over rebuilds too (rule 22a).
+        """
+        last = -1 if self.last_item is None else self.last_item.ledger_id
+        return replace(self, writer_token=max(self.writer_token + 1, last), opened_by=owner)
 
     def closed(self) -> "LogMetadata":
         """The log after its end; all its ledgers are CLOSED by then."""
