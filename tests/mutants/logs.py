@@ -626,7 +626,16 @@ LOG_MUTANTS: Final = (
     Mutant(
         "what an ended owner was sent goes to a namesake of its log",
         "rule 27b",
-        (Patch(LogRoute, "_refuse_for", skipped_now),),
+        (
+            Patch(LogRoute, "_refuse_for", skipped_now),
+            # Alone it is seldom seen: what nobody waits for goes nowhere anyway.
+            Patch(LogRoute, "_is_awaited", always(True)),
+        ),
+    ),
+    Mutant(
+        "an append that was given up goes to the next log of the name",
+        "rule 27b",
+        (Patch(LogRoute, "_is_awaited", always(True)),),
     ),
     Mutant(
         "a log's deletion is told to no member of what forks name",
