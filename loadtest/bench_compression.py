@@ -143,7 +143,7 @@ async def one(
         ledger = client.ledger((await log.info())["ledgers"][0]["ledger_id"])
         await log.roll()
         info = await ledger.info()
-        found["stored"] = info["length"] / (len(values) + size)
+        found["stored"] = (info["length"] or 0) / (len(values) + size)
     return found
 
 

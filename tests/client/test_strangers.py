@@ -86,6 +86,7 @@ async def test_nothing_internal_answers_on_the_public_port(cluster: Cluster) -> 
         ledger = await client.create_ledger()
         info = await ledger.info()
     writer = info["writer"]
+    assert writer is not None
     async with aiohttp.ClientSession(headers=cluster.headers) as session:
         inside = await status_of(session, "GET", f"{writer['internal_url']}/internal/instance")
         assert inside == (200, {"id": writer["id"]})

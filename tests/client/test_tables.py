@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorumlog.cli.printing import print_object, print_rows
+from quorumlog.cli.printing import print_object, print_rows, text_of
 
 LONG = "-".join(f"part{number}" for number in range(40))
 
@@ -20,3 +20,26 @@ def test_a_value_that_is_wider_than_the_terminal_is_printed_whole(
 
     for printed in (as_object, as_rows):
         assert LONG in "".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("free_bytes", 73_002_577_920, "67.99 GiB"),
+        ("roll_bytes", 67_108_864, "64 MiB"),
+        ("length", 900, "900 B"),
+        ("lag_ms", 1500, "1.5 s"),
+        ("lag_ms", 3_600_000, "60 min"),
+        ("created_at", "2026-11-28T13:51:33.538680Z", "2026-11-28 13:51:33Z"),
+        ("holder", None, ""),
+        ("degraded", True, "yes"),
+        ("offset", 7_000_000, "7000000"),
+        ("holders", ["a", "b"], "a, b"),
+        ("settings", {"ack_quorum": 2, "roll_bytes": 1 << 20}, "ack_quorum 2, roll_bytes 1 MiB"),
+        ("ledgers", [{"ledger_id": 1}, {"ledger_id": 2}], "ledger_id 1\nledger_id 2"),
+    ],
+)
+def test_sizes_durations_and_times_are_printed_for_people(
+    name: str, value: object, text: str
+) -> None:
+    assert text_of(name, value) == text

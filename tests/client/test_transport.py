@@ -273,3 +273,15 @@ async def test_a_full_log_fails_a_call_at_once_in_the_sdk_and_in_spark() -> None
 
     assert caught.value.outcome == NOT_DONE
     assert len(gateway.paths) == 2
+
+
+async def test_the_first_failed_try_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway(MetadataUnavailable("away"), MetadataUnavailable("away"), _OPEN)
+
+    async with serving(gateway) as url, Client(url) as client:
+        with caplog.at_level("INFO", "quorumlog.client"):
+            assert await client.ledger(7).info() == _OPEN
+
+    told = [record for record in caplog.records if record.name == "quorumlog.client.transport"]
+    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+    assert told[0].getMessage().startswith("metadata-unavailable: away; tried again for ")

@@ -225,7 +225,7 @@ OTHERS = [
     ("POST", "/v1/ledgers", b"{}", JSON | {"Idempotency-Key": "ü"}, 422),
     ("GET", ENTRIES, None, {"Ledger-Password": "x" * 1025}, 422),
     *(_get(path, 404) for path in (
-        "/", "/v1", "/v2/ledgers", "/v1/ledgers/", "/v1/ledgers/1/", "/v1/ledgers/1/entries/",
+        "/v1", "/v2/ledgers", "/v1/ledgers/", "/v1/ledgers/1/", "/v1/ledgers/1/entries/",
         "/v1/ledgers/1/entries/0/", "/v1/ledgers/1/entries/0/1", "//v1/ledgers", "/V1/ledgers",
         "/problems/none", "/v1/ledgers/2", "/v1/ledgers/2/entries", "/v1/ledgers/2/entries/0",
         "/v1/ledgers/2/last-add-confirmed", "/v1/ledgers/1/entries/0",
@@ -351,6 +351,7 @@ async def test_each_get_has_a_head_and_each_path_options(gateway: Gateway) -> No
         "/health/ready": "GET, HEAD, OPTIONS",
         "/metrics": "GET, HEAD, OPTIONS",
         "/openapi.json": "GET, HEAD, OPTIONS",
+        "/": "GET, HEAD, OPTIONS",
         "/docs": "GET, HEAD, OPTIONS",
         "/problems/invalid": "GET, HEAD, OPTIONS",
     }.items():

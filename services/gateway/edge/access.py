@@ -139,6 +139,7 @@ ACCESS: Final[Mapping[str, Access]] = {
     "isReady": _OPEN,
     "getOpenApi": _OPEN,
     "getDocs": _OPEN,
+    "getIndex": _OPEN,
 }
 """By the operation's name."""
 

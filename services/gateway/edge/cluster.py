@@ -1,6 +1,6 @@
 """The resources /v1/bookies, /v1/cluster, /v1/audit and /problems."""
 
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -12,8 +12,23 @@ from quorumlog.net.parameters import Given
 from services.gateway.edge import cluster_operations as op
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.media import HTML, accepted
-from services.gateway.edge.problem_pages import problem_json, problem_page
+from services.gateway.edge.problem_pages import page, problem_json, problem_page
 from services.gateway.interface import EngineInterface
+
+_INDEX: Final = page(
+    "A gateway of quorumlog",
+    "<p>Append-only ledgers and logs over HTTP.</p><ul>"
+    + "".join(
+        f'<li><a href="{path}"><code>{path}</code></a>: {what}'
+        for path, what in (
+            ("/docs", "every operation, with its parameters, bodies and errors"),
+            ("/v1/cluster", "the services and their states"),
+            ("/v1/logs", "the logs"),
+            ("/health/ready", "whether this gateway can create a ledger now"),
+        )
+    )
+    + "</ul>",
+)
 
 
 class ClusterRoutes:
@@ -47,6 +62,10 @@ class ClusterRoutes:
         )
         return json_value(page.model_dump(mode="json"))
 
+    async def index(self, _request: web.Request, _given: Given) -> web.Response:
+        """GET /: for a person who tries the address in a browser."""
+        return html_response(_INDEX)
+
     async def problem(self, request: web.Request, given: Given) -> web.Response:
         """GET /problems/{code}."""
         cls = codes().get(given[op.CODE])
@@ -62,6 +81,7 @@ class ClusterRoutes:
             Route(op.BOOKIES, self.bookies),
             Route(op.CLUSTER, self.cluster),
             Route(op.PROBLEM, self.problem),
+            Route(op.INDEX, self.index),
         ]
         if self._audit is not None:
             routes.append(Route(op.AUDIT, self.audit))

@@ -151,18 +151,10 @@ class Log(Model):
 
 def log_json(view: LogView) -> dict[str, Any]:
     """A log as the API shows it."""
-    log, settings = view.log, view.log.settings
+    log = view.log
     return {
         "name": log.name,
-        "settings": {
-            "ensemble_size": settings.quorum.ensemble_size,
-            "write_quorum": settings.quorum.write_quorum,
-            "ack_quorum": settings.quorum.ack_quorum,
-            "digest": settings.digest,
-            "metadata": dict(settings.custom),
-            **settings.limits,
-            "batch_compression": settings.batch_compression,
-        },
+        "settings": log.settings.fields,
         "state": log.state,
         "first_offset": log.first_offset,
         "next_offset": view.next_offset,

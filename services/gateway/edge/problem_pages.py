@@ -28,12 +28,18 @@ def problem_page(cls: type[QuorumLogError]) -> str:
         if cls.outcome == NOT_DONE
         else "Nobody can say whether the request was done."
     )
+    return page(
+        html.escape(cls.title),
+        f"<p><code>{cls.code}</code>, status {cls.status}</p>"
+        f"<p>{html.escape(shown['description'])}</p><p>{done} {retry}</p>",
+    )
+
+
+def page(title: str, body: str) -> str:
+    """A small page, of a title and a body that are HTML."""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>{cls.code}</title>"
+        f"<title>{title}</title>"
         "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;"
-        "padding:0 1rem}:root{color-scheme:light dark}</style>"
-        f"<h1>{html.escape(cls.title)}</h1>"
-        f"<p><code>{cls.code}</code>, status {cls.status}</p>"
-        f"<p>{html.escape(shown['description'])}</p><p>{done} {retry}</p></html>"
+        f"padding:0 1rem}}:root{{color-scheme:light dark}}</style><h1>{title}</h1>{body}</html>"
     )

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 from uuid import uuid4
 
+import orjson
+
 from quorumlog.errors import (
     UNKNOWN,
     ExpiredProducer,
@@ -162,7 +164,14 @@ class LogManager:
         row, is_new = await self._store.create(wanted, once=once)
         is_same = deletion_protection in (None, row.deletion_protection)
         if row.settings != settings or not is_same:
-            raise LogExists(f"the log {name} exists with other settings", log=name)
+            found = row.settings.fields | {"deletion_protection": row.deletion_protection}
+            given = settings.fields | {"deletion_protection": deletion_protection}
+            differing = "; ".join(
+                f"{field} is {orjson.dumps(found[field]).decode()}, not {orjson.dumps(value).decode()}"
+                for field, value in given.items()
+                if found[field] != value and value is not None
+            )
+            raise LogExists(f"the log {name} exists with other settings: {differing}", log=name)
         return await self._views.view(row), is_new
 
     async def create(

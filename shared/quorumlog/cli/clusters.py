@@ -1,6 +1,6 @@
 """`quorumlog cluster …`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from quorumlog.cli.printing import (
     print_line,
     print_rows,
     show_repeatedly,
+    text_of,
 )
 from quorumlog.cli.session import common_options, parse_urls, run, run_async
 from quorumlog.client import Client
@@ -51,7 +52,7 @@ def status(
     show_repeatedly(lambda client: client.cluster(), _print_cluster, watch)
 
 
-def _print_cluster(found: dict[str, Any]) -> None:
+def _print_cluster(found: Mapping[str, Any]) -> None:
     if common_options().as_json:
         print_json(found)
         return
@@ -69,8 +70,11 @@ def _print_cluster(found: dict[str, Any]) -> None:
             f"ledgers that bookies keep for rows that the database lacks: {found['kept_count']} ({some})"
         )
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
-    print_line(f"quarantined by this gateway: {found.get('quarantined', [])}")
-    print_line(f"degraded ledgers: {found['degraded_ledgers']}")
+    for title, name in (
+        ("quarantined by this gateway", "quarantined"),
+        ("degraded ledgers", "degraded_ledgers"),
+    ):
+        print_line(f"{title}: {text_of(name, found.get(name, [])) or 'none'}")
 
 
 @app.command()
@@ -91,7 +95,7 @@ def audit(
             if common_options().as_json:
                 print_json(row)
             else:
-                print_line("  ".join(str(row[name]) for name in _AUDIT_COLUMNS))
+                print_line("  ".join(text_of(name, row[name]) for name in _AUDIT_COLUMNS))
 
     run(show)
 

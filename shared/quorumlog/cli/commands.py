@@ -1,10 +1,10 @@
 """The tree of commands under `quorumlog`."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from quorumlog import __version__
 from quorumlog.cli import (
     bookies,
     certificates,
@@ -16,7 +16,7 @@ from quorumlog.cli import (
     tokens,
 )
 from quorumlog.cli.printing import print_line
-from quorumlog.cli.session import with_common_options
+from quorumlog.cli.session import begin_command, with_common_options
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,10 +39,7 @@ app.add_typer(certificates.app, name="certificates")
 def _print_version(*, asked: bool) -> None:
     if not asked:
         return
-    try:
-        print_line(f"quorumlog {version('quorumlog')}")
-    except PackageNotFoundError:  # run from a folder that nobody installed
-        print_line("quorumlog (not installed)")
+    print_line(f"quorumlog {__version__}")
     raise typer.Exit
 
 
@@ -57,5 +54,10 @@ def root(
             help="Print the version.",
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print results and errors as JSON.")
+    ] = False,
 ) -> None:
     """Take the options before the command."""
+    del version
+    begin_command(as_json=as_json)

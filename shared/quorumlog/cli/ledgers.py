@@ -3,13 +3,13 @@
 import asyncio
 import base64
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
 import typer
 
-from quorumlog.cli.ends import ExitStatus
+from quorumlog.cli.ends import ExitStatus, print_error
 from quorumlog.cli.operator import ask, autorecoveries
 from quorumlog.cli.pipes import (
     FileOption,
@@ -26,6 +26,8 @@ from quorumlog.cli.pipes import (
     write,
 )
 from quorumlog.cli.printing import (
+    YesOption,
+    confirm_on_terminal,
     print_answer,
     print_object,
     print_places,
@@ -78,7 +80,7 @@ def create(
 ) -> None:
     """Create a ledger and print its id."""
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def work(client: Client) -> Mapping[str, Any]:
         ledger = await client.create_ledger(
             ensemble_size=ensemble,
             write_quorum=write_quorum,
@@ -133,6 +135,10 @@ def read(
 
     async def work(client: Client) -> None:
         ledger = client.ledger(ledger_id, password=password)
+        if first > 0 and common_options().shows_notices:
+            end = await ledger.last_add_confirmed() + 1
+            if first > end:
+                print_error(f"entry {first} is beyond the ledger's end: its next entry is {end}")
         found = ledger.tail(first) if follow else ledger.entries(first, last=last)
         count = None
         if not follow and is_progress_shown():
@@ -248,7 +254,7 @@ def accept_loss(
             help="A bookie that is gone for ever, such as bookie-1@1: its answer is not needed."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold the
     entries answers that it does not; `ledger verify` lists lost entries.
@@ -259,7 +265,7 @@ def accept_loss(
         if not sys.stdin.isatty():
             raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
         question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
-        typer.confirm(question, abort=True, err=True)
+        confirm_on_terminal(question, yes=yes)
 
     async def work(client: Client) -> dict[str, Any]:
         ledger = client.ledger(ledger_id, password=password)
@@ -272,8 +278,10 @@ def accept_loss(
 def delete(
     ledger_id: LedgerArgument,
     password: PasswordOption = None,
+    yes: YesOption = False,
 ) -> None:
-    """Delete a ledger with its entries."""
+    """Delete a ledger with its entries. On a terminal it asks first."""
+    confirm_on_terminal(f"Delete the ledger {ledger_id} with its entries for ever?", yes=yes)
     run(lambda client: client.delete_ledger(ledger_id, password=password))
     print_answer({"deleted": ledger_id})
 

@@ -4,13 +4,15 @@ import asyncio
 import base64
 import os
 import re
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
 import typer
 
+from quorumlog.cli.ends import print_error
 from quorumlog.cli.pipes import (
     FileOption,
     FollowOption,
@@ -26,16 +28,20 @@ from quorumlog.cli.pipes import (
     write,
 )
 from quorumlog.cli.printing import (
+    YesOption,
+    confirm_on_terminal,
     print_answer,
     print_object,
     print_places,
     print_rows,
 )
 from quorumlog.cli.session import common_options, run
-from quorumlog.client import Client, LogAppended, LogRecord, Paged, Record, Start
+from quorumlog.client import Client, LogAppended, LogInfo, LogRecord, Paged, Record, Start
 
 WORDS: Final = ("records", "offset")
-_STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end) or an RFC 3339 time"
+_STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end), an RFC 3339 time, or how long ago: 30s, 5m, 2h, 7d"
+_AGO: Final = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _OFFSET: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
 BatchCompression = Literal["none", "zstd"]
 
@@ -72,7 +78,7 @@ def create_log(
 ) -> None:
     """Create a log. Repeating the command with the same settings is harmless."""
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def work(client: Client) -> LogInfo:
         log = await client.create_log(
             name,
             roll_bytes=roll_bytes,
@@ -161,6 +167,8 @@ def _start(text: str, option: str = "--from") -> Start:
         return cast("Start", text)
     if _OFFSET.fullmatch(text):
         return int(text)
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -168,6 +176,16 @@ def _start(text: str, option: str = "--from") -> Start:
     if at is None or at.tzinfo is None:
         raise typer.BadParameter(f"{option} is {_STARTS}, with its time zone")
     return at
+
+
+async def _notice_beyond(client: Client, name: str, start: Start) -> None:
+    """Say on standard error where an offset is beyond the log's end: nothing is printed then."""
+    if isinstance(start, int) and start > 0 and common_options().shows_notices:
+        end = (await client.log(name).info())["next_offset"]
+        if start > end:
+            print_error(
+                f"offset {start} is beyond the log's end: its next record gets offset {end}"
+            )
 
 
 @app.command(name="read")
@@ -183,6 +201,7 @@ def read_log(
     async def work(client: Client) -> None:
         log = client.log(name)
         found = log.tail(start) if follow else log.records(start)
+        await _notice_beyond(client, name, start)
         count = None
         if not follow and isinstance(start, int) and is_progress_shown():
             info = await log.info()
@@ -208,6 +227,7 @@ def tail_log(
     start = last if first is None else _start(first)
 
     async def work(client: Client) -> None:
+        await _notice_beyond(client, name, start)
         await _write(client.log(name).tail(start), framing)
 
     run(work)
@@ -300,8 +320,12 @@ def protect_log(
 
 
 @app.command(name="delete")
-def delete_log(name: NameArgument) -> None:
-    """Delete a log with its records."""
+def delete_log(name: NameArgument, yes: YesOption = False) -> None:
+    """Delete a log with its records. On a terminal it asks first."""
+    if not yes and sys.stdin.isatty():
+        info = run(lambda client: client.log(name).info())
+        count = info["next_offset"] - info["first_offset"]
+        confirm_on_terminal(f"Delete the log {name} with {count:,} records for ever?", yes=yes)
     run(lambda client: client.log(name).delete())
     print_answer({"deleted": name})
 

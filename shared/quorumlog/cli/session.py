@@ -31,7 +31,7 @@ import typer
 from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
 from quorumlog.wire.certificate import CertificateUnusable, operator_context
-from quorumlog.wire.secret import SecretUnusable, operator_headers
+from quorumlog.wire.secret import LOCAL_GATEWAYS, SecretUnusable, operator_headers
 
 T = TypeVar("T")
 
@@ -81,9 +81,12 @@ def common_options() -> CommonOptions:
 
 
 _GatewayOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--gateway", envvar="QUORUMLOG_GATEWAY", help="URLs of gateways, separated by commas."
+        "--gateway",
+        envvar="QUORUMLOG_GATEWAY",
+        help="URLs of gateways, separated by commas. Default: those of the cluster that `make run` runs here,"
+        f" else {GATEWAY}.",
     ),
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
@@ -160,7 +163,7 @@ _AuthorityOption = Annotated[
     ),
 ]
 _DECLARED: Final = (
-    ("gateway", _GatewayOption, GATEWAY),
+    ("gateway", _GatewayOption, None),
     ("as_json", _JsonOption, False),
     ("timeout", _TimeoutOption, TIMEOUT_S),
     ("quiet", _QuietOption, False),
@@ -205,9 +208,11 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
 
     @wraps(command)
     def called(**given: Any) -> Any:
+        if "gateway" in given and given["gateway"] is None:
+            given["gateway"] = _local_gateways()
         options = CommonOptions(
             gateway=given.get("gateway", ""),
-            as_json=given["as_json"],
+            as_json=given["as_json"] or common_options().as_json,
             timeout_s=given.get("timeout") or TIMEOUT_S,
             is_quiet=given["quiet"],
             compression=given.get("compression"),
@@ -227,6 +232,19 @@ def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
+
+
+def begin_command(*, as_json: bool) -> None:
+    """Take what stands before the command. `as_json`: as `--json` behind it."""
+    _COMMON_OPTIONS.set(CommonOptions(as_json=as_json))
+
+
+def _local_gateways() -> str:
+    """The gateways of the cluster that `make run` runs in this folder, else the address of its first one."""
+    try:
+        return ",".join(LOCAL_GATEWAYS.read_text("ascii").split()) or GATEWAY
+    except (OSError, UnicodeDecodeError):
+        return GATEWAY
 
 
 def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> CommonOptions:
@@ -309,11 +327,13 @@ def parse_urls(urls: str) -> list[str]:
 
 @contextlib.contextmanager
 def _retries_noticed() -> Iterator[None]:
-    """Print what the SDK tries again: each error once."""
-    log, notices = logging.getLogger("quorumlog.client.transport"), _Notices()
+    """Print what the SDK tries again or waits for: each error once."""
+    log = logging.getLogger("quorumlog.client")
+    notices: logging.Handler = logging.NullHandler()
     if common_options().shows_notices:
         log.setLevel(logging.INFO)
-        log.addHandler(notices)
+        notices = _Notices()
+    log.addHandler(notices)  # else Python prints warnings by itself
     try:
         yield
     finally:
@@ -329,11 +349,11 @@ class _Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a notice unless it was printed before."""
-        detail = record.getMessage()
+        text = record.getMessage()
+        detail, again, _ = text.partition("; tried again")
         if detail not in self._said:
             self._said.add(detail)
-            rest_s = getattr(record, "rest_s", 0.0)
-            print_error(f"{detail}; tried again for {rest_s:.0f} s (--timeout)")
+            print_error(f"{text} (--timeout)" if again else text)
 
 
 @contextlib.asynccontextmanager

@@ -29,6 +29,7 @@ from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
 from quorumlog.client.producer import Producer, Unsettled
 from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
+from quorumlog.client.shown import ClusterInfo, ConsumerInfo, LedgerInfo, LogInfo
 from quorumlog.client.transaction import Transaction, TransactionLedger
 from quorumlog.errors import ClientBroke, ClientClosed, ConnectionLost
 
@@ -38,12 +39,16 @@ __all__ = [
     "Client",
     "ClientBroke",
     "ClientClosed",
+    "ClusterInfo",
     "ConnectionLost",
     "Consumer",
+    "ConsumerInfo",
     "Entry",
     "Ledger",
+    "LedgerInfo",
     "Log",
     "LogAppended",
+    "LogInfo",
     "LogPage",
     "LogRecord",
     "Page",

@@ -1,7 +1,7 @@
 """A cluster as an application sees it."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 from quorumlog.client import checks
@@ -9,6 +9,7 @@ from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, created, with_password
 from quorumlog.client.log import Log
 from quorumlog.client.paging import Paged
+from quorumlog.client.shown import ClusterInfo
 from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
 
@@ -197,9 +198,9 @@ class Client:
         bookies: list[Shown] = (await self._get("/v1/bookies"))["bookies"]
         return bookies
 
-    async def cluster(self) -> Shown:
+    async def cluster(self) -> ClusterInfo:
         """Every service with its state, and what is under-replicated."""
-        return await self._get("/v1/cluster")
+        return cast("ClusterInfo", await self._get("/v1/cluster"))
 
     async def create_token(
         self,

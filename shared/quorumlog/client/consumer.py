@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 import uuid
@@ -21,6 +22,8 @@ from quorumlog.errors import (
     NoSuchConsumer,
     QuorumLogError,
 )
+
+_log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
 """How often a worker that waits for a lease asks for it, at least (taste)."""
@@ -82,6 +85,8 @@ class Consumer:
         self._held_until = 0.0
         self._lost: QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._is_told = False
+        """Whether the log has a line of this wait for the lease."""
 
     def __repr__(self) -> str:
         """The name."""
@@ -90,6 +95,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         """Wait for the lease, and take it. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
         end = None if self._wait_s is None else time.monotonic() + self._wait_s
+        self._is_told = False
         while (held := await self._try_acquire(end)) is None:
             pass
         self.fencing_token = int(held["lease"]["fencing_token"])
@@ -114,6 +120,10 @@ class Consumer:
             rest_s = min(left_s, _ASK_S) * random.uniform(0.5, 1) + 0.01  # noqa: S311
             if end is not None and asked + rest_s >= end:
                 raise
+            if not self._is_told:
+                holder = error.members.get("holder")
+                _log.info("%s waits for its lease, which %s holds", self.name, holder)
+                self._is_told = True
         else:
             self._held_until = asked + self._lease_s
             return held

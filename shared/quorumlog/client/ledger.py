@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -12,6 +12,7 @@ from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.paging import Paged, ahead
+from quorumlog.client.shown import LedgerInfo
 from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
 from quorumlog.client.transport import Transport
 
@@ -192,9 +193,9 @@ class Ledger:
             if page.is_end:
                 return
 
-    async def info(self) -> dict[str, Any]:
+    async def info(self) -> LedgerInfo:
         """The ledger as the API shows it: state, quorums, fragments, metadata."""
-        return await self._call("GET", "")
+        return cast("LedgerInfo", await self._call("GET", ""))
 
     async def last_add_confirmed(self) -> int:
         """The last add confirmed; -1 while no entry is confirmed."""

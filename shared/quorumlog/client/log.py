@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -30,6 +30,7 @@ from quorumlog.client.records import (
     shown_start,
     size_of,
 )
+from quorumlog.client.shown import ConsumerInfo, LogInfo
 from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
 from quorumlog.client.transport import Transport
 from quorumlog.errors import StaleProducer
@@ -279,9 +280,9 @@ class Log:
             yield shown["consumers"]
             after = shown["next"]
 
-    async def consumer_info(self, name: str) -> dict[str, Any]:
+    async def consumer_info(self, name: str) -> ConsumerInfo:
         """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
-        return await self._call("GET", _consumer(name))
+        return cast("ConsumerInfo", await self._call("GET", _consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
         """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
@@ -324,9 +325,9 @@ class Log:
         self.writer_token = int(shown["writer_token"])
         return int(shown["next_offset"])
 
-    async def info(self) -> dict[str, Any]:
+    async def info(self) -> LogInfo:
         """The log as the API shows it: settings, ledgers, offsets, owner."""
-        return await self._call("GET", "")
+        return cast("LogInfo", await self._call("GET", ""))
 
     async def roll(self) -> dict[str, Any]:
         """Roll: close the log's open ledger and continue in a new one."""

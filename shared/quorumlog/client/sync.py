@@ -20,9 +20,13 @@ from quorumlog.client import (
     Batching,
     ClientBroke,
     ClientClosed,
+    ClusterInfo,
     ConnectionLost,
+    ConsumerInfo,
     Entry,
+    LedgerInfo,
     LogAppended,
+    LogInfo,
     LogPage,
     LogRecord,
     Page,
@@ -38,12 +42,16 @@ __all__ = [
     "Client",
     "ClientBroke",
     "ClientClosed",
+    "ClusterInfo",
     "ConnectionLost",
     "Consumer",
+    "ConsumerInfo",
     "Entry",
     "Ledger",
+    "LedgerInfo",
     "Log",
     "LogAppended",
+    "LogInfo",
     "LogPage",
     "LogRecord",
     "Page",
@@ -169,7 +177,7 @@ class Ledger(Face[_async.Ledger]):
         """
         return self._portal.iterate(self._inner.tail(first))
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> LedgerInfo:
         """The ledger as the API shows it: state, quorums, fragments, metadata."""
         return self._portal.run(self._inner.info())
 
@@ -389,7 +397,7 @@ class Log(Face[_async.Log]):
         """
         return self._portal.iterate(self._inner.consumers(prefix=prefix))
 
-    def consumer_info(self, name: str) -> dict[str, Any]:
+    def consumer_info(self, name: str) -> ConsumerInfo:
         """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
         return self._portal.run(self._inner.consumer_info(name))
 
@@ -411,7 +419,7 @@ class Log(Face[_async.Log]):
         """
         return self._portal.run(self._inner.open(owner))
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> LogInfo:
         """The log as the API shows it: settings, ledgers, offsets, owner."""
         return self._portal.run(self._inner.info())
 
@@ -706,7 +714,7 @@ class Client:
         """All registered bookies with their state."""
         return self._portal.run(self._inner.bookies())
 
-    def cluster(self) -> dict[str, Any]:
+    def cluster(self) -> ClusterInfo:
         """Every service with its state, and what is under-replicated."""
         return self._portal.run(self._inner.cluster())
 

@@ -274,7 +274,7 @@ class Transport:
         if end is None:
             end = loop.time() + self.deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
-        may_be_done = False
+        may_be_done, level = False, logging.WARNING
         while True:
             until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
             asked = self._current
@@ -299,7 +299,10 @@ class Transport:
                     if final.outcome == raised.outcome:
                         raise
                     raise final from raised
-                _log.info("%s: %s", error.code, error.detail, extra={"rest_s": end - loop.time()})
+                left_s = end - loop.time()
+                text = "%s: %s; tried again for %.0f s"
+                _log.log(level, text, error.code, error.detail, left_s, extra={"rest_s": left_s})
+                level = logging.INFO
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 

@@ -122,6 +122,19 @@ class LogSettings:
         """Those of LIMITS, by name."""
         return {name: getattr(self, name) for name in LIMITS}
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All settings by their names in the API."""
+        return {
+            "ensemble_size": self.quorum.ensemble_size,
+            "write_quorum": self.quorum.write_quorum,
+            "ack_quorum": self.quorum.ack_quorum,
+            "digest": self.digest,
+            "metadata": dict(self.custom),
+            **self.limits,
+            "batch_compression": self.batch_compression,
+        }
+
     def with_limits(self, limits: Mapping[str, int]) -> "LogSettings":
         """The settings with some of LIMITS changed, by name."""
         assert set(limits) <= set(LIMITS)

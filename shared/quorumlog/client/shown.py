@@ -1,0 +1,143 @@
+"""What the API shows of logs, ledgers, consumers and the cluster, as types: the answers of `info()` and the like.
+
+They are plain dicts at run time: fields of a newer server are in them too.
+"""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class WriterInfo(TypedDict):
+    """A process that writes a ledger or a log."""
+
+    id: str
+    url: str
+    internal_url: str
+
+
+class LogSettingsInfo(TypedDict):
+    """The settings of a log; 0 of a limit: there is none."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    digest: str
+    metadata: dict[str, str]
+    roll_bytes: int
+    roll_entries: int
+    roll_seconds: int
+    retention_bytes: int
+    retention_seconds: int
+    batch_compression: str
+
+
+class LogLedgerInfo(TypedDict):
+    """A ledger of a log; `last_offset` is None while it is written."""
+
+    ledger_id: int
+    first_offset: int
+    last_offset: int | None
+    state: str
+
+
+class LogInfo(TypedDict):
+    """A log as it is now. `next_offset`: all records before it are durable. Times are RFC 3339."""
+
+    name: str
+    settings: LogSettingsInfo
+    state: Literal["OPEN", "CLOSED"]
+    first_offset: int
+    next_offset: int
+    archived_through: int | None
+    deletion_protection: bool
+    ledgers: list[LogLedgerInfo]
+    owner: WriterInfo | None
+    version: int
+    created_at: str
+
+
+class FragmentInfo(TypedDict):
+    """The entries from `first_entry` to the next fragment live on these bookies."""
+
+    first_entry: int
+    bookies: list[str]
+
+
+class LedgerInfo(TypedDict):
+    """A ledger as it is now; `last_entry` and `length` (bytes) are None until it is closed."""
+
+    ledger_id: int
+    state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    digest: str
+    last_entry: int | None
+    length: int | None
+    fragments: list[FragmentInfo]
+    metadata: dict[str, str]
+    log: str | None
+    created_at: str
+    version: int
+    writer: WriterInfo | None
+    degraded: NotRequired[bool]
+    may_lack_entries: NotRequired[bool]
+    lost_entries: NotRequired[list[dict[str, int]]]
+    transaction: NotRequired[str | None]
+    partition: NotRequired[int | None]
+    attempt: NotRequired[int | None]
+
+
+class LeaseInfo(TypedDict):
+    """Who holds a consumer's lease, perhaps beyond its time."""
+
+    holder: str
+    fencing_token: int
+    lease_ms: int
+
+
+class LagInfo(TypedDict):
+    """What a consumer has not processed; None where it can't be read now."""
+
+    records: int
+    bytes: int | None
+    ms: int | None
+
+
+class ConsumerInfo(TypedDict):
+    """A consumer as it is now; `offset` is the first record that is not processed yet."""
+
+    log: str
+    consumer: str
+    offset: int
+    version: int
+    log_created_at: str
+    committed_at: str | None
+    lease: LeaseInfo | None
+    state: Literal["ok", "log-replaced", "offset-truncated"]
+    lag: LagInfo | None
+
+
+class BookieInfo(TypedDict):
+    """A registered bookie."""
+
+    id: str
+    state: Literal["writable", "read-only", "draining", "lost"]
+    url: str
+    zone: str
+    free_bytes: int
+
+
+class ClusterInfo(TypedDict):
+    """Every service with its state, and what lacks copies."""
+
+    cluster_id: str
+    bookies: list[BookieInfo]
+    services: list[dict[str, Any]]
+    writer: WriterInfo
+    degraded_ledgers: list[int]
+    quarantined: list[str]
+    missing_witnesses: list[dict[str, Any]]
+    kept_count: int
+    kept_ledgers: list[dict[str, Any]]
+    under_replicated_count: int
+    under_replicated: list[dict[str, Any]]
