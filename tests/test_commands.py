@@ -172,7 +172,7 @@ def test_each_command_that_a_page_shows_is_taken_by_the_command_line(
 
 def is_route(method: str, path: str) -> bool:
     """Whether a service has a route for a path, in which any part may be a placeholder."""
-    parts = path.rstrip("/").split("/")
+    parts = (path.rstrip("/") or "/").split("/")
     for route in _ROUTES:
         of, _, template = route.partition(" ")
         if of != ("GET" if method == "HEAD" else method):
