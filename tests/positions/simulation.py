@@ -629,9 +629,10 @@ def _is_said(history: History, row: Position, known: dict[int, Position]) -> boo
     return bool(later) or row.key in batch.gone
 
 
-def _is_freed(history: History, row: Position) -> bool:
-    """Whether the log of a position was deleted."""
-    return any(op.request == FreeLog(row.log, row.created) for op in history.ops)
+def _is_freed(history: History, row: Position, at_s: float) -> bool:
+    """Whether the log of a position was deleted: its consumers are freed, and perhaps made again in the same record."""
+    freed = FreeLog(row.log, row.created)
+    return any(op.request == freed and op.asked_s <= at_s for op in history.ops)
 
 
 def _judge_leases(history: History) -> None:
@@ -650,7 +651,7 @@ def _judge_leases(history: History) -> None:
     for at_s, batch in history.batches:
         for key in batch.gone:
             gone = before.pop(key, None)
-            if gone is None or not gone.holder or _is_freed(history, gone):
+            if gone is None or not gone.holder or _is_freed(history, gone, at_s):
                 continue
             for token, until_s in held.get(key, ()):
                 if token == gone.token and at_s < until_s:
@@ -660,8 +661,9 @@ def _judge_leases(history: History) -> None:
             before[row.key] = row
             if old is None or not old.holder or row.holder == old.holder:
                 continue
-            is_freed = old.created != row.created and _is_freed(history, old)
-            if is_freed or _is_ended(history, old, row, at_s, (Reset, Release)):
+            if _is_freed(history, old, at_s) or _is_ended(
+                history, old, row, at_s, (Reset, Release)
+            ):
                 continue
             for token, until_s in held.get(row.key, ()):
                 if token == old.token and at_s < until_s:

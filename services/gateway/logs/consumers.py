@@ -1,6 +1,7 @@
 """Consumers of a log, as clients ask for them: positions, and how far they are behind the log's end."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -316,7 +317,8 @@ class Consumers:
         """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
         known = await self._recent(name)
         if offset > known.end:
-            known.end = max(known.end, await self._end(known.row))
+            with contextlib.suppress(LogReplaced):  # it is the row that is old
+                known.end = max(known.end, await self._end(known.row))
         if offset > known.end:
             known.row = await self._reader.row(name)
             known.end = await self._end(known.row)
