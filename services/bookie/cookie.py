@@ -1,4 +1,4 @@
-"""The cookie: which data belongs to a bookie's name (rule 15).
+"""The cookie: which data belongs to a bookie's name (rules 15 and 15b).
 
 One cookie is in the directory, one in the metadata service. If they disagree, the bookie might deny
 entries that it once acknowledged, so it refuses to start; or, if it may fix that, it starts as a
@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quorumlog.wire.bodies import Cookie
+from quorumlog.wire.bodies import STAND_IN, Cookie
 from services.bookie.identity import Identity
 from services.bookie.segments import write_durably
 
@@ -128,6 +128,8 @@ class Situation:
     """Sequence of the log's end, in batches."""
     log_end_reported: int = 0
     """The log end that the registered process reported; 0 if the row is of another instance."""
+    named: int = -1
+    """The highest incarnation of this name that ledgers name, where metadata refused a lower one (rule 15b)."""
     holder: str = ""
     """Evidence that another process lives as this bookie, with its URL; "" if there is none."""
 
@@ -172,6 +174,7 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
     known = max(
         local.incarnation if local is not None else 0,
         remote.incarnation if remote is not None else 0,
+        found.named,
     )
     if local is None or reason:
         # A new incarnation has other data, so it is another instance.
@@ -198,6 +201,15 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
         }
     )
     return again, ""
+
+
+def awaits_rebuild(local: LocalCookie, registered: Cookie | None) -> bool:
+    """Whether a directory may be the one that a rebuild has not heard of: its cookie is missing, or one stands in for it
+    (rule 15b).
+    """
+    if registered is None:
+        return True
+    return registered.instance == STAND_IN and local.incarnation >= registered.incarnation
 
 
 def is_displaced(mine: Cookie, registered: Cookie) -> bool:
@@ -229,6 +241,8 @@ def _suspected_loss(found: Situation) -> str:
     """Why local state may be lost, or ""."""
     local, remote = found.local, found.remote
     name, directory = found.name, found.directory
+    if local is not None and found.named >= local.incarnation:
+        return f"ledgers name {name}@{found.named}, and {directory} was never registered as that"
     if local is None:
         if remote is not None:
             return f"{directory} has no cookie, but bookie {name} was registered before"

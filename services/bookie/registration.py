@@ -14,7 +14,12 @@ from typing import Final, TypeVar
 
 import orjson
 
-from quorumlog.errors import MetadataUnavailable, QuorumLogError, VersionConflict
+from quorumlog.errors import (
+    IncarnationUsed,
+    MetadataUnavailable,
+    QuorumLogError,
+    VersionConflict,
+)
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import CookieRow, LogEnd, ServiceHeartbeat, received
@@ -23,6 +28,7 @@ from services.bookie.cookie import (
     CookieRefused,
     LocalCookie,
     Situation,
+    awaits_rebuild,
     decide,
     is_copy,
     is_displaced,
@@ -98,6 +104,7 @@ class Registration:
         # Cookies of a database that went back in time must not decide.
         await retry_until_available(self._metadata.confirm)
         identity = _identity(self._directory)
+        named = -1
         while True:
             row = await retry_until_available(lambda: self._metadata.cookie(name))
             holder = "" if row is None else await self._live_holder(row)
@@ -119,16 +126,24 @@ class Registration:
                 process=self._process,
                 log_end=replayed.position.sequence,
                 log_end_reported=row.log_end if row is not None and is_same_log else 0,
+                named=named,
                 holder=holder,
             )
             cookie, reason = decide(found)
             if reason:
                 log.warning("new-incarnation", extra={"member": cookie.member, "reason": reason})
             write_cookie(self._directory, cookie)
-            if await self._try_register(cookie, None if row is None else row.version):
+            try:
+                is_registered = await self._try_register(
+                    cookie, None if row is None else row.version
+                )
+            except IncarnationUsed as error:
+                log.warning("incarnation-used", extra={"why": error.detail})
+                is_registered, named = False, int(error.members["named"])
+            if is_registered:
                 self.cluster_id = cluster_id
                 return cookie
-            # Another process registered first, or changed the row: look again.
+            # Another process registered first, or changed the row, or ledgers name this incarnation: look again.
             local = cookie
 
     async def _find_cluster(self, local: LocalCookie | None) -> str:
@@ -137,7 +152,9 @@ class Registration:
         """
         while True:
             cluster_id = await retry_until_available(self._metadata.cluster_id)
-            if local is None or (local.cluster_id == cluster_id and await self._is_registered()):
+            if local is None or (
+                local.cluster_id == cluster_id and not await self._has_no_cookie(local)
+            ):
                 return cluster_id
             if not await self._awaits_rebuild(local, cluster_id):
                 # The rebuild may have begun between the two questions.
@@ -155,9 +172,10 @@ class Registration:
         )
         await self._metadata.send_service_heartbeat("bookie", self._config.bookie_name, alive)
 
-    async def _is_registered(self) -> bool:
+    async def _has_no_cookie(self, local: LocalCookie) -> bool:
         name = self._config.bookie_name
-        return await retry_until_available(lambda: self._metadata.cookie(name)) is not None
+        row = await retry_until_available(lambda: self._metadata.cookie(name))
+        return awaits_rebuild(local, None if row is None else row.cookie)
 
     async def _awaits_rebuild(self, local: LocalCookie, cluster_id: str) -> bool:
         if not local.was_registered or is_copy(local, _identity(self._directory)):
@@ -166,7 +184,7 @@ class Registration:
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused."""
+        """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused, IncarnationUsed."""
         name = self._config.bookie_name
         wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
@@ -176,7 +194,7 @@ class Registration:
         except VersionConflict as error:
             log.warning("cookie-changed", extra={"why": error.detail})
             return False
-        except MetadataUnavailable:
+        except (MetadataUnavailable, IncarnationUsed):
             raise
         except QuorumLogError as error:
             raise CookieRefused(

@@ -1,10 +1,12 @@
-"""Cookies: which data belongs to a bookie's name (rule 15). Changed by compare-and-swap."""
+"""Cookies: which data belongs to a bookie's name (rules 15 and 15b). Changed by compare-and-swap."""
 
+from collections.abc import Collection
 from typing import Final
 
 import asyncpg
 
 from quorumlog.errors import InvalidRequest, NoSuchBookie, VersionConflict
+from quorumlog.protocol.changes import check_members, check_new_incarnation
 from quorumlog.wire.bodies import (
     BookieUses,
     Cookie,
@@ -34,6 +36,14 @@ USES: Final = (
     " WHERE m.name = $1 ORDER BY m.ledger_id, m.incarnation LIMIT $2"
 )
 USES_COUNT: Final = "SELECT count(DISTINCT ledger_id) FROM ledger_members WHERE name = $1"
+_NAMED: Final = (
+    "SELECT greatest((SELECT max(incarnation) FROM ledger_members WHERE name = $1),"
+    " (SELECT max(split_part(member, '@', 2)::bigint) FROM repairs"
+    " WHERE split_part(member, '@', 1) = $1), -1)"
+)
+_HELD: Final = (
+    "SELECT name, (cookie ->> 'incarnation')::bigint AS incarnation FROM hold_incarnations($1)"
+)
 REPAIRS_COUNT: Final = "SELECT count(*) FROM repairs WHERE split_part(member, '@', 1) = $1"
 
 
@@ -69,9 +79,10 @@ class CookieStore(RowStore):
     async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
         """Create (no version) or compare-and-swap a cookie.
 
-        Raises: VersionConflict (with `current`), InvalidRequest.
+        Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) where ledgers or
+        repairs name a new directory's incarnation, or a later one.
         """
-        await _lock(connection, name)
+        await lock_name(connection, name)
         record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
         old = None if record is None else _row_of(record)
         target = f"cookie {name}"
@@ -85,16 +96,22 @@ class CookieStore(RowStore):
                 current=None if old is None else old.model_dump(mode="json"),
             )
         await self._validate(connection, name, old, request)
+        is_new = old is None or request.cookie.instance != old.cookie.instance
+        if is_new:
+            named = await connection.fetchval(_NAMED, name)
+            check_new_incarnation(name, request.cookie.incarnation, named)
         changed = await connection.fetchrow(
-            "INSERT INTO cookies (name, version, cookie) VALUES ($1, 1, $2::text::jsonb)"
+            "INSERT INTO cookies AS c (name, version, cookie, born_at)"
+            " VALUES ($1, 1, $2::text::jsonb, now())"
             " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
-            " version = cookies.version + 1, changed_at = now(), retired_at = NULL,"
+            " version = c.version + 1, changed_at = now(), retired_at = NULL,"
             # Another instance has another log.
-            " log_end = CASE WHEN cookies.cookie->>'instance' = excluded.cookie->>'instance'"
-            " THEN cookies.log_end ELSE 0 END"
+            " log_end = CASE WHEN $3 THEN 0 ELSE c.log_end END,"
+            " born_at = CASE WHEN $3 THEN now() ELSE c.born_at END"
             f" RETURNING {_ROW}",
             name,
             request.cookie.model_dump_json(),
+            is_new,
         )
         if old is not None and request.cookie.incarnation > old.cookie.incarnation:
             await forget_holder(connection, name)
@@ -138,7 +155,10 @@ class CookieStore(RowStore):
 
         Raises: StillNamed.
         """
-        await _lock(connection, name)
+        # Without the lock: changes that name the bookie would wait while many ledgers are counted. Once none
+        # is left, the count below is quick.
+        await _check_unused(connection, name)
+        await lock_name(connection, name)
         now = await connection.fetchrow(
             "SELECT version, retired_at FROM cookies WHERE name = $1", name
         )
@@ -146,10 +166,6 @@ class CookieStore(RowStore):
             return
         if now is None or now["version"] != version:
             raise StillNamed(f"{name} was registered just now", bookie=name)
-        # Without the table's lock: creates and ensemble changes would wait while many ledgers are
-        # counted. Once none is left, the count below is quick.
-        await _check_unused(connection, name)
-        await _lock_members(connection)
         await _check_unused(connection, name)
         await connection.execute(
             # No ledger is placed at it, so it may return with an empty directory.
@@ -196,16 +212,25 @@ async def _cluster_id(connection: Connection) -> str:
     return str(await connection.fetchval("SELECT cluster_id::text FROM cluster"))
 
 
-async def _lock(connection: Connection, name: str) -> None:
-    # The row may not exist yet, so lock the name itself.
+async def lock_name(connection: Connection, name: str) -> None:
+    """Lock a bookie's registration until the transaction ends."""
+    # The row may not exist yet, so lock the name itself: against changes that add the bookie too (`hold_members`).
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )
 
 
-async def _lock_members(connection: Connection) -> None:
-    """Wait for transactions that are about to name a bookie, and block new ones."""
-    await connection.execute("LOCK TABLE ledger_members IN SHARE MODE")
+async def hold_members(
+    connection: Connection, members: Collection[str], *, ledger_id: int | None = None
+) -> None:
+    """Check that a change may add these members, and keep their bookies' registrations as they are until the
+    transaction ends. Raises: StaleMember.
+    """
+    if members:
+        # Registrations wait for this lock, so phase one of limbo sees every row that names an older incarnation.
+        records = await connection.fetch(_HELD, sorted(members))
+        registered = {record["name"]: record["incarnation"] for record in records}
+        check_members(sorted(members), registered, ledger_id=ledger_id)
 
 
 async def _check_unused(connection: Connection, name: str) -> None:

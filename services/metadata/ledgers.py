@@ -25,9 +25,15 @@ from quorumlog.errors import (
     TransactionCommitted,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from, is_row
+from quorumlog.protocol.changes import (
+    added_members,
+    check_ledger,
+    check_new_ledger,
+    is_made_from,
+    is_row,
+)
 from quorumlog.protocol.ids import member_incarnation, member_name
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     ROW_FIELDS,
@@ -53,6 +59,7 @@ from services.metadata.attempts import (
     try_record,
     used_otherwise,
 )
+from services.metadata.cookies import hold_members
 from services.metadata.database import (
     Connection,
     RowStore,
@@ -141,9 +148,9 @@ class LedgerStore(RowStore):
     async def create(self, request: LedgerCreateBody) -> LedgerRow:
         """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.
 
-        Raises: InvalidRequest, LedgerExists; NoSuchLedger if the first one was deleted since.
+        Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the first one was deleted since.
         """
-        check_new_ledger(request.row.core(ledger_id=0, version=1, created_at=""))
+        check_new_ledger(_core_of(request))
         try:
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
@@ -167,8 +174,8 @@ class LedgerStore(RowStore):
         """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
         bookies were asked.
 
-        Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest; RowUnproven where the bookies have to
-        be asked, CopyLost by what they hold.
+        Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest, StaleMember; RowUnproven
+        where the bookies have to be asked, CopyLost by what they hold.
         """
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
@@ -178,7 +185,10 @@ class LedgerStore(RowStore):
             raise AlreadyDone(ledger_id=row.ledger_id, current=old.model_dump(mode="json"))
         if not is_made_from(old, row):
             raise conflict(old)
-        check_ledger(old.to_core(), row.to_core())
+        before, after = old.to_core(), row.to_core()
+        check_ledger(before, after)
+        added = added_members(before, after)
+        await hold_members(connection, added, ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
         # The condition decides; the lock above only saves the losers' work.
         record = await connection.fetchrow(
@@ -364,6 +374,7 @@ class _AlreadyCreated(Exception):
 async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRow:
     await _raise_if_created(connection, request.attempt)
     await _raise_if_done(connection, request.once)
+    await hold_members(connection, added_members(None, _core_of(request)))
     record = await _insert(connection, request)
     row = row_of(connection, record)
     # Of two concurrent tries the later one waits here for the earlier one's end.
@@ -380,6 +391,11 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRo
         )
     await index_tags(connection, {row.ledger_id: row})
     return row
+
+
+def _core_of(request: LedgerCreateBody) -> LedgerMetadata:
+    chosen = request.row.ledger_id
+    return request.row.core(ledger_id=-1 if chosen is None else chosen, version=1, created_at="")
 
 
 async def _join_transaction(connection: Connection, row: LedgerRow) -> None:

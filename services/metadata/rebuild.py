@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import asyncpg
@@ -27,9 +27,9 @@ from quorumlog.errors import InvalidRequest
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
-from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
+from quorumlog.protocol.ids import ASSIGNED_ID_END, member_incarnation, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
-from quorumlog.protocol.rebuild import Action, Bookies, Held
+from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, stand_ins
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
 from quorumlog.wire.rebuild_bodies import (
@@ -45,7 +45,7 @@ from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.metadata.cookies import CookieStore
 from services.metadata.liveness import Liveness
 from services.metadata.rebuild_sources import Source, SourceAway, find_sources, merged
-from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables
+from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables, StandIn
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,23 @@ class _Survey:
     highest: int = -1
     named: set[str] = field(default_factory=set)
     """Bookies that the newest copies name."""
+    incarnations: dict[str, int] = field(default_factory=dict)
+    """By name: the highest incarnation that any copy names."""
+
+    def note(self, copies: Sequence[Mapping[str, Any]]) -> None:
+        """Remember whom the copies of one ledger's rows name."""
+        newest = max((copy["version"] for copy in copies), default=0)
+        for copy in copies:
+            repairs = (repair[end] for repair in copy["repairs"] for end in ("leaving", "target"))
+            members = {
+                *repairs,
+                *(b for fragment in copy["fragments"] for b in fragment["bookies"]),
+            }
+            for name, incarnation in ((member_name(m), member_incarnation(m)) for m in members):
+                known = self.incarnations.get(name, 0)
+                self.incarnations[name] = max(known, incarnation)
+            if copy["version"] == newest:
+                self.named |= {member_name(b) for f in copy["fragments"] for b in f["bookies"]}
 
 
 @dataclass(slots=True)
@@ -188,9 +205,13 @@ class _Work:
         sources = await find_sources(self._session, urls)
         cluster_id = await self._cluster(sources)
         survey = await self._survey(sources)
-        bookies = self._bookies(sources, registered | survey.named)
         writes = not self._ask.dry_run
-        next_id = await self._tables.begin_writing(survey.highest) if writes else survey.highest + 1
+        taken = cluster_id if writes and cluster_id != await self._tables.cluster_id() else None
+        next_id = survey.highest + 1
+        if writes:
+            added = await self._stand_ins(sources, survey)
+            next_id = await self._tables.begin_writing(survey.highest, cluster_id, taken, added)
+        bookies = await self._bookies(sources, registered, survey)
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
         if writes and self._ask.take_over:
@@ -217,12 +238,14 @@ class _Work:
             raise SourceAway(f"{', '.join(sorted(untold))}: no answer to what rows it holds")
         survey = await self._survey(sources)
         await self._decide_ledgers(
-            sources, self._bookies(sources, registered | survey.named), survey
+            sources, await self._bookies(sources, registered, survey), survey
         )
+        # Also where nothing is behind: copies of an accepted loss stay, and a later rebuild may write them.
+        await self._tables.put_stand_ins(cluster_id, await self._stand_ins(sources, survey))
         return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
-        """The cluster that all bookies are of. An empty database becomes its database. Raises: InvalidRequest."""
+        """The cluster that all bookies are of, which an empty database may take over. Raises: InvalidRequest."""
         if not sources:
             raise InvalidRequest("no bookie answers: name their URLs, or start them")
         clusters = {
@@ -238,15 +261,11 @@ class _Work:
                 " database can take a cluster over, and only of one cluster"
             )
         found = clusters.pop()
-        if self._ask.dry_run:
-            return found
-        if not self._ask.take_over:
+        if not (self._ask.dry_run or self._ask.take_over):
             raise InvalidRequest(
                 f"the database is empty, and the bookies are of cluster {found}: to make it that"
                 " cluster's database, ask for `take_over`"
             )
-        await self._tables.take_over(found)
-        log.warning("cluster-taken-over", extra={"cluster": found})
         return found
 
     async def _put_cookies(self, sources: Sequence[Source]) -> list[str]:
@@ -262,26 +281,37 @@ class _Work:
         found = _Survey()
         async for ledger_id, holding in merged(self._session, sources, -1):
             found.ledgers += 1
-            # Ids above were chosen by callers, and the sequence of ids never comes there.
+            # Higher ids were chosen by callers, and the sequence of ids never comes there.
             if ledger_id < ASSIGNED_ID_END:
                 found.highest = ledger_id
-            copies = [orjson.loads(copy)["row"] for _, held in holding for copy in held.copies]
-            if copies:
-                newest = max(copies, key=lambda row: row["version"])
-                for fragment in newest["fragments"]:
-                    found.named |= {member_name(member) for member in fragment["bookies"]}
+            texts = {copy for _, held in holding for copy in held.copies}
+            found.note([orjson.loads(text)["row"] for text in texts])
             if found.ledgers % _PROGRESS_EVERY == 0:
                 await self._tell(RebuildLine(phase="survey", done=found.ledgers))
         return found
 
-    def _bookies(self, sources: Sequence[Source], known: set[str]) -> Bookies:
+    async def _stand_ins(self, sources: Sequence[Source], survey: _Survey) -> dict[str, StandIn]:
+        """The cookies to be written before the first ledger, by name (rule 15b)."""
+        present = {name: one.incarnation for name, one in (await self._tables.registered()).items()}
+        for source in sources:
+            present[source.name] = max(source.incarnation, present.get(source.name, 0))
+        added = stand_ins(survey.incarnations, present)
+        return {name: StandIn(one, name not in survey.named) for name, one in added.items()}
+
+    async def _bookies(
+        self, sources: Sequence[Source], listed: set[str], survey: _Survey
+    ) -> Bookies:
+        known = listed | survey.named
+        registered = await self._tables.registered()
+        for name, added in (await self._stand_ins(sources, survey)).items():
+            registered[name] = Registered(added.incarnation)
         answering = {source.name: source.incarnation for source in sources}
         lacking = {source.name for source in sources if source.head.may_lack}
         silent = (known - answering.keys()) | lacking
         for name in self._ask.without:
             answering.pop(name, None)
             silent.discard(name)
-        return Bookies(answering, frozenset(silent))
+        return Bookies(answering, frozenset(silent), registered)
 
     async def _decide_ledgers(
         self, sources: Sequence[Source], bookies: Bookies, survey: _Survey

@@ -4,9 +4,10 @@ Everything runs on one connection, which holds a lock as long as it lives: one r
 checked: a database that went back is what a rebuild is for, and no row is replaced but by one that came of it.
 """
 
+import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
@@ -19,16 +20,18 @@ from quorumlog.protocol.rebuild import (
     Decision,
     Held,
     Known,
+    Registered,
     decide,
     newest_of,
 )
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log, is_opened
-from quorumlog.wire.bodies import Cookie, LedgerRow
+from quorumlog.wire.bodies import STAND_IN, Cookie, LedgerRow
 from quorumlog.wire.log_bodies import LogRow
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
 from services.metadata import audit
 from services.metadata.attempts import record_attempt, record_change
+from services.metadata.cookies import lock_name
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.forks import forget_deleted, write_shared
 from services.metadata.ledgers import ROW, body_of, bury, index_members, index_tags, row_of
@@ -37,7 +40,10 @@ from services.metadata.logs import body_of as log_body_of
 from services.metadata.logs import bury_log
 from services.metadata.logs import row_of as log_row_of
 from services.metadata.losses import accept_tokens, note_lost
+from services.metadata.sql import utc
 from services.metadata.transactions import commit_placed
+
+log = logging.getLogger(__name__)
 
 _LOCK: Final = 0x71756F73
 """Any number that no other application of this database uses; migrations have another one."""
@@ -82,6 +88,15 @@ class RebuildStore(RowStore):
 
 
 @dataclass(frozen=True, slots=True)
+class StandIn:
+    """A cookie for a bookie that nobody registered and that copies of rows name (rule 15b)."""
+
+    incarnation: int
+    is_retired: bool
+    """Only older copies name it: where the bookie was decommissioned, an empty directory needs no permission."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A ledger, and what is done about its row."""
 
@@ -112,17 +127,16 @@ class RebuildTables:
         """Whether nothing was ever stored in this database."""
         return bool(await self._connection.fetchval(_IS_EMPTY))
 
-    async def take_over(self, cluster_id: str) -> None:
+    async def _take_over(self, cluster_id: str) -> None:
         """Make this empty database the cluster's. Raises: InvalidRequest if it is not empty."""
-        async with self._transaction():
-            await self._connection.execute("LOCK TABLE ledgers, logs, cookies IN SHARE MODE")
-            if not await self.is_empty():
-                raise InvalidRequest("the database is not empty: it is another cluster's")
-            await self._connection.execute(
-                "UPDATE cluster SET cluster_id = $1, rebuilt_at = now()", cluster_id
-            )
-            await audit.keep(self._connection)
-        self._database.memory.cluster_id = cluster_id
+        await self._connection.execute("LOCK TABLE ledgers, logs, cookies IN SHARE MODE")
+        if not await self.is_empty():
+            raise InvalidRequest("the database is not empty: it is another cluster's")
+        await self._connection.execute("UPDATE cluster SET cluster_id = $1", cluster_id)
+
+    async def registered(self) -> dict[str, Registered]:
+        """What the database's cookies say, by the bookie's name."""
+        return await registered_of(self._connection, "cookies WHERE retired_at IS NULL")
 
     async def accept_lost(
         self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
@@ -136,12 +150,15 @@ class RebuildTables:
         """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""
         names = []
         async with self._transaction():
+            await self._lock_names(cookies)
             for name, (cookie, log_end) in sorted(cookies.items()):
                 written = await self._connection.fetchval(
                     "INSERT INTO cookies AS c (name, version, cookie, log_end)"
                     " VALUES ($1, 1, $2::text::jsonb, $3) ON CONFLICT (name) DO UPDATE"
                     " SET cookie = excluded.cookie, version = c.version + 1, log_end = $3,"
-                    " changed_at = now(), retired_at = NULL"
+                    " changed_at = now(), retired_at = NULL,"
+                    " born_at = CASE WHEN c.cookie ->> 'instance' = excluded.cookie ->> 'instance'"
+                    " THEN c.born_at ELSE '-infinity' END"
                     " WHERE ((c.cookie ->> 'incarnation')::bigint, (c.cookie ->> 'boots')::bigint)"
                     " < ((excluded.cookie ->> 'incarnation')::bigint, (excluded.cookie ->> 'boots')::bigint)"
                     " RETURNING true",
@@ -154,11 +171,56 @@ class RebuildTables:
             await record_change(self._connection, f"rebuild {len(names)} cookies")
         return names
 
-    async def begin_writing(self, highest: int) -> int:
-        """Bookies whose cookies are missing wait from now on, and new ledgers get ids above this one; the next id."""
+    async def put_stand_ins(self, cluster_id: str, added: Mapping[str, StandIn]) -> None:
+        """Write cookies for bookies that no row of the database names as late as bookies' copies do (rule 15b)."""
+        if added:
+            async with self._transaction():
+                await self._lock_names(added)
+                await self._put_stand_ins(cluster_id, added)
+
+    async def _lock_names(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            await lock_name(self._connection, name)
+
+    async def _put_stand_ins(self, cluster_id: str, added: Mapping[str, StandIn]) -> None:
+        for name, one in sorted(added.items()):
+            cookie = Cookie(
+                incarnation=one.incarnation,
+                cluster_id=cluster_id,
+                instance=STAND_IN,
+                may_fix=one.is_retired,
+            )
+            await self._connection.execute(
+                "INSERT INTO cookies AS c (name, version, cookie, retired_at)"
+                " VALUES ($1, 1, $2::text::jsonb, CASE WHEN $3 THEN now() END) ON CONFLICT (name)"
+                " DO UPDATE SET cookie = excluded.cookie, version = c.version + 1, log_end = 0,"
+                " changed_at = now(), retired_at = excluded.retired_at, born_at = '-infinity'"
+                " WHERE (c.cookie ->> 'incarnation')::bigint < $4",
+                name,
+                cookie.model_dump_json(),
+                one.is_retired,
+                one.incarnation,
+            )
+        await record_change(self._connection, f"rebuild {len(added)} cookies")
+
+    async def begin_writing(
+        self, highest: int, cluster_id: str, taken: str | None, added: Mapping[str, StandIn]
+    ) -> int:
+        """Bookies whose cookies are missing wait from now on, and new ledgers get ids above this one; the next id. In
+        the same transaction an empty database becomes that of the cluster `taken`, and gets the cookies that stand in
+        for bookies that may be empty: an empty directory must not register between. Raises: InvalidRequest.
+        """
         async with self._transaction():
+            await self._lock_names(added)  # before the tables, as a registration does
+            if taken is not None:
+                await self._take_over(taken)
             await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
+            if added:
+                await self._put_stand_ins(cluster_id, added)
             await audit.keep(self._connection)
+        if taken is not None:
+            self._database.memory.cluster_id = taken
+            log.warning("cluster-taken-over", extra={"cluster": taken})
         return 1 + int(
             await self._connection.fetchval(
                 "SELECT setval('ledger_ids', greatest($1, last_value)) FROM ledger_ids",
@@ -173,6 +235,14 @@ class RebuildTables:
         attempts = {row.attempt for each in held.values() for one in each for row in one.rows}
         attempts.discard("")
         async with self._transaction(writes=writes):
+            if writes:
+                # A bookie that registers waits until these rows are there, or is seen here.
+                rows = (row for each in held.values() for one in each for row in one.rows)
+                members = {member for row in rows for member in row.all_members}
+                registered = await registered_of(
+                    self._connection, "hold_incarnations($1)", sorted(members)
+                )
+                bookies = replace(bookies, registered=registered)
             known = await self._known(sorted(held), sorted(attempts), writes=writes)
             decisions = {
                 ledger_id: decide(known[ledger_id], each, bookies)
@@ -424,6 +494,21 @@ class RebuildTables:
         if (token := self._connection.settled) is not None:
             self._database.memory.note_committed(token, self._noted)
             self._noted = (token,)
+
+
+async def registered_of(
+    connection: Connection, source: str, *values: object
+) -> dict[str, Registered]:
+    """The directories that these cookies stand for, by the bookie's name."""
+    records = await connection.fetch(
+        "SELECT name, (cookie ->> 'incarnation')::bigint AS incarnation,"
+        f" {utc('born_at')} FROM {source}",
+        *values,
+    )
+    return {
+        record["name"]: Registered(record["incarnation"], record["born_at"] or "")
+        for record in records
+    }
 
 
 def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Held]) -> Judged:

@@ -363,6 +363,25 @@ class CopyLost(
     """
 
 
+class StaleMember(
+    Superseded,
+    code="stale-member",
+    title="A member is not the registered incarnation of its bookie",
+):
+    """A change of a ledger adds a member that no registered bookie stands for. `present` has the registered incarnation
+    of each such name, null where none is registered. `is_final`: all of them are of older incarnations, so this change
+    can never be made.
+    """
+
+
+class IncarnationUsed(
+    Superseded, code="incarnation-used", title="The incarnation belongs to another directory"
+):
+    """A new directory of a bookie registers as an incarnation that ledgers name already (`named` is the highest one):
+    the bookie may have acknowledged entries as that incarnation, and lost them.
+    """
+
+
 class LedgerClosed(Superseded, code="ledger-closed", title="The ledger is closed"):
     """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
 

@@ -252,7 +252,8 @@ async def test_a_draining_bookie_that_is_gone_when_it_is_asked_about_ends_no_aud
     """b1 has no cookie any more, since the database was restored meanwhile; b4 was retired; b2 has to wait."""
     caplog.set_level("INFO", logger="services.autorecovery.auditor")
     for name in ("b2", "b4"):
-        await audits.metadata.put_cookie(name, await cookie(audits.metadata), version=None)
+        again = (await cookie(audits.metadata)).model_copy(update={"incarnation": 2})
+        await audits.metadata.put_cookie(name, again, version=None)
     await audits.metadata.retire("b4")
     audits.metadata.bookie_list = liveness("draining", "draining", "writable", "draining")
 

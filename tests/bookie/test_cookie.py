@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from quorumlog.wire.bodies import STAND_IN
 from services.bookie.cookie import (
     PROCESSES_MAX,
     CookieRefused,
     Situation,
+    awaits_rebuild,
     decide,
     is_displaced,
 )
@@ -51,6 +53,28 @@ def test_an_empty_directory_of_an_unknown_bookie_is_its_first_incarnation() -> N
 
     assert reason == ""
     assert (cookie.member, cookie.boots, cookie.registered) == ("b1@1", 1, False)
+
+
+def test_an_incarnation_that_ledgers_name_is_no_new_directorys() -> None:
+    """Rule 15b: metadata refused the first one. The directory wrote its cookie before that."""
+    written = LOCAL.model_copy(update={"registered": False, "boots": 1, "incarnation": 1})
+    refused = replace(FOUND, local=written, remote=None, has_data=False, named=4)
+
+    with pytest.raises(CookieRefused, match="ledgers name b1@4"):
+        decide(refused)
+    cookie, reason = decide(replace(refused, may_fix=True))
+
+    assert (cookie.member, cookie.boots) == ("b1@5", 1)
+    assert "was never registered as that" in reason
+
+
+def test_a_directory_waits_for_a_rebuild_where_a_cookie_stands_in_for_it() -> None:
+    stand_in = COOKIE.cookie.model_copy(update={"instance": STAND_IN, "incarnation": 2})
+    later = stand_in.model_copy(update={"incarnation": 3})
+
+    waits = [awaits_rebuild(LOCAL, found) for found in (None, stand_in, later, LOCAL.cookie)]
+
+    assert waits == [True, True, False, False]
 
 
 def test_a_first_start_interrupted_before_registration_resumes() -> None:

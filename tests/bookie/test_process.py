@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -20,6 +20,7 @@ from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -115,9 +116,12 @@ async def bookie(stores: Stores) -> AsyncIterator[Process]:
         yield process
 
 
-async def add(client: BookieClient, entry: int) -> Status:
+CHOSEN: Final = ASSIGNED_ID_END
+
+
+async def add(client: BookieClient, entry: int, ledger_id: int = 7) -> Status:
     answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-    client.add("b1@1", KEY, run_of(7, [entry]), answered.set_result)
+    client.add("b1@1", KEY, run_of(ledger_id, [entry]), answered.set_result)
     return await answered
 
 
@@ -237,18 +241,18 @@ async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletio
     client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
     row = await metadata.create(
         LedgerMetadata(
-            ledger_id=7,
+            ledger_id=CHOSEN,
             quorum=Quorum(1, 1, 1),
             digest=DigestKind.CRC32C,
             fragments=(Fragment(0, ("b1@1",)),),
             ledger_key=KEY,
         )
     )
-    assert await add(client, 0) is Status.OK
+    assert await add(client, 0, CHOSEN) is Status.OK
     status, closed = await metadata.cas(row.closed(last_entry=0, length=10))
     assert status is CasStatus.OK
     assert closed is not None
-    await metadata.delete(7, version=closed.version)
+    await metadata.delete(CHOSEN, version=closed.version)
 
     async def is_dropped() -> bool:
         async with bookie.session.get(f"{bookie.url}/v1/info") as answer:
@@ -256,19 +260,21 @@ async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletio
 
     await until(is_dropped, "the ledger is dropped")
 
-    assert await add(client, 1) is Status.FENCED
+    assert await add(client, 1, CHOSEN) is Status.FENCED
     await bookie.kill()
     bookie.start()
     await bookie.ready()
     await client.close()
     client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
-    assert await add(client, 1) is Status.FENCED
-    async with bookie.session.get(f"{bookie.url}/v1/ledgers/7") as answer:
+    assert await add(client, 1, CHOSEN) is Status.FENCED
+    async with bookie.session.get(f"{bookie.url}/v1/ledgers/{CHOSEN}") as answer:
         told = await answer.json()
         assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
     # Copies are compared by these: what is not held of it proves nothing.
     ranges = {"ranges": [[0, 9]]}
-    async with bookie.session.post(f"{bookie.url}/v1/ledgers/7/digests", json=ranges) as answer:
+    async with bookie.session.post(
+        f"{bookie.url}/v1/ledgers/{CHOSEN}/digests", json=ranges
+    ) as answer:
         told = await answer.json()
         assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
     await client.close()

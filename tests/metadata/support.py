@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
+import asyncpg
 import orjson
 import pytest
 from pydantic import SecretStr
@@ -59,11 +60,45 @@ class Service:
             return response.status, orjson.loads(answered) if answered else None
 
 
+_IMAGINED: Final = """
+CREATE OR REPLACE FUNCTION hold_incarnations(members text[]) RETURNS SETOF cookies LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    names text[] := ARRAY(SELECT DISTINCT split_part(m, '@', 1) FROM unnest(members) AS m ORDER BY 1);
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended('cookie ' || name, 0))
+        FROM unnest(names) AS name;
+    RETURN QUERY SELECT * FROM cookies c WHERE c.name = ANY(names) AND c.retired_at IS NULL
+        UNION ALL
+        SELECT (jsonb_populate_record(NULL::cookies,
+            jsonb_build_object('name', split_part(m, '@', 1), 'cookie',
+                jsonb_build_object('incarnation', split_part(m, '@', 2)::bigint)))).*
+        FROM unnest(members) AS m WHERE split_part(m, '@', 1) NOT IN (SELECT c.name FROM cookies c);
+END
+$$
+"""
+
+
+async def imagine_bookies(stores: Stores) -> None:
+    """From now on a member whose name no bookie ever registered counts as registered: most tests of rows need no
+    bookies. Rule 15b has tests of its own (`test_members.py`), with the database's own function.
+    """
+    connection = await asyncpg.connect(stores.postgres_dsn)
+    try:
+        await connection.execute(_IMAGINED)
+    finally:
+        await connection.close()
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    stores: Stores, *, port: int | None = None, wait: bool = True, **settings: Any
+    stores: Stores,
+    *,
+    port: int | None = None,
+    wait: bool = True,
+    are_imagined: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Service]:
-    """Run a service until the end of the block; returns once it is ready."""
+    """Run a service until the end of the block; returns once it is ready. `are_imagined`: see `imagine_bookies`."""
     port = port or free_ports(1)[0]
     config = Config(
         port=port,
@@ -83,6 +118,8 @@ async def serving(
         service = Service(url, client, session)
         if wait:
             await until(lambda: is_ready(service), "the metadata service is ready")
+            if are_imagined:
+                await imagine_bookies(stores)
         yield service
 
 

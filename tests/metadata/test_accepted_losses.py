@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
-from quorumlog.errors import CopyLost, LedgerExists, MetadataUnavailable
+from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
@@ -173,7 +173,7 @@ async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
         await ready(running)
-        chosen = 77
+        chosen = 77  # the database assigned it in the lost history
         forget(running["b1"], chosen)
         witnesses = [witness_of(await service.client.cluster_id(), new_attempt())]
 
@@ -182,8 +182,9 @@ async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
         await rebuild(service)
         assert (await accept(service, witnesses))[0] == 200
 
-        with pytest.raises(LedgerExists):
-            await create(service, ledger_id=chosen)
+        with pytest.raises(NoSuchLedger) as missing:
+            await service.client.get(chosen)
+        assert missing.value.members["deleted"] is True
 
 
 async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:

@@ -316,8 +316,8 @@ async def test_no_repeat_is_answered_before_the_standby_has_the_change(
     """A restarted primary shows a commit that no standby has: its repeat must wait for one."""
     async with serving(on(stores, synchronous.dsn), expiry_every_s=1000) as service:
         client = service.client
-        row = await client.create(DRAFT)
         await client.put_cookie("b1", (first := await cookie(client)), version=None)
+        row = await client.create(DRAFT)
         log, _ = await LogClient(client).create(LOG)
         begun, _ = await TransactionClient(client).begin(
             "a-log", app=None, version=None, expires_in_s=3600

@@ -132,6 +132,7 @@ async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> No
         row = await client.create(DRAFT)
         await client.put_cookie("b9", await cookie(client), version=None)
         async with connection.transaction():
+            await connection.execute("SELECT * FROM hold_incarnations(ARRAY['b9@1'])")
             await connection.execute(
                 "INSERT INTO ledger_members (ledger_id, name, incarnation) VALUES ($1, 'b9', 1)",
                 row.ledger_id,
@@ -467,7 +468,7 @@ GUARDS: Final = (
     Guard(
         "rule 15",
         "a bookie is taken out without the lock of the members",
-        ((cookies, "_lock_members", nothing),),
+        ((cookies, "lock_name", nothing),),
         who_is_being_named_is_not_retired,
     ),
     Guard(

@@ -9,6 +9,7 @@ import pytest
 from quorumlog.errors import InvalidRequest, LedgerExists, NoSuchLedger, VersionConflict
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LedgerHead
+from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.wire.bodies import HEADS_MAX, LedgerRow
@@ -31,17 +32,25 @@ async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> No
     assert created.created_at.endswith("Z")
 
 
-async def test_ids_from_the_sequence_skip_ids_chosen_by_callers(service: Service) -> None:
-    taken = [(await service.client.create(replace(DRAFT, ledger_id=n))).ledger_id for n in (1, 3)]
+@pytest.mark.parametrize("ledger_id", [0, 1, 77, ASSIGNED_ID_END - 1])
+async def test_ids_that_are_assigned_are_not_chosen_by_callers(
+    service: Service, ledger_id: int
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await service.client.create(replace(DRAFT, ledger_id=ledger_id))
 
-    given = [(await service.client.create(DRAFT)).ledger_id for _ in range(3)]
-
-    assert taken == [1, 3]
-    assert given == [2, 4, 5]
+    assert [error["pointer"] for error in refused.value.members["errors"]] == ["/row/ledger_id"]
+    assert (await service.client.create(DRAFT)).ledger_id == 1
 
 
-@pytest.mark.parametrize("ledger_id", [0, 2**53, 2**63 - 1])
-async def test_a_caller_may_choose_any_id(service: Service, ledger_id: int) -> None:
+@pytest.mark.parametrize("length", [0, 16, 33])
+async def test_a_ledger_key_of_a_wrong_length_is_refused(service: Service, length: int) -> None:
+    with pytest.raises(InvalidRequest, match="a ledger key has 32 bytes"):
+        await service.client.create(replace(DRAFT, ledger_key=bytes(length)))
+
+
+@pytest.mark.parametrize("ledger_id", [ASSIGNED_ID_END, 2**53, 2**63 - 1])
+async def test_a_caller_may_choose_any_higher_id(service: Service, ledger_id: int) -> None:
     await service.client.create(replace(DRAFT, ledger_id=ledger_id))
 
     assert (await service.client.get(ledger_id)).ledger_id == ledger_id
@@ -65,11 +74,11 @@ async def test_the_same_create_attempt_gets_the_same_ledger(service: Service) ->
 
 async def test_an_attempt_with_a_chosen_id_is_repeated_without_a_conflict(service: Service) -> None:
     attempt = new_attempt()
-    draft = replace(DRAFT, ledger_id=77)
+    draft = replace(DRAFT, ledger_id=ASSIGNED_ID_END)
 
     rows = await asyncio.gather(*(service.client.create(draft, attempt=attempt) for _ in range(8)))
 
-    assert {row.ledger_id for row in rows} == {77}
+    assert {row.ledger_id for row in rows} == {ASSIGNED_ID_END}
 
 
 async def test_of_concurrent_changes_one_wins_and_the_others_see_it(service: Service) -> None:
@@ -268,21 +277,21 @@ async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
 async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service) -> None:
     row = await _stepwise(service, CLOSED)
 
-    status, now = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@3"))
+    status, now = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@1"))
 
     assert status is CasStatus.OK
     assert now is not None
-    assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@3")
+    assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@1")
 
 
 async def test_a_member_that_lost_its_place_is_listed_until_it_is_let_go(service: Service) -> None:
     """Rule 20b: a drain or a decommission that does not see it would take away what an older row names."""
     row = await _stepwise(service, CLOSED)
-    _, moved = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@3"))
+    _, moved = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@1"))
     assert moved is not None
 
     listed = await service.client.list(bookie="b4")
-    _, released = await service.client.cas(moved.with_leaving_released(10, "b9@3"))
+    _, released = await service.client.cas(moved.with_leaving_released(10, "b9@1"))
 
     assert listed == ([moved], None)
     assert released is not None
@@ -323,22 +332,23 @@ async def test_only_a_closed_ledger_is_deleted(service: Service) -> None:
 
 
 async def test_a_tombstone_keeps_the_id_for_ever(service: Service) -> None:
-    row = await closed(service, await service.client.create(replace(DRAFT, ledger_id=1)))
+    chosen = replace(DRAFT, ledger_id=ASSIGNED_ID_END)
+    row = await closed(service, await service.client.create(chosen))
     attempt = new_attempt()
-    await service.client.delete(1, version=row.version, attempt=attempt)
+    await service.client.delete(ASSIGNED_ID_END, version=row.version, attempt=attempt)
 
-    await service.client.delete(1, version=row.version, attempt=attempt)
+    await service.client.delete(ASSIGNED_ID_END, version=row.version, attempt=attempt)
 
     with pytest.raises(NoSuchLedger) as missing:
-        await service.client.get(1)
+        await service.client.get(ASSIGNED_ID_END)
     assert missing.value.members["deleted"] is True
-    assert await service.client.read(1) == (CasStatus.MISSING, None)
+    assert await service.client.read(ASSIGNED_ID_END) == (CasStatus.MISSING, None)
     assert await service.client.cas(row) == (CasStatus.MISSING, None)
     with pytest.raises(NoSuchLedger):
-        await service.client.delete(1, version=row.version)
+        await service.client.delete(ASSIGNED_ID_END, version=row.version)
     with pytest.raises(LedgerExists):
-        await service.client.create(replace(DRAFT, ledger_id=1))
-    assert (await service.client.create(DRAFT)).ledger_id == 2
+        await service.client.create(chosen)
+    assert (await service.client.create(DRAFT)).ledger_id == 1
 
 
 async def test_a_ledger_that_never_existed_is_not_reported_as_deleted(service: Service) -> None:

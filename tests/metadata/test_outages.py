@@ -145,7 +145,7 @@ async def test_rivals_behind_bad_connections_win_each_version_once(
                     postgres.cut_after = [(dice.choice(("up", "down")), dice.randrange(300, 4000))]
                     postgres.cut_all()
                 border = row.last_fragment.first_entry + 1 + number
-                wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"r{number}@{turn}"))
+                wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"r{number}-{turn}@1"))
                 status, now = await client.cas(wanted)
                 assert now is not None
                 if status is CasStatus.OK:

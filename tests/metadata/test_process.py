@@ -17,7 +17,7 @@ from loadtest.stores import Stores
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from services.local.process import Process, Program, stop
-from tests.metadata.support import DRAFT, PATIENT_S
+from tests.metadata.support import DRAFT, PATIENT_S, imagine_bookies
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,7 @@ async def test_changes_survive_a_service_killed_in_their_midst(
                     "the service is ready",
                     passing=(aiohttp.ClientError,),
                 )
+            await imagine_bookies(stores)
             client = MetadataClient([one.url, two.url], session, deadline_s=PATIENT_S)
             rows = [await client.create(DRAFT) for _ in range(8)]
             killed = asyncio.Event()

@@ -65,6 +65,8 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     client = service.client
     logs, repairs = LogClient(client), RepairClient(client, "a-worker")
     log, _ = await logs.create(LOG)
+    b1 = await cookie(service, process="p")
+    await client.put_cookie("b1", b1, version=None)
     row = await client.create(DRAFT)
     unnamed = await client.create(replace(DRAFT, log="a-log"))
     named = await client.create(replace(DRAFT, log="a-log"))
@@ -91,8 +93,6 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     await TokenClient(client).create(
         TokenFields.model_validate(_token("1" * 16), strict=False), expires_in_s=None
     )
-    b1 = await cookie(service, process="p")
-    await client.put_cookie("b1", b1, version=None)
     b8 = await client.put_cookie("b8", await cookie(service), version=None)
     later = replace(log, items=(LogItem(named.ledger_id, 0),))
     one, attempt = f"/v1/ledgers/{row.ledger_id}", new_attempt

@@ -4,7 +4,7 @@
 
 from typing import Final
 
-from quorumlog.protocol import limbo, placement, rebuild, record, slots
+from quorumlog.protocol import changes, limbo, placement, rebuild, record, slots
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.recovery import Recovery
@@ -263,6 +263,24 @@ MACHINES: Final = (
         "a rebuild takes silent bookies for none",
         "rule 18d",
         (Patch(rebuild.Bookies, "lost_of", always(0)),),
+    ),
+    Mutant(
+        "a wiped bookie is the incarnation that rows name",
+        "rule 15b",
+        (
+            Patch(rebuild, "stand_ins", always({})),
+            Patch(changes, "check_new_incarnation", always(None)),
+        ),
+    ),
+    Mutant(
+        "a rebuild writes rows of incarnations that were given out again",
+        "rules 15b and 18d",
+        (Patch(rebuild.Bookies, "without_data_of", always("")),),
+    ),
+    Mutant(
+        "a change adds members that nobody is registered as",
+        "rule 15b",
+        (Patch(changes, "check_members", always(None)),),
     ),
     Mutant(
         "a row is compared and swapped by its version alone",

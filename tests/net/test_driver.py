@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from quorumlog.errors import CopyLost
+import pytest
+
+from quorumlog.errors import CopyLost, StaleMember
 from quorumlog.net.driver import Driver, Told
 from quorumlog.net.ports import MachineTimes, Ports, ReadDone
 from quorumlog.net.timers import Tasks, Timers
@@ -50,6 +52,8 @@ class World:
         self.updates: list[tuple[int, str]] = []
         self.broken = False
         self.is_behind = False
+        self.stale: StaleMember | None = None
+        self.refreshes = 0
 
     def add(
         self, _m: str, _k: bytes, _run: Run, done: Callable[[Status], None], **_flags: bool
@@ -76,6 +80,9 @@ class World:
     def is_down(self, _member: str) -> bool:
         return False
 
+    async def refresh(self) -> None:
+        self.refreshes += 1
+
     async def read_row(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         if self.broken:
             raise RuntimeError("a defect of the client")
@@ -97,6 +104,8 @@ class Rows:
         assert missed == ()
         if self.world.is_behind:
             raise CopyLost("b3 holds a copy")
+        if self.world.stale is not None:
+            raise self.world.stale
         self.world.updates.append((metadata.version, attempt))
         return CasStatus.OK, metadata
 
@@ -230,6 +239,26 @@ async def test_a_change_by_an_older_row_than_a_bookie_holds_ends_the_machine() -
 
     assert told == [Failed("copy-lost", detail="b3 holds a copy")]
     assert machine.heard == [CloseRequested()]
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+async def test_a_change_that_adds_a_stale_member_is_chosen_again_from_a_new_list(
+    is_final: bool,
+) -> None:
+    """Rule 15b: a change that may become legal later is not settled, and may still be made (rule 6)."""
+    world = World()
+    world.stale = StaleMember("b@1 is not registered", is_final=is_final)
+    machine = Script([UpdateMetadata(1, ROW)])
+    driver = drive(machine, world, [])
+
+    driver.post(CloseRequested())
+    await until(lambda: len(machine.heard) == 2, "the answer")
+
+    answer = machine.heard[1]
+    refused = MetadataAnswered(1, CasStatus.CONFLICT, ROW)
+    assert answer == (refused if is_final else MetadataAnswered(1, CasStatus.UNKNOWN))
+    assert refused.refuses(UpdateMetadata(1, ROW))
+    assert world.refreshes == 1
 
 
 async def test_the_same_attempt_again_is_the_same_change_to_the_store() -> None:

@@ -8,6 +8,7 @@ import pytest
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.changes import check_ledger, check_log, check_new_ledger, published_by
+from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.log import LIMITS, Expiry, LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
@@ -40,13 +41,19 @@ def refused(check: Any, *rows: Any) -> list[str]:
 
 
 def test_a_ledger_begins_open_with_one_fragment_and_has_lost_nothing() -> None:
-    check_new_ledger(OPEN)
-    assert refused(check_new_ledger, replace(OPEN, state=State.IN_RECOVERY)) == ["/row/state"]
-    assert refused(check_new_ledger, TWO) == ["/row/fragments"]
+    new = replace(OPEN, ledger_id=-1)
+    check_new_ledger(new)
+    check_new_ledger(replace(new, ledger_id=ASSIGNED_ID_END))
+    assert refused(check_new_ledger, replace(new, ledger_id=ASSIGNED_ID_END - 1)) == [
+        "/row/ledger_id"
+    ]
+    assert refused(check_new_ledger, replace(new, ledger_key=b"k")) == ["/row/ledger_key"]
+    assert refused(check_new_ledger, replace(new, state=State.IN_RECOVERY)) == ["/row/state"]
+    assert refused(check_new_ledger, replace(TWO, ledger_id=-1)) == ["/row/fragments"]
     for lost in (
-        replace(OPEN, may_lack_entries=True),
-        replace(OPEN, declared_lost=(B1,)),
-        replace(OPEN, lost_entries=((0, 1),)),
+        replace(new, may_lack_entries=True),
+        replace(new, declared_lost=(B1,)),
+        replace(new, lost_entries=((0, 1),)),
     ):
         assert refused(check_new_ledger, lost) == ["/row/declared_lost"]
 

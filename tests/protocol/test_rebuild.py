@@ -29,7 +29,9 @@ from quorumlog.protocol.rebuild import (
     Decision,
     Held,
     Known,
+    Registered,
     decide,
+    stand_ins,
 )
 from quorumlog.protocol.rebuild_log import (
     NEW_LOG_VERSION,
@@ -872,3 +874,44 @@ def test_a_fork_that_let_go_of_what_it_shared_does_not_get_it_back() -> None:
 
     assert row is not None
     assert [i.ledger_id for i in row.items] == [70, 71]
+
+
+# --- incarnations that a database would give out again (rule 15b) -------------------------------
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_bookie_that_answers_as_another_incarnation_lost_its_data(answers: int) -> None:
+    row = replace(FIRST, fragments=(Fragment(0, ("b1@1", "b2@1", "b3@2")),))
+    others = {"b1": 1, "b2": 1, "b3": answers}
+
+    assert Bookies({**others, "b3": 2}).lost_of(row) == 0
+    assert Bookies(others).lost_of(row) == 1
+    assert Bookies({"b1": 1, "b2": 1}).lost_of(row) == 0, "who is silent is counted as silent"
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "born_at", "is_written"),
+    [(1, "", False), (2, "", True), (2, "2026-02-01", False), (3, "2026-02-01", True)],
+)
+def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
+    incarnation: int, born_at: str, is_written: bool
+) -> None:
+    members = Fragment(0, ("b1@1", "b2@1", "b3@2"))
+    row = replace(FIRST, fragments=(members,), created_at="2026-01-01")
+    bookies = Bookies(
+        {"b1": 1, "b2": 1, "b3": incarnation}, registered={"b3": Registered(incarnation, born_at)}
+    )
+    held = [Held("b1@1", KEY, rows=(row,))]
+
+    decision = decide(Known(), held, bookies)
+    kept = decide(Known(), [*held, Held(f"b3@{incarnation}", KEY)], bookies)
+
+    assert decision.action is (Action.WRITE if is_written else Action.WAIT)
+    assert is_written or "AUTO_FIX_COOKIES=1" in decision.why
+    assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a part"
+
+
+def test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name() -> None:
+    named = {"b1": 1, "b2": 2, "b3": 2, "b4": 1}
+
+    assert stand_ins(named, {"b1": 1, "b2": 1, "b3": 3}) == {"b2": 2, "b4": 1}

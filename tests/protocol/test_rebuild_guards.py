@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from quorumlog.protocol import rebuild, rebuild_log
+from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
@@ -77,6 +79,39 @@ GUARDS: Final = (
         "lost_of",
         lambda bookies, _row: len(bookies.silent),
         claims.test_a_bookie_that_lost_its_data_counts_as_silent,
+    ),
+    Guard(
+        "a bookie that answers as an older incarnation has its data",
+        Bookies,
+        "lost_of",
+        lambda bookies, row: len(
+            bookies.silent
+            | {
+                member_name(m)
+                for m in row.all_members
+                if member_incarnation(m) < bookies.answering.get(member_name(m), 0)
+            }
+        ),
+        partial(claims.test_a_bookie_that_answers_as_another_incarnation_lost_its_data, 1),
+    ),
+    Guard(
+        "a row is written though a new directory is registered as its member",
+        Bookies,
+        "without_data_of",
+        lambda _bookies, _row: "",
+        partial(
+            claims.test_no_row_is_written_whose_member_a_new_directory_is_registered_as,
+            2,
+            "2026-02-01",
+            is_written=False,
+        ),
+    ),
+    Guard(
+        "no cookie stands in for a bookie that did not answer",
+        claims,
+        "stand_ins",
+        lambda _named, _present: {},
+        claims.test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name,
     ),
     Guard(
         "only an id that was dropped is one of a deleted ledger",

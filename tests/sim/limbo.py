@@ -41,19 +41,46 @@ class LosingBookie(SimBookie):
         super().__init__(name, world)
         self._registered = self.incarnation
         self._is_waiting = False
+        self._is_emptied = False
+        """Nothing is left of the directory, its cookie included."""
+
+    def be(self, incarnation: int) -> None:
+        super().be(incarnation)
+        self._registered = incarnation
+        self.world.store.put_cookie(self.name, incarnation)
+
+    def fall(self, kind: str) -> None:
+        super().fall(kind)
+        self._is_emptied |= kind == "wipe"
 
     def restart(self) -> None:
         """Start again; phase one needs the metadata service."""
         if self.is_up:
             return
-        if self.world.store.is_down:
+        if self.world.store.is_down and not self._is_early:
             self._is_waiting = True
             self.world.after(100_000, self.restart)
             return
         self._is_waiting = False
+        self._register()
         super().restart()
         self._registered = self.incarnation
         self._enter_limbo()
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether an empty directory registers with a store that went back before anybody knows of that."""
+        world = self.world
+        return self._is_emptied and world.restores.is_unnoticed and not world.store.is_away
+
+    def _register(self) -> None:
+        """As a new incarnation where something may be lost: all that counts then is what the store knows (rule 15b)."""
+        store = self.world.store
+        if self.may_lack:
+            known = 0 if self._is_emptied else self._registered
+            self.incarnation = store.register(self.name, known, self.world.now)
+            self._is_emptied = False
+        store.put_cookie(self.name, self.incarnation)
 
     # --- what a rebuild is told (rule 18d) ------------------------------------------------------
 

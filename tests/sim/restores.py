@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from quorumlog.protocol import rebuild
+from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known
+from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, Registered
 from quorumlog.protocol.writer import LedgerWriter
 from tests.sim.plan import MS, SECOND, Fault
 from tests.sim.store import Snapshot
@@ -28,6 +29,10 @@ TRIES_HEALED: Final = 3
 """Of a rebuild, once all bookies are up that come up: then an operator decides."""
 
 
+WIPED_EVERY: Final = 2
+"""Of so many times that the store goes back, a bookie loses its disk at the same time at one."""
+EARLY_EVERY: Final = 4
+"""Of so many of these bookies one registers before the rebuild."""
 RESTARTED_EVERY: Final = 4
 """Of so many times that the store goes back, the processes of before are restarted at one."""
 HASTY: Final = 2
@@ -58,6 +63,8 @@ class Restores:
     """The store is empty, and no bookie has heard of the ledger."""
     is_loss_accepted: bool = False
     """An operator decided where nothing was proven."""
+    is_unnoticed: bool = False
+    """An empty bookie may register before anybody knows that the store has gone back."""
     _tries: int = 0
     _is_hasty: bool = False
     """The operator waits for no bookie, and accepts the loss at once."""
@@ -68,6 +75,12 @@ class Restores:
         if world.store.behind is not None or self.is_gone:
             return
         self.count += 1
+        if (fault.target + fault.other) % WIPED_EVERY == 0:
+            # A disk is lost together with the database, and starts empty under the old name.
+            bookie = world.bookies[f"b{(fault.target + 1) % world.plan.bookies + 1}"]
+            bookie.crash("wipe")
+            world.after(fault.lasts // 2, bookie.restart)
+            self.is_unnoticed = fault.other % EARLY_EVERY == 0
         states = self._states(fault)
         world.store.go_back(states)
         is_restart = fault.other % RESTARTED_EVERY == 0
@@ -126,7 +139,8 @@ class Restores:
     def _decide(self, held: Sequence[Held], bookies: Bookies, silent: Sequence[str]) -> None:
         world, behind = self.world, self.world.store.behind
         assert behind is not None, "one rebuild at a time"
-        bookies = Bookies(bookies.answering, frozenset(silent))
+        self._put_cookies(held, bookies)
+        bookies = Bookies(bookies.answering, frozenset(silent), dict(world.store.cookies))
         tokens = {row.attempt for one in held for row in one.rows}
         known = Known(behind.row, attempts=behind.applied & tokens)
         decision = rebuild.decide(known, held, bookies)
@@ -136,11 +150,40 @@ class Restores:
             self._come_back(decision, row, tokens)
         elif behind.row is None and not (tokens or silent):
             self._vanish()
+        elif "with a new directory" in decision.why and self._wipe_again(bookies):
+            world.after(SECOND, self._rebuild)
         elif self._is_hasty or (world.is_healed and self._tries >= TRIES_HEALED):
             self._ask_operator(decision, behind, held)
         else:
             self._tries += world.is_healed
             world.after(SECOND, self._rebuild)
+
+    def _put_cookies(self, held: Sequence[Held], bookies: Bookies) -> None:
+        """Of bookies that copies name, before a row is written (rule 15b), and of those that answered."""
+        store = self.world.store
+        named: dict[str, int] = {}
+        for member in (m for one in held for row in one.rows for m in row.all_members):
+            name, incarnation = member_name(member), member_incarnation(member)
+            named[name] = max(incarnation, named.get(name, 0))
+        present = dict(bookies.answering)
+        for name, incarnation in store.registered.items():
+            present[name] = max(incarnation, present.get(name, 0))
+        for name, incarnation in rebuild.stand_ins(named, present).items():
+            store.put_cookie(name, incarnation)
+        for name, incarnation in bookies.answering.items():
+            store.put_cookie(name, incarnation)
+
+    def _wipe_again(self, bookies: Bookies) -> bool:
+        """The operator gives a bookie that registered too early a new directory. Returns whether there is one."""
+        found = [
+            bookie
+            for bookie in self.world.bookies.values()
+            if bookies.registered.get(bookie.name, Registered(0)).born_at and not bookie.log
+        ]
+        for bookie in found:
+            bookie.fall("wipe")
+            bookie.restart()
+        return bool(found)
 
     def _come_back(self, decision: Decision, row: LedgerMetadata, tokens: set[str]) -> None:
         world = self.world

@@ -5,12 +5,16 @@ lost the answer can ask again and learn what happened (rule 6). Each state that 
 kept: it may go back to any of them, or to none (tests/sim/restores.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from quorumlog.errors import IncarnationUsed, StaleMember
+from quorumlog.protocol import changes
+from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.rebuild import Registered
 from quorumlog.protocol.row_copy import RowName, name_of
 
 
@@ -21,9 +25,10 @@ class Snapshot(NamedTuple):
     applied: frozenset[str]
     missed: int
     """How many of the missed ranges it has."""
+    cookies: Mapping[str, Registered]
 
 
-EMPTY: Final = Snapshot(None, frozenset(), 0)
+EMPTY: Final = Snapshot(None, frozenset(), 0, {})
 
 
 @dataclass(slots=True)
@@ -38,6 +43,8 @@ class Store:
     missed: list[MissedRange] = field(default_factory=list)
     forgotten: list[MissedRange] = field(default_factory=list)
     """What was in `missed` before the store went back."""
+    cookies: dict[str, Registered] = field(default_factory=dict)
+    """By the bookie's name (rule 15b). As old as the row that the store has gone back to."""
     rows: dict[RowName, LedgerMetadata] = field(default_factory=dict)
     """Each row that ever was, of all lines of history: what bookies' copies are of."""
     is_away: bool = False
@@ -62,6 +69,12 @@ class Store:
             return CasStatus.OK, self.row
         if not self._is_present(wanted):
             return CasStatus.CONFLICT, self.row
+        try:
+            added = changes.added_members(self.row, wanted)
+            changes.check_members(sorted(added), self.registered)
+        except StaleMember as stale:
+            is_final = stale.members["is_final"]
+            return CasStatus.CONFLICT if is_final else CasStatus.UNKNOWN, self.row
         self.history.append(self._snapshot())
         self._put(replace(wanted, version=wanted.version + 1, attempt=token))
         self.missed.extend(missed)
@@ -77,7 +90,34 @@ class Store:
         self.rows[name_of(row)] = row
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.row, frozenset(self.applied), len(self.missed))
+        applied = frozenset(self.applied)
+        return Snapshot(self.row, applied, len(self.missed), dict(self.cookies))
+
+    # --- cookies --------------------------------------------------------------------------------
+
+    @property
+    def registered(self) -> dict[str, int]:
+        """The registered incarnations by name."""
+        return {name: cookie.incarnation for name, cookie in self.cookies.items()}
+
+    def register(self, name: str, known: int, now: int) -> int:
+        """A bookie whose directory, which may be a new one, knows of incarnation `known` starts as the next one."""
+        row = self.row if self.behind is None else self.behind.row
+        members = () if row is None else row.all_members
+        named = [member_incarnation(m) for m in members if member_name(m) == name]
+        incarnation = max(known, self.registered.get(name, 0)) + 1
+        try:
+            changes.check_new_incarnation(name, incarnation, max(named, default=-1))
+        except IncarnationUsed as used:
+            incarnation = int(used.members["named"]) + 1
+        self.cookies[name] = Registered(incarnation, f"{now:020}")
+        return incarnation
+
+    def put_cookie(self, name: str, incarnation: int) -> None:
+        """A directory that was registered before, or a rebuild writes a cookie."""
+        known = self.cookies.get(name)
+        if known is None or known.incarnation < incarnation:
+            self.cookies[name] = Registered(incarnation)
 
     # --- a store that goes back -----------------------------------------------------------------
 
@@ -91,6 +131,7 @@ class Store:
         else:
             self.behind = self.history[-states]
             del self.history[-states:]
+        self.cookies = dict(self.behind.cookies)
 
     def is_lost(self, row: LedgerMetadata) -> bool:
         """Whether the store lacks the change that made a row."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, assert_never
 
-from quorumlog.protocol.ids import member_name, member_of
+from quorumlog.protocol.ids import member_incarnation, member_name, member_of
 from quorumlog.protocol.messages import (
     AddAnswered,
     BookiesFound,
@@ -43,6 +43,7 @@ from quorumlog.protocol.messages import (
     UpdateMetadata,
 )
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
+from quorumlog.protocol.rebuild import Registered
 from quorumlog.protocol.record import Entry
 from quorumlog.protocol.row_copy import RowName
 from tests.sim.limbo import DeferringBookie, LosingBookie
@@ -182,6 +183,7 @@ class World:
         self.restores = Restores(self)
         kind = DeferringBookie if plan.is_deferred else LosingBookie
         self.bookies = {name: kind(name, self) for name in names}
+        self.store.cookies = {name: Registered(1) for name in names}
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -421,6 +423,8 @@ class World:
             is_new = token not in self.store.applied
             status, row = self.store.cas(token, effect.metadata, effect.missed)
             self.note("store", client.name, status, describe(row))
+            if is_new and status is CasStatus.OK:
+                self._check_added(before, row)
             if is_new and status is CasStatus.OK and self.watcher is not None:
                 self.watcher.row_changed(client, before, row)
             if self.is_healed or self.rng.random() >= self.plan.store_answer_loss:
@@ -438,6 +442,17 @@ class World:
 
         self.after(self._store_delay(), apply)
         self.after(self.rng.randint(20 * MS, 2 * SECOND), again)
+
+    def _check_added(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        """Rule 15b, by a count of our own: who comes into a row is the registered incarnation."""
+        came = {*after.all_members} - {*before.all_members}
+        strange = [
+            m for m in came if self.store.registered[member_name(m)] != member_incarnation(m)
+        ]
+        if strange:
+            raise Violation(
+                f"rule 15b: {sorted(strange)} came into the row, and are not registered"
+            )
 
     def _read_row(self, client: Client, effect: ReadMetadata) -> None:
         def read() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog.protocol import record
-from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.ids import ID_MAX, KEY_BYTES
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.row_copy import RowCopy, RowName
@@ -18,7 +18,7 @@ from tests.net.peer import read_body
 IDS = st.integers(0, ID_MAX)
 REQUEST_IDS = st.integers(0, 2**64 - 1)
 MEMBERS = st.text(min_size=1, max_size=60)
-KEYS = st.binary(min_size=frames.KEY_BYTES, max_size=frames.KEY_BYTES)
+KEYS = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 
 
 @st.composite

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.ids import ASSIGNED_ID_END, ID_MAX, NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
@@ -48,6 +48,7 @@ BASE64: Final = {
 
 _INT64: Final = {"format": "int64"}
 Id = Annotated[int, Field(ge=0, le=ID_MAX, json_schema_extra=_INT64)]
+ChosenId = Annotated[int, Field(ge=ASSIGNED_ID_END, le=ID_MAX, json_schema_extra=_INT64)]
 IdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX, json_schema_extra=_INT64)]
 """An entry id, or -1 for "none"."""
 Size = Annotated[int, Field(ge=1, le=QUORUM_MAX)]
@@ -126,7 +127,10 @@ class LedgerCreate(Model):
         Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
     ) = Field(default=None, description="The value that `Ledger-Password` must have from then on.")
     metadata: Custom = Field(default_factory=dict)
-    ledger_id: Id | None = Field(default=None, description="An id of the caller's choice.")
+    ledger_id: ChosenId | None = Field(
+        default=None,
+        description=f"An id of the caller's choice, from {ASSIGNED_ID_END} on: lower ones are assigned.",
+    )
     allow_degraded: bool = Field(
         default=False, description="Name absent bookies too, while each write set reaches Qa."
     )

@@ -3,7 +3,13 @@
 import asyncio
 from typing import Final
 
-from quorumlog.errors import UNKNOWN, InvalidRequest, MetadataUnavailable, QuorumLogError
+from quorumlog.errors import (
+    UNKNOWN,
+    InvalidRequest,
+    MetadataUnavailable,
+    QuorumLogError,
+    StaleMember,
+)
 from quorumlog.net.budget import PEER
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
@@ -18,6 +24,8 @@ from services.gateway.engine.rows import LedgerRows
 from services.gateway.interface import DEGRADED, LedgerOptions
 
 _RETRY_S: Final = 1.0
+_PLACINGS: Final = 3
+"""How often an ensemble is chosen where its bookies register anew meanwhile."""
 
 
 class Creations:
@@ -50,19 +58,27 @@ class Creations:
             places.back(peer)  # a roll or a takeover of a log is never refused
         is_kept = False
         try:
-            draft = await self._draft(options)
-            attempt, once = new_attempt(), options.once
-            try:
-                row, is_kept = await self._create(draft, attempt, once, peer)
-            except (MetadataUnavailable, asyncio.CancelledError) as error:
-                if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
-                    is_kept = True
-                    self._tasks.start(self._settle(draft, attempt, once, peer))
-                raise
+            for left in reversed(range(_PLACINGS)):
+                draft = await self._draft(options)
+                attempt, once = new_attempt(), options.once
+                try:
+                    row, is_kept = await self._create(draft, attempt, once, peer)
+                except StaleMember as error:
+                    # The list of bookies is older than a registration (rule 15b).
+                    if not left:
+                        raise self._placing.too_few(options.ensemble_size) from error
+                    await self._placing.refresh()
+                except (MetadataUnavailable, asyncio.CancelledError) as error:
+                    if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
+                        is_kept = True
+                        self._tasks.start(self._settle(draft, attempt, once, peer))
+                    raise
+                else:
+                    return row
         finally:
             if not is_kept:
                 places.give(peer)
-        return row
+        raise AssertionError("the last try returns or raises")
 
     async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
         """The row to be created, with a new ensemble and new keys."""

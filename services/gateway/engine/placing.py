@@ -42,6 +42,10 @@ class Placing:
                 return members, self._is_narrow(quorum, members) or is_degraded
         raise self.too_few(quorum.ensemble_size)
 
+    async def refresh(self) -> None:
+        """Read the list of bookies now. Raises: MetadataUnavailable."""
+        await self._directory.refresh()
+
     def too_few(self, needed: int) -> NotEnoughBookies:
         """The error if no ensemble is possible."""
         return NotEnoughBookies(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from quorumlog.errors import CopyLost
+from quorumlog.errors import CopyLost, QuorumLogError, StaleMember
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import (
     AddAnswered,
@@ -211,7 +211,23 @@ class Driver:
                 self.stop()
                 self._tell(Failed(error.code, detail=error.detail))
             return
+        except StaleMember as error:
+            status, row = await self._refused(error)
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
             status, row = CasStatus.UNKNOWN, None
         self.post(MetadataAnswered(attempt, status, row))
+
+    async def _refused(self, error: StaleMember) -> Row:
+        """The machine chose from a list of bookies that is older than a registration: it chooses again from a new
+        list. A change that may be legal later is not settled (rules 6 and 15b).
+        """
+        try:
+            await self._ports.placement.refresh()
+        except QuorumLogError as unavailable:
+            log.info("bookies-unknown", extra={"why": unavailable.detail})
+            return CasStatus.UNKNOWN, None
+        if not error.members.get("is_final"):
+            return CasStatus.UNKNOWN, None
+        status, row = await self._ports.metadata.read(self._ledger_id)
+        return CasStatus.CONFLICT if status is CasStatus.OK else status, row

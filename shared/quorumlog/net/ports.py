@@ -101,6 +101,10 @@ class PlacementPort(Protocol):
         """Whether a member's bookie is known to be down. It may answer all the same (I31)."""
         ...
 
+    async def refresh(self) -> object:
+        """Read the list of bookies now. Raises: MetadataUnavailable."""
+        ...
+
 
 class ClockPort(Protocol):
     """Timers that are never cancelled, cheap enough for one per run."""

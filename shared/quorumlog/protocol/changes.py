@@ -5,12 +5,18 @@ the tests ask the same ones. A single row was checked when it was parsed (`Ledge
 `LogMetadata.check`); these functions are about what one row may become.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from quorumlog.errors import InvalidRequest, LogProtected
+from quorumlog.errors import IncarnationUsed, InvalidRequest, LogProtected, StaleMember
 from quorumlog.protocol.access_key import is_same, is_sealed
+from quorumlog.protocol.ids import (
+    ASSIGNED_ID_END,
+    KEY_BYTES,
+    member_incarnation,
+    member_name,
+)
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Sealed
@@ -77,8 +83,14 @@ def is_row(row: Versioned, *, version: int, attempt: str) -> bool:
 
 
 def check_new_ledger(row: LedgerMetadata) -> None:
-    """Raise InvalidRequest unless a ledger may begin so."""
+    """Raise InvalidRequest unless a ledger may begin so; a negative id asks for an assigned one."""
     problems: _Problems = []
+    if 0 <= row.ledger_id < ASSIGNED_ID_END:
+        detail = f"lower ids are assigned: choose one from {ASSIGNED_ID_END} on, or none"
+        problems.append(("/row/ledger_id", detail))
+    if len(row.ledger_key) != KEY_BYTES:
+        detail = f"a ledger key has {KEY_BYTES} bytes, not {len(row.ledger_key)}"
+        problems.append(("/row/ledger_key", detail))
     if row.state is not State.OPEN:
         problems.append(("/row/state", "a new ledger is OPEN"))
     if len(row.fragments) != 1:
@@ -180,6 +192,59 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
         {*f.bookies, *(r.leaving for r in kept if r.first_entry == f.first_entry)}
         for f in row.fragments
     ]
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
+    """The members that a change gives a place or a repair: they must be the registered incarnations (rule 15b).
+    `old` is None for a new ledger. A member that another fragment names already is added all the same.
+    """
+    if old is None:
+        return set(new.all_members)
+    before = {fragment.first_entry: fragment.bookies for fragment in old.fragments}
+    last = old.last_fragment.bookies
+    added = {
+        member
+        for fragment in new.fragments
+        for member in fragment.bookies
+        if member not in before.get(fragment.first_entry, last)
+    }
+    return added | {repair.target for repair in new.repairs if repair not in old.repairs}
+
+
+def check_members(
+    added: Sequence[str], registered: Mapping[str, int], *, ledger_id: int | None = None
+) -> None:
+    """Raise StaleMember unless each member is the registered incarnation of its name. Source: rule 15b."""
+    stale = [one for one in added if registered.get(member_name(one)) != member_incarnation(one)]
+    if not stale:
+        return
+    present = {member_name(one): registered.get(member_name(one)) for one in stale}
+    known = ", ".join(
+        f"{name}@{one}" if one is not None else f"no {name}"
+        for name, one in sorted(present.items())
+    )
+    raise StaleMember(
+        f"the change names {', '.join(sorted(stale))}; registered: {known}. Choose registered bookies",
+        ledger_id=ledger_id,
+        present=present,
+        is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),
+    )
+
+
+def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
+    """Raise IncarnationUsed unless a new directory's incarnation is above all that ledgers and repairs name (rule 15b).
+    `named`: the highest of those.
+    """
+    if incarnation <= named:
+        raise IncarnationUsed(
+            f"ledgers name {name}@{named}, which had another directory: a new one is {name}@{named + 1}"
+            " at least",
+            bookie=name,
+            named=named,
+        )
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -16,7 +16,12 @@ NO_LEDGER: Final = -1
 """Stands below all ledger ids."""
 
 ASSIGNED_ID_END: Final = 2**52
-"""Ledger ids from here on were chosen by clients: those that metadata assigns count up from 1."""
+"""Ledger ids from here on are chosen by callers, and only those: the ids that metadata assigns count up from 1. So the
+highest id below that a bookie holds was assigned, and a database that went back assigns only higher ones (rule 17).
+"""
+
+KEY_BYTES: Final = 32
+"""The length of a ledger key."""
 
 
 def member_name(member: str) -> str:

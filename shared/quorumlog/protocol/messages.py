@@ -339,6 +339,14 @@ class MetadataAnswered:
     status: CasStatus
     metadata: LedgerMetadata | None = None
 
+    def refuses(self, update: UpdateMetadata) -> bool:
+        """Whether the row is still the one that the change was made from, and the change is refused: a bookie that
+        it adds has registered as a later incarnation (rule 15b).
+        """
+        now, base = self.metadata, update.metadata
+        is_same = now is not None and (now.version, now.attempt) == (base.version, base.attempt)
+        return self.status is CasStatus.CONFLICT and is_same
+
 
 @dataclass(frozen=True, slots=True)
 class BookiesFound:

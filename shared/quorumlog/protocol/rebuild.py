@@ -13,7 +13,7 @@ What is not proven is told, never written by guess.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -61,22 +61,52 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """The directory that a bookie's name stands for in the database."""
+
+    incarnation: int
+    born_at: str = ""
+    """When a new directory registered, in the form of a row's `created_at`; empty: its bookie told the rebuild of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bookies:
     """Who answers, by name with the present incarnation; and the names of those who do not. A bookie whose loss is
-    accepted is neither.
+    accepted is neither. `registered`: what the database's cookies say.
     """
 
     answering: Mapping[str, int]
     silent: frozenset[str] = frozenset()
+    registered: Mapping[str, Registered] = field(default_factory=dict)
+    holding: frozenset[str] = frozenset()
+    """Who holds anything of the ledger that is judged."""
 
     def lost_of(self, row: LedgerMetadata) -> int:
         """How many bookies may have held a later row and lost it, or do not answer."""
+        # One that answers as an *older* incarnation than the row names is a new directory too (rule 15b).
         replaced = {
-            member_name(member)
-            for member in row.all_members
-            if member_incarnation(member) < self.answering.get(member_name(member), 0)
+            name
+            for name, incarnation in map(_parts, row.all_members)
+            if self.answering.get(name, incarnation) != incarnation
         }
         return len(self.silent | replaced)
+
+    def without_data_of(self, row: LedgerMetadata) -> str:
+        """Why a member of the row is registered with a directory that never was that member, or "" (rule 15b).
+        Recovered now, the ledger would take this directory's denials for the member's.
+        """
+        for name, incarnation in map(_parts, row.all_members):
+            found = self.registered.get(name)
+            if found is None or found.incarnation > incarnation:
+                continue
+            is_new = found.born_at > row.created_at and name not in self.holding
+            if found.incarnation < incarnation or is_new:
+                return (
+                    f"the row names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
+                    " with a new directory since: stop it, move its DATA_DIR away, start it with"
+                    " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
+                )
+        return ""
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
         """Whether all who know of a later row, or of the ledger's deletion, may be among those."""
@@ -104,7 +134,11 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         return Decision(Action.SAME)
     keys = {bookie.ledger_key for bookie in held if bookie.ledger_key}
     in_limbo = {member_name(bookie.member) for bookie in held if bookie.is_limbo}
-    bookies = replace(bookies, silent=bookies.silent | (in_limbo & bookies.answering.keys()))
+    bookies = replace(
+        bookies,
+        silent=bookies.silent | (in_limbo & bookies.answering.keys()),
+        holding=frozenset(member_name(bookie.member) for bookie in held),
+    )
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)
     if known.row is None:
@@ -131,8 +165,20 @@ def _with_known_keys(newest: LedgerMetadata, known: LedgerMetadata) -> LedgerMet
     return replace(newest, mac_key=known.mac_key, access_key=access_key)
 
 
+def _parts(member: str) -> tuple[str, int]:
+    return member_name(member), member_incarnation(member)
+
+
 def _is_deletion_proven(held: Iterable[Held]) -> bool:
     return any(one.is_deleted or any(row.deletion for row in one.rows) for one in held)
+
+
+def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
+    """The cookies to be written before the first row, by name with the incarnation: of bookies that copies name as later
+    ones than anybody answers or is registered as. With such a cookie an empty directory of the name is a suspected loss
+    and becomes the next incarnation (rule 15b).
+    """
+    return {name: one for name, one in named.items() if one > present.get(name, 0)}
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
@@ -256,7 +302,7 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
     if not keys:
         return Decision(Action.WAIT, why="no bookie that answers knows the ledger's key")
     row = replace(newest, ledger_key=next(iter(keys)))
-    if why := _unproven(row, bookies):
+    if why := bookies.without_data_of(row) or _unproven(row, bookies):
         return Decision(Action.WAIT, why=why)
     return Decision(Action.WRITE, row)
 

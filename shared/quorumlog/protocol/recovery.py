@@ -207,7 +207,11 @@ class Recovery(Keyed):
         elif row.state is State.CLOSED:
             self._update = None
             self._closed(row)  # by us or by another: the compare-and-swap made one end (I4)
-        elif self.phase is Phase.CLOSING and self._is_same_ledger(row):
+        elif (
+            self.phase is Phase.CLOSING
+            and self._is_same_ledger(row)
+            and not event.refuses(self._update)
+        ):
             self._row = row
             self._close()
         else:

@@ -306,6 +306,8 @@ class FragmentRepair(Keyed):
             if not self._is_stalled:
                 self._is_stalled = True
                 self._out.append(StartTimer(Timer.RETRY))
+        elif event.refuses(self._update):
+            self._fail("version-conflict", detail=f"{self.target} is not registered any longer")
         else:
             self._update = None
             self._begin(event.metadata)

@@ -516,6 +516,10 @@ class Cookie(Body):
     """Drawn by each process when it starts (rule 15a)."""
 
 
+STAND_IN: Final = ""
+"""The instance of a cookie that a rebuild wrote for a bookie that did not answer: no directory is it (rule 15b)."""
+
+
 class CookiePut(Body):
     """`PUT /v1/bookies/{name}/cookie`: `version` null creates, else compare-and-swap."""
 

@@ -37,12 +37,11 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.ids import KEY_BYTES, NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import BadRun, Run
 from quorumlog.protocol.row_copy import RowCopy, RowName
 
-KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)
 """Stands for "no ledger key"."""
 

@@ -24,6 +24,7 @@ from quorumlog.errors import (
     WrongPassword,
 )
 from quorumlog.net.budget import PEER
+from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
 from services.gateway.engine import Engine
 from services.gateway.engine import rows as rows_module
@@ -206,19 +207,19 @@ async def test_a_ledger_without_a_password_gets_none(stores: Stores) -> None:
 
 async def test_a_deleted_ledger_is_gone_and_its_id_is_not_reused(stores: Stores) -> None:
     async with world_of(stores) as world:
-        row = await ledger(world.engine, ledger_id=77)
-        await world.engine.append(77, [b"x"])
+        row = await ledger(world.engine, ledger_id=ASSIGNED_ID_END)
+        await world.engine.append(ASSIGNED_ID_END, [b"x"])
 
-        await world.other.delete(77)
+        await world.other.delete(ASSIGNED_ID_END)
 
         for engine in (world.engine, world.other):
             with pytest.raises(NoSuchLedger):
-                await engine.get(77)
+                await engine.get(ASSIGNED_ID_END)
             with pytest.raises(NoSuchLedger):
-                await engine.delete(77)
+                await engine.delete(ASSIGNED_ID_END)
             with pytest.raises(LedgerExists):
-                await ledger(engine, ledger_id=77)
-        assert row.ledger_id == 77
+                await ledger(engine, ledger_id=ASSIGNED_ID_END)
+        assert row.ledger_id == ASSIGNED_ID_END
 
 
 async def test_the_ledger_api_refuses_ledgers_of_logs(stores: Stores) -> None:

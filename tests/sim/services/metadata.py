@@ -321,7 +321,7 @@ class Metadata(Process):
 
     def _create(self, request: Request) -> LedgerRow:
         body = LedgerCreateBody.model_validate_json(request.body)
-        self._legal(check_new_ledger, body.row.core(ledger_id=0, version=1, created_at=""))
+        self._legal(check_new_ledger, body.row.core(ledger_id=-1, version=1, created_at=""))
         tables, ledger_id = self.tables, body.row.ledger_id
         done = tables.attempts.get(body.attempt)
         if done not in (None, ACCEPTED):
