@@ -10,9 +10,9 @@ from tests.support.settings import MODELS, PAGES, ROOT, own_fields, tables_in, w
 _NAMED = re.compile(r"`([A-Z]+(?:_[A-Z]+)+)(?:=[^`]*)?`")
 _OTHER_NAMES = {
     "JAVA_HOME", "METADATA_CUTS", "IN_RECOVERY", "PR_SET_PDEATHSIG", "FS_IOC_SHUTDOWN",
-    "VERIFY_CRL_CHECK_LEAF", "ADMIN_DSN",
+    "VERIFY_CRL_CHECK_LEAF", "SSL_CERT_FILE", "ADMIN_DSN", "PYSPARK_VERSIONS",
 }  # fmt: skip
-"""Of Spark, of make, a state; of the kernel; of OpenSSL, of a page's shell."""
+"""Names of Spark and make, a state; of the kernel; of OpenSSL, of a page's shell, of the tests."""
 
 
 def names_in_code() -> set[str]:
