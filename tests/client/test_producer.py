@@ -17,6 +17,10 @@ from quorumlog.errors import (
 from tests.client.test_transport import Gateway, serving
 
 
+END = {"next_offset": 40, "created_at": "2026-01-01T00:00:00+00:00"}
+"""What a gateway shows of a log, as far as a producer reads it."""
+
+
 class Log(Gateway):
     """Cuts two connections, and then does not know what became of it; remembers what it was sent."""
 
@@ -149,7 +153,7 @@ class Seen(Gateway):
     """A log that ends at 40; remembers which headers came."""
 
     def __init__(self) -> None:
-        super().__init__({"next_offset": 40})
+        super().__init__(END)
         self.headers: list[tuple[str, str | None]] = []
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -164,7 +168,7 @@ async def test_a_new_producer_says_in_all_requests_where_the_log_ended_before_it
     None
 ):
     log = Seen()
-    log.replies = [{"next_offset": 40}, None, TOLD, {"next_offset": 50}]
+    log.replies = [END, None, TOLD, {**END, "next_offset": 50}]
     async with serving(log) as url, Client(url) as client:
         producer = client.log("log").producer("p")
         await producer.append(b"a")
@@ -182,7 +186,7 @@ async def test_nothing_is_sent_of_a_producer_that_can_not_learn_where_the_log_en
         producer = client.log("log").producer("p")
         with pytest.raises(MetadataUnavailable) as told:
             await producer.append(b"a")
-        log.replies = [{"next_offset": 40}, TOLD]
+        log.replies = [END, TOLD]
         await producer.append(b"b")
 
     assert told.value.outcome == NOT_DONE
@@ -205,7 +209,7 @@ async def test_of_an_expired_producer_only_what_was_sent_before_may_be_done() ->
     log = Seen()
     async with serving(log) as url, Client(url) as client:
         producer = client.log("log").producer("p")
-        log.replies = [{"next_offset": 40}, ExpiredProducer("who?")]
+        log.replies = [END, ExpiredProducer("who?")]
         for value in (b"a", b"b"):
             with pytest.raises(ExpiredProducer) as once:
                 await producer.append(value)
