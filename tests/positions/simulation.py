@@ -11,7 +11,7 @@ the logs' ownership ever is. `judge` reads the history.
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -648,10 +648,13 @@ def _judge_leases(history: History) -> None:
             until_s = op.asked_s + row.lease_ms / 1000
             held.setdefault(row.key, []).append((row.token, until_s))
     before: dict[Key, Position] = {}
-    for at_s, batch in history.batches:
+    for offset, (at_s, batch) in enumerate(history.batches):
         for key in batch.gone:
             gone = before.pop(key, None)
             if gone is None or not gone.holder or _is_freed(history, gone, at_s):
+                continue
+            last = replace(gone, version=(offset + 1) * positions.CHANGES_MAX)
+            if _is_ended(history, gone, last, at_s, (Reset, Release)):
                 continue
             for token, until_s in held.get(key, ()):
                 if token == gone.token and at_s < until_s:
