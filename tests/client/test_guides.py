@@ -136,7 +136,7 @@ async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
         ["sh", "-euc", script.replace("curl ", "curl -fsS ")], tmp_path, **environment
     )
 
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert out.count('"text":"hello"') == 2, "read from the beginning, and from before the end"
     async with Client(*cluster.gateways) as client:
         shown = (await client.log("of-the-guides").info())["settings"]
