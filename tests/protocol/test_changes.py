@@ -41,7 +41,7 @@ def refused(check: Any, *rows: Any) -> list[str]:
 
 
 def test_a_ledger_begins_open_with_one_fragment_and_has_lost_nothing() -> None:
-    new = replace(OPEN, ledger_id=-1)
+    new = replace(OPEN, ledger_id=-1, ledger_key=bytes(32))
     check_new_ledger(new)
     check_new_ledger(replace(new, ledger_id=ASSIGNED_ID_END))
     assert refused(check_new_ledger, replace(new, ledger_id=ASSIGNED_ID_END - 1)) == [
@@ -49,7 +49,7 @@ def test_a_ledger_begins_open_with_one_fragment_and_has_lost_nothing() -> None:
     ]
     assert refused(check_new_ledger, replace(new, ledger_key=b"k")) == ["/row/ledger_key"]
     assert refused(check_new_ledger, replace(new, state=State.IN_RECOVERY)) == ["/row/state"]
-    assert refused(check_new_ledger, replace(TWO, ledger_id=-1)) == ["/row/fragments"]
+    assert refused(check_new_ledger, replace(new, fragments=TWO.fragments)) == ["/row/fragments"]
     for lost in (
         replace(new, may_lack_entries=True),
         replace(new, declared_lost=(B1,)),

@@ -27,7 +27,7 @@ API_TABLE = {
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap stream-seq-regression stream-conflict expired-producer transaction-committed "
     "transaction-aborted loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost "
-    "position-behind too-many-consumers log-full request-outdated stale-member incarnation-used",
+    "position-behind too-many-consumers log-full request-outdated stale-member incarnation-used already-done",
     410: "offset-truncated entry-lost log-deleted",
     416: "offset-beyond-end",
     412: "version-conflict unexpected-entry-id unexpected-offset",
