@@ -16,7 +16,6 @@ from quorumlog.errors import (
 )
 from tests.client.test_transport import Gateway, serving
 
-
 END = {"next_offset": 40, "created_at": "2026-01-01T00:00:00+00:00"}
 """What a gateway shows of a log, as far as a producer reads it."""
 
