@@ -19,7 +19,7 @@ from tests.support.waiting import until, until_sync
 
 URL = "http://127.0.0.1:1"
 _FIELDS = {"ledger_id": 1, "entry_id": 0, "last_add_confirmed": 0, "first_offset": 0}
-TOLD = {**_FIELDS, "last_offset": 0, "transaction": "t", "next_offset": 0}
+TOLD = {**_FIELDS, "last_offset": 0, "transaction": "t", "next_offset": 0, "created_at": "x"}
 
 WRONG_RECORDS: list[Callable[[], Any]] = [
     lambda: "text",

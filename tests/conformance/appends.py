@@ -54,7 +54,7 @@ class Appends:
         expires = expires or (source is not None and source.expires)
         stream = self._streams[path] = _Stream(media == "application/json", expires)
         records = _records(body, stream)
-        first = int(answer["stream-next-offset"]) - len(records)
+        first = int(answer["stream-next-offset"].partition("_")[0]) - len(records)
         if source is not None:
             # A record that the fork cuts is another one there.
             is_cut = "stream-fork-sub-offset" in given and not stream.is_json

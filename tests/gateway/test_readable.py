@@ -118,7 +118,7 @@ async def test_a_tail_goes_on_after_a_record_that_is_not_readable(http: Http) ->
             seen = b""
             while not seen.endswith(b"\n\n") or b"data" not in seen:
                 seen += await response.content.readline()
-            assert b"id: %d\n" % number in seen
+            assert b"id: %d." % number in seen
     assert b'"json":[4]' in seen
 
 

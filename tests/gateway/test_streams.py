@@ -270,7 +270,7 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
     assert after_retry(answer.body).startswith(b"id: 2\n")
     assert answer.body.endswith(b'event: end\ndata: {"last_entry":2}\n\n')
     assert after_retry(over.body) == b'event: end\ndata: {"last_entry":2}\n\n'
-    assert (bad.status, bad.code) == (400, "bad-request")
+    assert (bad.status, bad.code) == (422, "invalid")
     assert after_retry(part.body) == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
 
 

@@ -64,7 +64,14 @@ async def odd(log: Http) -> Http:
 def check(records: list[Any]) -> None:
     """Each is there, in one form."""
     LogEntries.model_validate(
-        {"log": "log", "entries": records, "next": len(ODD), "first_offset": 0, "closed": True}
+        {
+            "log": "log",
+            "created_at": "2026-01-01T00:00:00Z",
+            "entries": records,
+            "next": len(ODD),
+            "first_offset": 0,
+            "closed": True,
+        }
     )
     assert [record["offset"] for record in records] == list(range(len(ODD)))
     for record in records:
@@ -94,7 +101,7 @@ async def test_pages_lines_events_and_sockets_have_all(odd: Http, encoding: str)
     assert data[-2:] == [b'event: end\ndata: {"next_offset":%d}' % len(ODD), b""]
     check([orjson.loads(block.split(b"\ndata: ")[1]) for block in data[:-2]])
     for offset, block in enumerate(data[:-2]):
-        assert block.startswith(b"id: %d\ndata: " % offset)
+        assert block.startswith(b"id: %d." % offset)
 
 
 async def test_the_clients_and_the_command_line_have_all(odd: Http) -> None:
@@ -118,7 +125,7 @@ async def test_spark_has_all_with_arrow_and_without(
     odd: Http, monkeypatch: pytest.MonkeyPatch, speaks_arrow: bool
 ) -> None:
     if not speaks_arrow:
-        monkeypatch.setattr("services.gateway.edge.arrow._columns", lambda: None)
+        monkeypatch.setattr("services.gateway.edge.arrow._columns", lambda: "pyarrow")
 
     def read() -> list[Any]:
         with Gateways(odd.urls[0]) as gateways:

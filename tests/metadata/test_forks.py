@@ -13,6 +13,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import (
     InvalidRequest,
     LogDeleted,
+    LogReplaced,
     NoSuchLedger,
     NoSuchLog,
     OwnedByLog,
@@ -136,7 +137,7 @@ async def test_what_is_not_sealed_or_dropped_is_in_no_fork(logs: Logs) -> None:
     source = await logs.swapped(source.truncated(10))
     with pytest.raises(InvalidRequest):
         await logs.fork(source, 9)
-    with pytest.raises(NoSuchLog):
+    with pytest.raises(LogReplaced):
         await logs.fork(replace(source, created_at="2020-01-01T00:00:00.000000Z"), 20)
 
     fork = await logs.fork(source, 20)

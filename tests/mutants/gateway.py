@@ -21,6 +21,7 @@ from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.messages import MissedRange, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import ledger_reads
 from services.gateway.engine.ends import Ends
@@ -146,8 +147,10 @@ async def an_owners_own_roll_is_not_taken_for_anothers() -> str | None:
         owner = owner_of(one)
         read_by: list[LogHead] = []
 
-        async def read_in_between(log: LogMetadata) -> LogMetadata | RowChanged:
-            done = await Store(one).cas(log)
+        async def read_in_between(
+            log: LogMetadata, once: Once | None = None
+        ) -> LogMetadata | RowChanged:
+            done = await Store(one).cas(log, once)
             # Read by the background meanwhile: the roll has not heard of its own change yet.
             read_by.append(LogHead.of(cluster.logs["log"]))
             one.logs.ownership.handle("log").hear(HeadLearned(read_by[-1]))

@@ -92,7 +92,7 @@ def microseconds_of(value: object, pointer: str) -> int:
     """An RFC 3339 time in microseconds since 1970. Raises: InvalidRequest."""
     if not isinstance(value, str) or len(value) > _CHARS_MAX:
         raise invalid(pointer, "must be an RFC 3339 time")
-    if " " in value:
+    if " " in value[len("2026-01-02T") :]:
         raise invalid(
             pointer,
             "has a space: write the + of a time zone as %2B in a query, or give the time in UTC, with Z",

@@ -597,7 +597,7 @@ class Client:
         allow_degraded: bool | None = None,
     ) -> Ledger:
         """Create a ledger; the server chooses what is left out. A retry of the request creates no
-        second ledger.
+        second ledger. `ledger_id`: from 2^52 on, since lower ids are assigned.
         """
         return Ledger(
             self._portal,

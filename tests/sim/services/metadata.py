@@ -321,8 +321,9 @@ class Metadata(Process):
 
     def _create(self, request: Request) -> LedgerRow:
         body = LedgerCreateBody.model_validate_json(request.body)
-        self._legal(check_new_ledger, body.row.core(ledger_id=-1, version=1, created_at=""))
         tables, ledger_id = self.tables, body.row.ledger_id
+        chosen = -1 if ledger_id is None else ledger_id
+        self._legal(check_new_ledger, body.row.core(ledger_id=chosen, version=1, created_at=""))
         done = tables.attempts.get(body.attempt)
         if done not in (None, ACCEPTED):
             if not done.startswith(_CREATE):
