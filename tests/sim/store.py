@@ -110,7 +110,9 @@ class Store:
             changes.check_new_incarnation(name, incarnation, max(named, default=-1))
         except IncarnationUsed as used:
             incarnation = int(used.members["named"]) + 1
-        self.cookies[name] = Registered(incarnation, f"{now:020}")
+        known_as = self.cookies.get(name)
+        born_at = known_as.born_at if known and known_as is not None else f"{now:020}"
+        self.cookies[name] = Registered(incarnation, born_at)
         return incarnation
 
     def put_cookie(self, name: str, incarnation: int) -> None:

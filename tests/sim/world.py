@@ -423,10 +423,10 @@ class World:
             is_new = token not in self.store.applied
             status, row = self.store.cas(token, effect.metadata, effect.missed)
             self.note("store", client.name, status, describe(row))
-            if is_new and status is CasStatus.OK:
-                self._check_added(before, row)
             if is_new and status is CasStatus.OK and self.watcher is not None:
                 self.watcher.row_changed(client, before, row)
+            if is_new and status is CasStatus.OK:
+                self._check_added(before, row)
             if self.is_healed or self.rng.random() >= self.plan.store_answer_loss:
                 self.after(self._store_delay(), settle, status, row)
 
@@ -446,9 +446,8 @@ class World:
     def _check_added(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Rule 15b, by a count of our own: who comes into a row is the registered incarnation."""
         came = {*after.all_members} - {*before.all_members}
-        strange = [
-            m for m in came if self.store.registered[member_name(m)] != member_incarnation(m)
-        ]
+        registered = self.store.registered
+        strange = [m for m in came if registered.get(member_name(m)) != member_incarnation(m)]
         if strange:
             raise Violation(
                 f"rule 15b: {sorted(strange)} came into the row, and are not registered"
