@@ -43,6 +43,7 @@ from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
 from tests.sim.services.metadata import CLUSTER_ID, tokens_of, urls_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
+from tests.sim.services.tables import highest_assigned
 
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
@@ -181,7 +182,7 @@ class Node(Process):
             bookie=self.name,
             cluster_id=CLUSTER_ID,
             witnesses=(*self.client.witnesses, *witnesses_of(CLUSTER_ID, fresh)),
-            highest_ledger=max((*self.ledgers, *self.deleted), default=-1),
+            highest_ledger=highest_assigned([*self.ledgers, *self.deleted]),
         )
 
     def held(self, ledger_id: int) -> Held | None:

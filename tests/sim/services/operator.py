@@ -13,6 +13,7 @@ from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, d
 from quorumlog.wire.bodies import Change, LedgerRow
 from services.metadata.attempts import ACCEPTED
 from tests.sim.plan import SECOND
+from tests.sim.services.tables import highest_assigned
 
 if TYPE_CHECKING:
     from tests.sim.services.cluster import Cluster
@@ -112,7 +113,7 @@ class Operator:
             elif decision.action is not Action.SAME:
                 self._write(ledger_id, decision, held)
                 done[ledger_id] = decision
-        tables.last_id = max(tables.last_id, max(ids, default=0) + _UNWRITTEN_IDS)
+        tables.last_id = max(tables.last_id, highest_assigned(ids) + _UNWRITTEN_IDS)
         if done:
             self.rebuilds += 1
             self._record(done)
@@ -164,7 +165,7 @@ class Operator:
         self.acceptances += 1
         database.tables.accept(tokens)
         held = (i for node in nodes.values() for i in (node.ledgers | node.deleted))
-        database.tables.last_id = max(database.tables.last_id, max(held, default=0))
+        database.tables.last_id = max(database.tables.last_id, highest_assigned(held))
         self._start_anew()
         for process in database.processes:
             process.heard.clear()  # a witness stands for all that came before it

@@ -26,7 +26,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net import metadata_requests
 from quorumlog.net.ports import MachineTimes
-from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
@@ -183,11 +183,11 @@ class Run:
         return row.ledger_id
 
     def _chosen_id(self) -> int:
-        """One that a client chooses: its own, or one that is used up (rule 17)."""
-        deleted = sorted(self.judge.ended)
+        """An id that a client chooses: a new one, or one of a deleted ledger (rule 17)."""
+        deleted = sorted(i for i in self.judge.ended if i >= ASSIGNED_ID_END)
         if deleted and self.rng.random() < 0.5:
             return self.rng.choice(deleted)
-        return 1000 + self.keys
+        return ASSIGNED_ID_END + self.keys
 
     async def _gone_with(self, call: Awaitable[Any]) -> Any:
         """A client's call; where its gateway dies it hears nothing."""

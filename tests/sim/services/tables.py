@@ -3,10 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.repair_bodies import RepairSettings
 from services.metadata.attempts import ACCEPTED
+
+
+def highest_assigned(ledger_ids: Iterable[int]) -> int:
+    """The highest of these ids that the database assigned, no caller chose; -1: none."""
+    return max((i for i in ledger_ids if i < ASSIGNED_ID_END), default=-1)
 
 
 @dataclass(slots=True)
