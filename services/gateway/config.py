@@ -129,7 +129,7 @@ class GatewaySettings(ServiceSettings, Limits):
     consumer_expiry_s: float = Field(
         default=CONSUMER_EXPIRY_S,
         ge=0,
-        description="Consumers that nobody has used for so long are freed; 0: never.",
+        description="Consumers without use for this long are deleted; 0: never.",
     )
 
     @model_validator(mode="after")

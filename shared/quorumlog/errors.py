@@ -345,9 +345,9 @@ class HeadersTooLarge(
 
 
 class CodingUnknown(
-    Invalid, code="coding-unknown", status=501, title="The transfer coding is not known here"
+    Invalid, code="coding-unknown", status=501, title="The transfer coding is not supported"
 ):
-    """The request's `Transfer-Encoding` is another one than `chunked` (RFC 9112, 6.1)."""
+    """The only supported `Transfer-Encoding` of a request is `chunked` (RFC 9112, 6.1)."""
 
 
 # 409, 410, 412: somebody else decided.
@@ -368,17 +368,17 @@ class StaleMember(
     code="stale-member",
     title="A member is not the registered incarnation of its bookie",
 ):
-    """A change of a ledger adds a member that no registered bookie stands for. `present` has the registered incarnation
-    of each such name, null where none is registered. `is_final`: all of them are of older incarnations, so this change
-    can never be made.
+    """The change would add a member to a ledger, and the member is not the registered incarnation of its bookie. `present`
+    has the registered incarnation of each such bookie, null if none is registered. With `is_final` all these members
+    are older incarnations, so this change can never succeed.
     """
 
 
 class IncarnationUsed(
     Superseded, code="incarnation-used", title="The incarnation belongs to another directory"
 ):
-    """A new directory of a bookie registers as an incarnation that ledgers name already (`named` is the highest one):
-    the bookie may have acknowledged entries as that incarnation, and lost them.
+    """A new directory of a bookie registers as an incarnation that ledgers name already (`named` is the highest one).
+    The bookie may have acknowledged entries as that incarnation, and this directory lacks them.
     """
 
 
@@ -443,9 +443,9 @@ class LogFenced(Superseded, code="log-fenced", title="A newer writer opened the 
     """Another writer has opened the log since; this writer token is no longer valid."""
 
 
-class LogReplaced(Superseded, code="log-replaced", title="The log was made again"):
-    """The request is for a log that was deleted, and another log was created under its name since. Nothing was done.
-    Offsets of the old log mean nothing in the new one: read it from `earliest`. A reset puts a consumer into the new log.
+class LogReplaced(Superseded, code="log-replaced", title="The log was deleted and created again"):
+    """The request is for a log that was deleted, and another log was created under its name. Nothing was done.
+    Offsets of the old log mean nothing in the new log: read it from `earliest`. A reset moves a consumer to the new log.
     """
 
 
@@ -464,18 +464,20 @@ class PositionBehind(Superseded, code="position-behind", title="The position is 
 
 
 class RequestOutdated(
-    Superseded, code="request-outdated", title="The request may be an old repeat", outcome=UNKNOWN
+    Superseded, code="request-outdated", title="The request may be an old retry", outcome=UNKNOWN
 ):
-    """`Consumers-Version` is too old, or 0: another copy of this change may have been carried out, and is not remembered.
-    Look whether it was. Where it was not, send the change with a new `Idempotency-Key` and the `version` of this problem.
-    The outcome is `not-done` where the header was 0: send the same again, with the `version`.
+    """With outcome `unknown`, `Consumers-Version` is so old that the cluster may have carried out another copy of this
+    change and forgotten it. Read the consumer. If the change was not made, send it with a new `Idempotency-Key` and the
+    `version` of this problem. With outcome `not-done` the header was 0: send the same request with the `version`.
     """
 
 
 class TooManyConsumers(
-    Superseded, code="too-many-consumers", title="The cluster has too many consumers"
+    Superseded, code="too-many-consumers", title="There are too many consumers"
 ):
-    """No consumer was made. Delete some that are not used any more."""
+    """The cluster, the log or this access token has as many consumers as it may have. No consumer was created: delete
+    unused ones.
+    """
 
 
 class SequenceGap(
@@ -533,7 +535,9 @@ class OffsetTruncated(
 class OffsetBeyondEnd(
     Invalid, code="offset-beyond-end", status=416, title="The log ends before this offset"
 ):
-    """The log has not given out this offset: `next_offset` is its end, where a reader may wait for the next record."""
+    """No record of this log has had this offset. `next_offset` is the log's end: a reader may wait there for the next
+    record.
+    """
 
 
 class EntryLost(Superseded, code="entry-lost", status=410, title="The entry is lost"):
@@ -559,8 +563,8 @@ class VersionConflict(
 class AlreadyDone(
     Superseded, code="already-done", title="An earlier copy of the request was carried out"
 ):
-    """The request's name (`Idempotency-Key`) is that of one that was carried out (rule 6a). `current` is the row now.
-    Between the services: a gateway answers its client with the row.
+    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` is the row as it is now. Only
+    services get this error: a gateway answers its client with the row.
     """
 
 
@@ -593,8 +597,8 @@ class UnexpectedOffset(
 
 
 class LogFull(Superseded, code="log-full", title="The log has too many ledgers"):
-    """The log has as many ledgers as a log may have: it can't roll, and no transaction can be committed to it. No
-    retry helps until the log is truncated, or its retention drops ledgers.
+    """The log has as many ledgers as a log may have, so it can't roll, and no transaction can be committed to it. A
+    retry succeeds only after a truncation or the log's retention has dropped ledgers.
     """
 
 
@@ -683,10 +687,10 @@ class NotAGateway(
     travels=False,
     code="not-a-gateway",
     status=502,
-    title="Something that is no gateway answers at this URL",
+    title="The URL does not lead to a gateway",
 ):
-    """The answer is not a gateway's: a redirect, which the client never follows because the request carries
-    credentials, or an error without a problem document. Whether a gateway behind it got the request is unknown.
+    """The response does not come from a gateway. It is a redirect, which the client never follows because the request
+    carries credentials, or an error without a problem document. A gateway behind a proxy may have got the request.
     """
 
 
@@ -695,11 +699,11 @@ class UntrustedServer(
     travels=False,
     code="untrusted-server",
     status=502,
-    title="TLS with this URL fails",
+    title="The TLS handshake with this URL fails",
     outcome=NOT_DONE,
 ):
-    """The server's certificate is not trusted or is for another host, the server wants a certificate of the client, or
-    it speaks no TLS. A repeat would not help.
+    """The server's certificate is not trusted or is for another host, the server requires a client certificate, or it
+    does not speak TLS. A retry does not help.
     """
 
 

@@ -6,7 +6,7 @@ REQUEST_ID: Final = "X-Request-Id"
 """On every answer: the client's id of the request, or one that the service drew."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""Names a request that its sender may retry: a copy with the same key is not carried out once more (rule 6a)."""
+"""Identifies a request that its sender may retry: copies with the same key are carried out once (rule 6a)."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"

@@ -117,7 +117,7 @@ def _shared(path: str, name: str, summary: str, media: str, schema: dict[str, An
 
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
-INDEX: Final = _shared("/", "getIndex", "What this is, and where to go on", HTML, _TEXT)
+INDEX: Final = _shared("/", "getIndex", "A start page for people", HTML, _TEXT)
 SHARED: Final = (
     _shared("/health/live", "isLive", "The process runs", JSON, _STATUS),
     Operation(

@@ -96,7 +96,7 @@ class ConsumerList(Model):
 
 
 class PositionList(Model):
-    """One page of positions by log and consumer; `next` is the next `after`, null at the end."""
+    """One page of consumers, sorted by log and consumer, without lags; `next` is the next `after`, null at the end."""
 
     consumers: list[PositionModel]
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}/{LOG_NAME}$")] | None

@@ -26,9 +26,9 @@ CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
 LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
 AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
 AFTER_ALL: Final = query_text(
-    "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this log and consumer."
+    "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this one, as `log/consumer`."
 )
-LOG: Final = query_text("log", LOG_NAME, "Consumers of this log, also of one that is no more.")
+LOG: Final = query_text("log", LOG_NAME, "Consumers of this log, which may be deleted.")
 PREFIX: Final = query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
 FENCING_TOKEN: Final = header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
@@ -117,10 +117,10 @@ LIST_ALL: Final = Operation(
     "listAllConsumers",
     "Consumers",
     "List the consumers of all logs",
-    "By log and name: of the logs that the caller may look at, also of those that are no more. Without lags.",
+    "Sorted by log and name, without lags: the consumers of all logs that the caller may read, deleted logs included.",
     (LOG, LIMIT, AFTER_ALL, PREFIX),
     replies=gives(
-        "A page of positions.",
+        "A page of consumers.",
         models.PositionList,
         {"last page": {"consumers": [_POSITION], "next": None}},
     ),

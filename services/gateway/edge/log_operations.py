@@ -32,8 +32,8 @@ CREATED: Final[Parameter[str | None]] = Parameter(
     "query",
     created_at_of,
     {"type": "string", "pattern": f"^{CREATED_AT}$"},
-    "The `created_at` of the log that is meant, as an answer has told it, or what stands behind the point in the ids of its "
-    "events: if the log was deleted and created again since, the answer is 409 `log-replaced`, and nothing is done.",
+    "Which log the request is for: its `created_at` from an earlier response, or the part behind the point in an event id. If"
+    " the log was deleted and created again since, the response is 409 `log-replaced`, and nothing is done.",
     None,
 )
 
@@ -173,7 +173,7 @@ DELETE: Final = Operation(
     "deleteLog",
     "Logs",
     "Delete a log with its ledgers",
-    "With `created` only that log: if it was replaced since, it is deleted already, and the answer is 404 `no-such-log`.",
+    "With `created` only that log is deleted. If another log has the name since, the response is 404 `no-such-log`.",
     (NAME, CREATED),
     replies={204: Reply("It is deleted, and the name is free.")},
     errors=(

@@ -129,7 +129,7 @@ class LedgerCreate(Model):
     metadata: Custom = Field(default_factory=dict)
     ledger_id: ChosenId | None = Field(
         default=None,
-        description=f"An id of the caller's choice, from {ASSIGNED_ID_END} on: lower ones are assigned.",
+        description=f"An id that the caller chooses, from {ASSIGNED_ID_END} on; the service assigns the lower ids.",
     )
     allow_degraded: bool = Field(
         default=False, description="Name absent bookies too, while each write set reaches Qa."

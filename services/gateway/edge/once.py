@@ -23,8 +23,8 @@ IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
     "header",
     lambda text, pointer: matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},
-    "Names the request, for a retry: a request with the key of one that this caller has sent before is not carried out"
-    " again. The same key with another body is a 422.",
+    "Identifies the request, so that retries with the same key carry it out once. Each caller has keys of its own. The"
+    " same key with another body gets 422.",
     None,
 )
 

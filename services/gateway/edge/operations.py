@@ -113,13 +113,13 @@ LAST_EVENT_ID: Final[Parameter[tuple[int, str | None] | None]] = Parameter(
     "header",
     event_id_of,
     {"type": "string", "pattern": f"^{EVENT_ID}$"},
-    "With events: the id of the last event that was seen, in place of `from`; -1: none. The id of a log's event names the "
-    "log's creation: where the log was replaced since, the answer is 409 `log-replaced`.",
+    "With events: the id of the last event that the client has seen, instead of `from`; -1: none. The id of a log's event"
+    " identifies the log: if the log was deleted and created again since, the response is 409 `log-replaced`.",
     None,
 )
 """Where a stream of events goes on after it was cut off."""
 NOTHING_FOLLOWS: Final = Reply(
-    "With events and `Last-Event-ID`: nothing follows, so a browser makes no other attempt."
+    "With events and `Last-Event-ID`: no event follows, so a browser stops reconnecting."
 )
 CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
     "Content-Encoding",

@@ -206,7 +206,7 @@ READ: Final = Operation(
                 "the head was sent.",
                 "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                 "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
-                "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, for `created`.",
+                "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to be sent as `created`.",
             },
         ),
         204: NOTHING_FOLLOWS,
@@ -228,12 +228,12 @@ SOCKET: Final = Operation(
     "logSocket",
     "Logs",
     "Append and follow the tail over one WebSocket",
-    "Send frames as binary messages, or the JSON of an append as text: each acknowledged batch is "
-    'told by its offsets, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks '
-    "for the tail (of the log that was created at `created`, if that is given; from `earliest`, `latest`, -N and a time too, as in a read; encoding `frames` for binary "
-    'messages); from `latest`, -N or a time the first answer is `{"tail":{"from":7}}`, where the tail begins. A '
-    "problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each "
-    "message is one append with the answer of HTTP.",
+    "Send frames as binary messages, or the JSON of an append as text. The answer has the offsets of each acknowledged "
+    'batch, all earlier ones included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail. Its `from` may be '
+    "`earliest`, `latest`, -N or a time, as in a read; `created` may name the log; encoding `frames` gives binary "
+    'messages. From `latest`, -N or a time, the first answer is `{"tail":{"from":7}}`, the offset where the tail begins. '
+    "A problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each message is "
+    "one append with the answer of HTTP.",
     (NAME, WRITER_TOKEN, TICKET),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),

@@ -10,8 +10,8 @@ from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S, DatabaseClock
 log = logging.getLogger(__name__)
 
 CLOCK_SETTING: Final = (
-    "the database's clock may differ by so much, in seconds, from the time that has passed since it was heard last, and from"
-    " this machine's; beyond: nothing is deleted by age (docs/guides/database.md)"
+    "if the database's clock jumps by more than this, or differs by more from this machine's clock, nothing is deleted by"
+    " age (docs/guides/database.md)"
 )
 
 
