@@ -270,8 +270,25 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
     assert after_retry(answer.body).startswith(b"id: 2\n")
     assert answer.body.endswith(b'event: end\ndata: {"last_entry":2}\n\n')
     assert after_retry(over.body) == b'event: end\ndata: {"last_entry":2}\n\n'
-    assert (bad.status, bad.code) == (422, "invalid")
+    assert (bad.status, bad.code) == (400, "bad-request")
     assert after_retry(part.body) == b'id: 0\ndata: {"entry_id":0,"text":"a"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ("x", 400), ("", 400), ("01", 400), ("1.", 400), ("1.x", 400), ("1.5", 400), (".", 400),
+        ("-2", 422), (str(2**63 - 1), 422), ("9" * 400, 422), ("1.0123456789abcd", 422),
+    ],
+)  # fmt: skip
+async def test_what_is_no_id_of_an_event_is_refused(
+    gateway: Gateway, seen: str, expected: int
+) -> None:
+    await gateway.create()
+
+    answer = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": seen})
+
+    assert answer.status == expected, answer
 
 
 async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: Gateway) -> None:

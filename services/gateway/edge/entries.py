@@ -15,7 +15,14 @@ from services.gateway.edge.body import Message
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
 from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
-from services.gateway.edge.operations import ENCODING, EXPECT, LEDGER_ID, PASSWORD, WAIT_MS
+from services.gateway.edge.operations import (
+    ENCODING,
+    EXPECT,
+    LAST_EVENT_ID,
+    LEDGER_ID,
+    PASSWORD,
+    WAIT_MS,
+)
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import (
     entry_too_large,
@@ -97,6 +104,8 @@ class EntryRoutes:
         if last is not None and last < first:
             raise invalid(op.TO.pointer, f"must not be below from, {first}")
         wanted = ReadRequest.of(request, given, _READ_TYPES, first)
+        if wanted.created_at is not None:
+            raise invalid(LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
         pages = LedgerPages(self._engine, given[LEDGER_ID], last=last, password=given[PASSWORD])
         if wanted.media == ARROW:
             stream = wanted.as_page().stream(self._room, pages)

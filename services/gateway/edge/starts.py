@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from quorumlog.errors import BadRequest
 from quorumlog.net.parameters import integer, invalid, time_of
-from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from services.gateway.logs.values import CREATED_AT, Last, Since, Start
 
 NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
@@ -23,7 +24,6 @@ _TOKEN_DIGITS: Final = 14
 """Of microseconds since 1970, in hexadecimal: until the year 4253."""
 EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
 """Of an event of a log: the record's offset, and the log's creation."""
-_EVENT_ID: Final = re.compile(EVENT_ID, re.ASCII)
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{_TOKEN_DIGITS}}}", re.ASCII)
 _CREATED_AT: Final = re.compile(CREATED_AT, re.ASCII)
 
@@ -51,12 +51,13 @@ def created_at_of(text: str, pointer: str) -> str:
 def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
     """The offset of the last event that a client has seen, and the `created_at` of its log if the id has it.
 
-    Raises: InvalidRequest.
+    Raises: BadRequest for what is no id, InvalidRequest for a number that is none.
     """
-    found = _EVENT_ID.fullmatch(text)
-    if found is None or int(found[1]) > ID_MAX - 1:
-        raise invalid(pointer, "must be the id of an event")
-    return int(found[1]), None if found[2] is None else created_of(found[2][1:])
+    number, _, token = text.partition(".")
+    if number != text and not _TOKEN.fullmatch(token):
+        raise BadRequest(f"{pointer}: {ascii(text[:_CHARS_MAX])} is not the id of an event")
+    offset = integer(number, pointer, NO_ENTRY, ID_MAX - 1)
+    return offset, created_of(token) if token else None
 
 
 def start_of(text: str, pointer: str) -> Start:
