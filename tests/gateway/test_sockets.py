@@ -209,6 +209,29 @@ async def test_pings_alone_hold_nothing(gateway: Gateway) -> None:
         await until_nothing_held(gateway)
 
 
+async def test_pings_that_wait_to_be_parsed_are_not_taken_for_a_message() -> None:
+    async with running(limits=Limits(body_bytes_max=1 << 10)) as gateway:
+        await gateway.create()
+        pings = (b"\x89\xfd" + bytes(4 + 125)) * 10_000
+        one = b"\x82\x85" + bytes(4) + b"\0\0\0\1x"
+
+        async with raw_socket(gateway, pings + one) as reader:
+            async with within("the append after them is acknowledged"):
+                while b"last_add_confirmed" not in await reader.read(1 << 16):
+                    assert not reader.at_eof()
+            await until_nothing_held(gateway)
+
+
+async def test_a_message_of_empty_fragments_without_end_is_refused() -> None:
+    async with running(limits=Limits(body_bytes_max=1 << 20)) as gateway:
+        await gateway.create()
+        fragments = b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * 600_000
+
+        async with raw_socket(gateway, fragments) as reader:
+            async with within("the socket is told"):
+                await reader.readuntil(b'"status":413')
+
+
 async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:
     async with running(limits=Limits(held_bytes_max=4 << 20)) as gateway:
         await gateway.create()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from quorumlog.errors import Overloaded, QuorumLogError
+from quorumlog.errors import Overloaded, QuorumLogError, TooLarge
 from quorumlog.net.budget import PEER
 from services.gateway.edge.access import caller_of
 from services.gateway.edge.room import Room
@@ -22,6 +22,8 @@ TURN_MESSAGES: Final = 16
 """Taken in one turn of the event loop: less than a millisecond of pings (measured)."""
 _CONTROL: Final = frozenset((WSMsgType.PING, WSMsgType.PONG))
 _DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
+_FREE_BYTES: Final = 1 << 20
+"""Of an incomplete message, besides twice the bytes that a message may have: control frames that are not parsed yet."""
 
 
 class Arrivals:
@@ -48,7 +50,10 @@ class Arrivals:
         self._socket, self._room, self._bodies = socket, room, room.bodies
         self._refuse = refuse
         self._usage = caller_of(request).usage
+        self._incomplete_max = 2 * room.limits.body_bytes_max + _FREE_BYTES
         self._turn = 0
+        self._looked = 0
+        """So many messages of the queue were looked at."""
         self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
@@ -59,20 +64,28 @@ class Arrivals:
         """Parse a chunk. True ends the reading."""
         if self._parser is None:
             return True, b""
-        waiting = len(self._queue._buffer)  # noqa: SLF001
         parsed: tuple[bool, bytes] = self._parser.feed_data(data)
         self._partial += len(data)
-        for message, size in islice(self._queue._buffer, waiting, None):  # noqa: SLF001
-            is_data = message.type in _DATA
-            self._partial = 0 if is_data else max(self._partial - size - _CONTROL_HEAD_BYTES, 0)
+        self._look()
         try:
+            if self._partial > self._incomplete_max:
+                raise TooLarge(
+                    "a message in fragments whose heads have more bytes than its data may"
+                )
             self._count()
-        except Overloaded as error:
+        except (Overloaded, TooLarge) as error:
             self._drop()
             self._count()
             self._refuse(error)
             return True, b""
         return parsed
+
+    def _look(self) -> None:
+        """Take the bytes of messages that are whole by now out of those of the incomplete one."""
+        for message, size in islice(self._queue._buffer, self._looked, None):  # noqa: SLF001
+            is_data = message.type in _DATA
+            self._partial = 0 if is_data else max(self._partial - size - _CONTROL_HEAD_BYTES, 0)
+        self._looked = len(self._queue._buffer)  # noqa: SLF001
 
     def feed_eof(self) -> None:
         """End the queue: the connection is lost."""
@@ -99,10 +112,14 @@ class Arrivals:
                 if found is None:
                     return None
                 message = found
+            # The parser stops while its queue is full, and goes on as messages are taken.
+            self._looked = max(self._looked - 1, 0)
+            self._look()
             if message.type not in _CONTROL:
                 return message
             if message.type == WSMsgType.PING:
                 await self._socket.pong(message.data)
+            self._count()
             await self.paced(message.data)
 
     async def paced(self, data: bytes | str) -> None:
