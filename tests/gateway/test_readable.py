@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from quorumlog.wire.strict import DEPTH_MAX
+from quorumlog.wire.strict import DEPTH_MAX, MARKS_MAX
 from services.gateway.edge import log_models, models
 from services.gateway.edge.encodings import encoded, encoded_key
 from tests.logs.support import Http
@@ -138,7 +138,7 @@ async def test_a_key_that_is_no_text_has_a_field_of_its_own(http: Http, encoding
 NOT_JSON: Final = (
     b"", b" ", b"{", b"\xef\xbb\xbf1", b"NaN", b"1e999", b"9" * 5000, b'"\\ud800"', b'"\xff"', b"1 2",
     b"],[", b"[" * (DEPTH_MAX + 1) + b"]" * (DEPTH_MAX + 1), b'{"a":' * 900 + b"1" + b"}" * 900,
-    b"],[" * 100, b"[" * 5000,
+    b"],[" * 100, b"[" * 5000, b"[" + b"0," * MARKS_MAX + b"0]",
 )  # fmt: skip
 """Also what parsers refuse in the middle of a page: numbers beyond all floats, nesting without an end,
 brackets that would end the page."""

@@ -9,7 +9,8 @@ from typing import Final
 import orjson
 import pybase64
 
-from quorumlog.wire.strict import DEPTH_MAX
+from quorumlog.errors import TooLarge
+from quorumlog.wire.strict import DEPTH_MAX, check_marks
 
 _AROUND: Final = 254 - DEPTH_MAX
 """So many lists around a value make orjson refuse a value that nests deeper than DEPTH_MAX: orjson's own limit is
@@ -56,13 +57,16 @@ def _text(data: bytes | memoryview) -> bytes | None:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether a payload is JSON that parsers accept within a page too: it nests no deeper than a request may."""
+    """Whether a payload is JSON that parsers accept within a page too: it has no more values, and nests no deeper, than a
+    request may.
+    """
     try:
+        check_marks(data)
         value = orjson.loads(data)
         if len(data) > 2 * DEPTH_MAX and data.count(b"[") + data.count(b"{") > DEPTH_MAX:
             for _ in range(_AROUND):
                 value = [value]
             orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, TooLarge):
         return False
     return True
