@@ -472,9 +472,7 @@ class RequestOutdated(
     """
 
 
-class TooManyConsumers(
-    Superseded, code="too-many-consumers", title="There are too many consumers"
-):
+class TooManyConsumers(Superseded, code="too-many-consumers", title="There are too many consumers"):
     """The cluster, the log or this access token has as many consumers as it may have. No consumer was created: delete
     unused ones.
     """

@@ -34,8 +34,9 @@ SECONDS_OF_A_MIB: Final = 0.5
 of large numbers minutes."""
 MEMORY_MIB: Final = 220
 """Of a request of 16 MiB, both ends: it took up to 1,284 MiB."""
-HELD_S: Final = 0.6
-"""Of CPU in one turn of the loop: it took up to 5.7 s."""
+HELD_S: Final = 0.2
+"""CPU of one turn of the loop: four times the 50 ms that a turn may take, for a machine that is shared. It took up to
+5.7 s."""
 MIB: Final = 1 << 20
 
 
@@ -64,7 +65,8 @@ class Turns:
     async def watch(self) -> None:
         while True:
             begun = time.thread_time()
-            await asyncio.sleep(0)
+            # As long as others are to do their work: a loop that never rests would take its CPU from them.
+            await asyncio.sleep(0.001)
             self.longest_s = max(self.longest_s, time.thread_time() - begun)
 
 
@@ -99,6 +101,10 @@ def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
     return set(schema.get("properties", {})).union(*(_fields(each, schemas) for each in nested))
 
 
+def is_append(path: str) -> bool:
+    return path.endswith("/entries") or "/stream/" in path
+
+
 def place(path: str) -> str:
     known = {"ledger_id": "1", "name": "log", "consumer": "c", "path": "s", "transaction": "log/1"}
     for name, value in known.items():
@@ -114,10 +120,13 @@ async def test_no_route_spends_more_on_a_body_than_its_length_allows(kind: str) 
         assert (await http.ask("POST", "/v1/ledgers", {})).status == 201
         found = await operations(http)
         assert len(found) > 15
+        made = {size: VALUES[kind](size - 100) for size in (INLINE_BYTES_MAX, MIB, 6 * MIB)}
+        largest = dice.choice([one for one in found if is_append(one[1])])
         for method, path, media, names in found:
-            is_append = path.endswith("/entries") or "/stream/" in path
-            size = (6 if is_append else 1) * MIB
-            value = VALUES[kind](size - 100)
+            size = dice.choice((INLINE_BYTES_MAX, MIB))
+            if (method, path, media, names) == largest:
+                size = 6 * MIB
+            value = made[size]
             field = dice.choice(names) if media != "application/x-ndjson" else "json"
             bodies = [b'{"%b":%b}' % (field.encode(), value), value]
             type_ = media if media != "*/*" else "application/json"
@@ -129,7 +138,7 @@ async def test_no_route_spends_more_on_a_body_than_its_length_allows(kind: str) 
             with bounded(len(data), what):
                 async with watched() as turns:
                     answer = await http.ask(method, place(path), body=sent, headers=headers)
-            assert turns.longest_s < HELD_S, what
+            assert turns.longest_s < HELD_S, (what, size, turns.longest_s)
             assert answer.status < 500, (what, answer)
             assert len(answer.body) < 64 << 10, what
 
@@ -196,8 +205,8 @@ async def test_a_large_body_is_parsed_while_others_have_their_turn() -> None:
     assert len(data) > INLINE_BYTES_MAX
     async with running() as gateway:
         await gateway.create()
+        headers = {"Content-Type": "application/json"}
         async with watched() as turns:
-            headers = {"Content-Type": "application/json"}
             answer = await gateway.ask("POST", "/v1/ledgers/1/entries", data, headers=headers)
         assert answer.status == 201, answer
         assert turns.longest_s < HELD_S

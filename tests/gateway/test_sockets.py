@@ -227,9 +227,8 @@ async def test_a_message_of_empty_fragments_without_end_is_refused() -> None:
         await gateway.create()
         fragments = b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * 600_000
 
-        async with raw_socket(gateway, fragments) as reader:
-            async with within("the socket is told"):
-                await reader.readuntil(b'"status":413')
+        async with raw_socket(gateway, fragments) as reader, within("the socket is told"):
+            await reader.readuntil(b'"status":413')
 
 
 async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:

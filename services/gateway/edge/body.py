@@ -161,10 +161,14 @@ async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
     data = await read(request, room, min(room.limits.body_bytes_max, CONTROL_BYTES_MAX))
     if not data:
         return {}
-    value = strict.loads(data, CONTROL_MARKS_MAX)
+    value = await in_turn(request, room, data, _of_control)
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")
     return value
+
+
+def _of_control(data: bytes) -> Any:
+    return strict.loads(data, CONTROL_MARKS_MAX)
 
 
 async def expect_nothing(request: web.Request, room: Room) -> None:
