@@ -216,6 +216,10 @@ many: setup ## what an audit and cluster status cost with 10,000 and 100,000 led
 rebuild: setup ## what a rebuild of the metadata from the bookies costs with 10,000 and 100,000 ledgers
 	@exec $(PY) -m loadtest.rebuild $(ARGS)
 
+.PHONY: test-spark
+test-spark: setup ## Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1.4", installed below build/), Connect, killed drivers
+	@PYSPARK_VERSIONS="$(or $(VERSIONS),4.0.5)" $(PYTEST) -n 0 -rs tests/spark/test_versions.py tests/spark/test_chaos.py $(ARGS)
+
 chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are killed, for TIME=: ROWS= RESTARTS=
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
 		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))

@@ -1,18 +1,18 @@
 """Found by PySpark because of its name: registers the format `quorumlog` in every session.
 
-PySpark finds no Python data source of an environment at all if one such module can't be imported. So this
-module can be imported wherever PySpark looks for it, and a use of the format says what is missing.
+If one such module raises when it is imported, PySpark finds none of the environment's Python data sources.
+So this module never raises; a use of the format says what is missing.
 """
 
 try:
     from quorumlog.spark.source import QuorumLogSource as DefaultSource
-except ImportError as error:
+except Exception as error:  # noqa: BLE001 - a package that is half installed raises anything
     try:
         from pyspark.sql.datasource import DataSource
     except ImportError:
         DataSource = object  # type: ignore[assignment, misc]
 
-    _MISSING = str(error)
+    _MISSING = f"{type(error).__name__}: {error}"
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
         """Stands for the data source where it can't be imported."""

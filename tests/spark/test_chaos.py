@@ -7,8 +7,10 @@ from loadtest.stores import StoreServers
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
 from loadtest.spark_chaos import Counts, storm
+from tests.spark.slow import SLOW
 
 
+@SLOW
 async def test_a_driver_and_a_gateway_are_killed_and_each_row_is_there_once(
     servers: StoreServers,
 ) -> None:

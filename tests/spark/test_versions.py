@@ -17,11 +17,10 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 from quorumlog.spark.options import BadOption
 from quorumlog.spark.versions import check
+from tests.spark.slow import SLOW, VERSIONS
 from tests.support.waiting import LOST_WORKER, DeadlineMissed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-VERSIONS: Final = os.environ.get("PYSPARK_VERSIONS", "4.0.5").split()
-"""Besides the installed one; `PYSPARK_VERSIONS="4.0.5 4.1.4 4.2.1" make test ARGS="-k test_versions"`."""
 OTHER: Final = """
 from pyspark.sql.datasource import DataSource, DataSourceReader
 class DefaultSource(DataSource):
@@ -82,7 +81,8 @@ def printed_by(job: str, packages: Path, folder: Path, **asked: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@SLOW
+@pytest.mark.parametrize("version", VERSIONS or [""])
 def test_an_older_pyspark_writes_reads_and_streams_and_names_what_it_lacks(
     cluster: SparkCluster, tmp_path: Path, version: str
 ) -> None:
@@ -101,6 +101,7 @@ def test_an_older_pyspark_writes_reads_and_streams_and_names_what_it_lacks(
     assert ("pushFilters needs PySpark 4.1" in found["filtered"]) == lacks_filters
 
 
+@SLOW
 def test_jobs_run_under_spark_connect_or_say_that_they_do_not(
     cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,48 @@ except RuntimeError as error:
     assert name == "quorumlog"
     assert sentence.startswith("the format quorumlog can't be used here: ")
     assert said in sentence
+
+
+def test_a_module_that_fails_in_any_way_hides_no_other_data_source() -> None:
+    """As numpy does where it does not fit what was built for another version of it."""
+    (sentence,) = printed(
+        """import sys
+import pyspark.sql.datasource
+class Broken:
+    def find_spec(self, name, *_):
+        if name == "pyarrow":
+            raise ValueError("numpy.dtype size changed")
+sys.meta_path.insert(0, Broken())
+from pyspark_quorumlog import DefaultSource
+try:
+    DefaultSource({})
+except RuntimeError as error:
+    print(error)
+"""
+    )
+    assert sentence.endswith("can't be used here: ValueError: numpy.dtype size changed")
+
+
+def test_the_source_needs_nothing_that_pyspark_4_0_lacks() -> None:
+    """`make test-spark` runs it there."""
+    name, kinds = printed(
+        """import sys
+import pyspark.sql.datasource as api
+kind = api.Filter
+for name, found in list(vars(api).items()):
+    if name == "DataSourceStreamArrowWriter" or isinstance(found, type) and issubclass(found, kind):
+        delattr(api, name)
+sys.modules["pyspark.sql.streaming.datasource"] = None
+from pyspark_quorumlog import DefaultSource
+from quorumlog.spark.source import StreamReader, StreamWriter
+print(DefaultSource.__name__)
+print(issubclass(StreamReader, api.DataSourceStreamReader), [base.__name__ for base in StreamWriter.__mro__])
+"""
+    )
+    assert name == "QuorumLogSource"
+    # A writer of streams gets Arrow in 4.0 if it is a batch's Arrow writer too.
+    assert kinds.startswith("True ")
+    assert "'DataSourceStreamWriter', 'DataSourceArrowWriter'" in kinds
 
 
 @pytest.mark.parametrize("name", ["pushFilters", "maxOffsetsPerTrigger", "publishProgressAs"])
