@@ -379,6 +379,24 @@ def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(
     assert cluster.http.get(f"/v1/logs/{log}")["first_offset"] == 0
 
 
+def test_the_files_of_a_run_that_is_not_done_are_no_reason_to_truncate(
+    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+) -> None:
+    """The run loses to another one if that advances the log first, and then removes its files."""
+    log = cluster.create("undone", roll_entries=1)
+    cluster.append(log, "a")
+    cluster.append(log, "b")
+    archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1)
+    manifests = tmp_path / "_manifests" / log
+    undone = json.loads((manifests / "0-1.json").read_text()) | {"through": 2}
+    undone["files"][0]["file"] = "gone.parquet"
+    (manifests / "0-2.json").write_text(json.dumps(undone))
+
+    done = archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1, truncate=True)
+
+    assert (done.status, done.report["first_offset"]) == (job.DONE, 1)
+
+
 def test_the_archive_of_a_deleted_log_is_kept_and_no_reason_to_truncate_its_namesake(
     spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
 ) -> None:
@@ -551,6 +569,24 @@ def test_files_go_onto_the_log_by_name_though_spark_would_begin_with_the_largest
         assert taken("by-range", partitions=4) == days
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     assert len(cluster.on_log("by-range")) > 1
+
+
+def test_the_rows_of_a_query_keep_their_order_in_fewer_partitions(
+    spark: "SparkSession", cluster: SparkCluster
+) -> None:
+    """Spark puts the partitions of a cached frame together by host, in no order."""
+    log = cluster.create("fewer")
+    frame = spark.range(90, numPartitions=9).cache()
+    frame.count()
+    frame.createOrReplaceTempView("fewer")
+
+    done = ingest.run(
+        spark, cluster.urls, log=log, query="FROM fewer", value="string(id)", partitions=4
+    )
+
+    frame.unpersist()
+    assert done.report["ledgers"] <= 4
+    assert cluster.values(log) == [str(number) for number in range(90)]
 
 
 def test_a_rehearsal_finds_what_the_ingestion_would_fail_at(

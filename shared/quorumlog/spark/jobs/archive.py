@@ -14,7 +14,7 @@ import datetime as dt
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -30,8 +30,8 @@ from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job
 
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
-_NAME: Final = re.compile(r"([0-9]+)-[0-9]+(-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
-"""Names of data files and manifests; the range comes first."""
+_NAME: Final = re.compile(r".*/([0-9]+)-([0-9]+)(?:-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
+"""Paths of data files and manifests; a name begins with the range of offsets, whose end is exclusive."""
 _DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
 _GLOBS: Final = re.compile(r"[][{}*?\\]")
 """Characters by which Spark would read other files than it wrote."""
@@ -90,6 +90,7 @@ def run(
                 files = _archive(spark, gateways, gateway, row, (start, end), store)
                 report |= {"files": len(files), "manifest": store.manifest(start, end)}
             if truncate:
+                row["archived_through"] = report["through"]
                 report["first_offset"], notes = _truncate(spark, gateways, row, end, store)
         frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
         return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes)
@@ -140,15 +141,16 @@ def _archive(
 def _truncate(
     spark: SparkSession, gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
 ) -> tuple[int, list[str]]:
-    """Drop the log's ledgers below `end` as far as the archive has all records from the log's first offset
-    on: after the truncation there may be no other copy. So every file of every manifest is read again,
-    whichever run wrote it. Returns the log's first offset, and a note where the archive ends before `end`.
+    """Drop the log's ledgers below `end`, as far as the archive at this path has all records from the log's
+    first offset on: after the truncation there may be no other copy. So every file of every manifest is
+    read again, whichever run wrote it. Returns the log's first offset, and a note where the archive ends
+    before `end`.
     """
     covered = first = int(row["first_offset"])
-    manifests = store.manifests_from(covered, end)
+    manifests = store.manifests_from(first, end, row["archived_through"])
     for manifest in manifests:
         files = [File(**file) for file in manifest["files"]]
-        paths = [store.below_root(file.file) for file in files]
+        paths = [store.at(file.file) for file in files]
         covered = min(end, manifest["through"])
         try:
             _verify(spark.read.parquet(*paths), manifest["first"], manifest["through"], _sum(files))
@@ -157,7 +159,7 @@ def _truncate(
                 f"nothing was truncated: the archive of {manifest['first']} to {covered - 1} can't be read:"
                 f" {job.cause_of(error)}"
             ) from None
-    if store.manifests_from(first, end) != manifests:
+    if store.manifests_from(first, end, row["archived_through"]) != manifests:
         raise job.JobFailed(f"nothing was truncated: {_RIVAL}")
     if covered > first:
         path = f"/v1/logs/{row['name']}/truncate"
@@ -281,9 +283,11 @@ class _Store:
     """The archive's files, on any file system that Spark can reach."""
 
     def __init__(self, spark: SparkSession, root: str, log: str, created_at: str) -> None:
-        """`created_at`: of the log, which says it apart from an earlier one of its name."""
+        """`created_at`: of the log; an earlier log of its name had another one. Raises: JobFailed."""
         if _GLOBS.search(root):
-            raise job.JobFailed(f"--path {root}: Spark takes []{{}}*? and \\ for patterns")
+            raise job.JobFailed(
+                f"--path {root}: Spark reads []{{}}*? and \\ as a pattern: choose another name"
+            )
         context = job.context_of(spark)
         if context is None:
             raise job.JobFailed(
@@ -326,10 +330,10 @@ class _Store:
                 "log": self._log,
                 "created_at": self._created_at,
                 "run": self._run,
-                "leftovers": [self._below_root(path) for path in self._leftovers],
+                "leftovers": [self._relative(path) for path in self._leftovers],
                 "first": start,
                 "through": end,
-                "files": [{**asdict(item), "file": self._below_root(item.file)} for item in placed],
+                "files": [{**asdict(item), "file": self._relative(item.file)} for item in placed],
             },
             indent=1,
         )
@@ -346,18 +350,20 @@ class _Store:
         run begins; but another run may still be at work on them. Once this run has won, no other run
         can win, and the files are removed.
         """
-        if any(said["created_at"] != self._created_at for said in self._manifests()):
+        manifests = self._ranges("_manifests/")
+        # Each run has compared the creation before it wrote, so that one manifest speaks for all.
+        of_place = next(filter(None, (self._said(path) for *_, path in manifests)), None)
+        if of_place is not None and of_place["created_at"] != self._created_at:
             raise job.JobFailed(
                 f"{self._root} has the archive of an earlier log {self._log}, which was deleted: choose another path"
             )
-        last = self._said(self._last_manifest(start))
-        # The run of that manifest won, and may have died before it removed its leftovers.
-        self.remove(f"{self._root}/{path}" for path in last.get("leftovers", ()))
+        for path in [path for _, through, path in manifests if through == start][-1:]:
+            # The run of that manifest won, and may have died before it removed its leftovers.
+            self.remove(map(self.at, self._said(path).get("leftovers", ())))
         self._leftovers = [
             path
-            for folder in (f"{self._root}/log={self._log}", f"{self._root}/_manifests/{self._log}")
-            for path in self._below(folder)
-            if (found := _NAME.fullmatch(path.rsplit("/", 1)[-1])) and int(found[1]) >= start
+            for first, _, path in (*self._ranges("log="), *self._ranges("_manifests/"))
+            if first >= start
         ]
         if self._files.exists(self._path(self._root)):
             names = [
@@ -380,36 +386,38 @@ class _Store:
             self.remove([self.manifest(start, end)])
         self.remove(file.file for file in files)
 
-    def manifests_from(self, start: int, end: int) -> list[dict[str, Any]]:
+    def manifests_from(self, start: int, end: int, archived: int) -> list[dict[str, Any]]:
         """The manifests that cover this log from `start` on without a gap, in order, up to `end` or to the
-        first offset that none covers.
+        first offset that none covers. None beyond `archived`, through which the log is archived: a run
+        that is not done yet may have written it, and removes its files if another run was faster.
         """
-        known = [said for said in self._manifests() if said["created_at"] == self._created_at]
         found: list[dict[str, Any]] = []
+        ranges = self._ranges("_manifests/")
         while start < end:
-            fitting = [said for said in known if said["first"] <= start < said["through"]]
+            fitting = [
+                said
+                for first, through, path in ranges
+                if first <= start < through <= archived
+                and (said := self._said(path)).get("created_at") == self._created_at
+            ]
             if not fitting:
                 break
             found.append(max(fitting, key=lambda said: said["through"]))
             start = found[-1]["through"]
         return found
 
-    def _manifests(self) -> list[dict[str, Any]]:
-        paths = self._below(f"{self._root}/_manifests/{self._log}")
-        return [said for path in paths if (said := self._said(path))]
-
-    def below_root(self, path: str) -> str:
+    def at(self, relative: str) -> str:
         """The path of a file that a manifest names."""
-        return f"{self._root}/{path}"
+        return f"{self._root}/{relative}"
 
-    def _last_manifest(self, start: int) -> str | None:
-        """The manifest of the run that ended where this run begins."""
-        names = self._below(f"{self._root}/_manifests/{self._log}")
-        return next((name for name in names if name.endswith(f"-{start}.json")), None)
+    def _relative(self, path: str) -> str:
+        """A file's path as a manifest has it, also where Hadoop lists the file as `file:/…`."""
+        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/", f"/.archive-{self._log}-")
+        return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
-    def _said(self, manifest: str | None) -> dict[str, Any]:
+    def _said(self, manifest: str) -> dict[str, Any]:
         """The content of a manifest; empty where there is none, or a killed run's half."""
-        if manifest is None or not self._files.exists(self._path(manifest)):
+        if not self._files.exists(self._path(manifest)):
             return {}
         stream = self._files.open(self._path(manifest))
         try:
@@ -420,22 +428,21 @@ class _Store:
             stream.close()
         return found
 
-    def _below_root(self, path: str) -> str:
-        """A file's path relative to the archive, also where Hadoop lists the file as `file:/…`."""
-        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/", f"/.archive-{self._log}-")
-        return path[max(path.rfind(folder) for folder in folders) + 1 :]
-
     def remove(self, paths: Iterable[str]) -> None:
         """Delete files and folders that may be there."""
         for path in list(paths):
             self._files.delete(self._path(path), True)
 
-    def _below(self, folder: str) -> Iterator[str]:
-        if not self._files.exists(self._path(folder)):
-            return
-        found = self._files.listFiles(self._path(folder), True)
-        while found.hasNext():
-            yield found.next().getPath().toString()
+    def _ranges(self, kind: str) -> list[tuple[int, int, str]]:
+        """The range of each data file (`log=`) or manifest (`_manifests/`) of the log, and its path, in order."""
+        ranges: list[tuple[int, int, str]] = []
+        folder = self._path(f"{self._root}/{kind}{self._log}")
+        found = self._files.listFiles(folder, True) if self._files.exists(folder) else None
+        while found is not None and found.hasNext():
+            path = found.next().getPath().toString()
+            if named := _NAME.fullmatch(path):
+                ranges.append((int(named[1]), int(named[2]), path))
+        return sorted(ranges)
 
 
 app = typer.Typer(add_completion=False)

@@ -1,8 +1,9 @@
 """Append data that Spark can read to a log: files, a table, or a query, all of it once, or none.
 
-Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. A log is an
-order: the files of `--path` go onto it by name, or as `--order` says (Spark would begin with the largest). With
-`--app` and `--version` a second run of the same version is a no-op, so a scheduler may repeat the run.
+Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. A log has an
+order: the files of `--path` go onto the log by name, or as `--order` says (Spark would begin with the
+largest). With `--app` and `--version` a second run of the same version is a no-op, so a scheduler may
+repeat the run.
 `--stream` appends the files that are new since the last run, which `--checkpoint` remembers, and ends.
 """
 
@@ -41,10 +42,10 @@ class FileOrder(Enum):
     MODIFIED = "modified"
     """By the time of their last change, then by their paths."""
     NONE = "none"
-    """As Spark reads: the largest first. Spares a sort of all rows."""
+    """As Spark reads: the largest first. No sort is needed, unless `partitions` is given."""
 
 
-_FILE: Final = {
+_PLACES: Final = {
     FileOrder.NAME: ("_metadata.file_path", "_metadata.file_block_start"),
     FileOrder.MODIFIED: (
         "_metadata.file_modification_time",
@@ -52,6 +53,7 @@ _FILE: Final = {
         "_metadata.file_block_start",
     ),
 }
+"""The columns of Spark that order the blocks of files."""
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
 
@@ -76,20 +78,22 @@ def run(
 ) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
-    `partitions`: the most ledgers, at most `LEDGERS_PER_COMMIT_MAX` of which a commit may have. `order`: of
-    the files; DataFrames and queries have an order of their own. `create`: settings for a log that does not exist yet. The frame has
-    a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
+    `partitions`: the most ledgers, at most `LEDGERS_PER_COMMIT_MAX`. `order`: of the files; the rows of a
+    DataFrame or a query keep their order. `create`: settings for a log that does not exist yet. The frame
+    has a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
     """
-    if frame is None:
-        frame = _read(spark, path, query, kind, options or {})
-    wanted = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
-    columns = _columns(value, key)
+    most = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
     with _one_line_errors():
+        if frame is None:
+            frame = _read(spark, path, query, kind, options or {})
+        columns = _columns(value, key)
         if path is not None and order is not FileOrder.NONE:
-            records = _ordered(spark, frame, columns, path, order, wanted, options or {})
+            count = min(most, _ledgers_of(spark, path, options or {}))
+            records = _in_order(frame, columns, _PLACES[order], count)
+        elif partitions is not None:
+            records = _in_order(frame, columns, (), most)
         else:
             records = frame.select(*columns)
-            records = records if partitions is None else records.coalesce(wanted)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
     if path is not None:
         report["order"] = order.value
@@ -188,41 +192,39 @@ def _read(
 ) -> DataFrame:
     if (path is None) == (query is None):
         raise job.JobFailed("name what to read: either --path or --query")
-    with _one_line_errors():
-        if query is not None:
-            return spark.sql(query)
-        return spark.read.format(kind).options(**options).load(path)
+    if query is not None:
+        return spark.sql(query)
+    return spark.read.format(kind).options(**options).load(path)
 
 
 def _columns(value: str, key: str | None) -> list[Column]:
-    """The columns of records. Raises: JobFailed."""
-    with _one_line_errors():
-        columns = [f.expr(value).alias("value")]
-        return columns if key is None else [*columns, f.expr(key).alias("key")]
+    columns = [f.expr(value).alias("value")]
+    return columns if key is None else [*columns, f.expr(key).alias("key")]
 
 
-def _ordered(
-    spark: SparkSession,
-    frame: DataFrame,
-    columns: Sequence[Column],
-    path: str,
-    order: FileOrder,
-    most: int,
-    options: Mapping[str, str],
+def _ledgers_of(spark: SparkSession, path: str, options: Mapping[str, str]) -> int:
+    """How many ledgers of a good size the files of a path fill."""
+    files = spark.read.format("binaryFile").options(**options).load(path)
+    total = files.agg(f.sum("length")).first()
+    return max(1, -(-int(total[0] or 0) // LEDGER_BYTES)) if total else 1
+
+
+def _in_order(
+    frame: DataFrame, columns: Sequence[Column], places: Sequence[str], count: int
 ) -> DataFrame:
-    """The records of files in the order of the files, and within a file in the order of its rows: sorted, in
-    as many partitions as ledgers of a good size need, at most `most`.
+    """The records in at most `count` partitions, in the order of `places`, then of the frame's partitions and
+    rows. `coalesce` alone would put partitions together by where their data is.
+
+    A row's partition does not depend on the order in which a shuffle delivers rows, so that a task that
+    runs twice loses and repeats none.
     """
-    listing = spark.read.format("binaryFile").options(**options)
-    total = listing.load(path).agg(f.sum("length")).first()
-    size = 0 if total is None else int(total[0] or 0)
-    places = [f.col(name).alias(f"_{at}") for at, name in enumerate(_FILE[order])]
-    # Within one block of a file this number ascends by row.
-    keyed = frame.select(*columns, *places, f.monotonically_increasing_id().alias("_row"))
-    keys = [*(f"_{at}" for at in range(len(places))), "_row"]
-    count = min(most, max(1, -(-size // LEDGER_BYTES)))
-    ranged = keyed.repartitionByRange(count, *keys) if count > 1 else keyed.coalesce(1)
-    return ranged.sortWithinPartitions(*keys).drop(*keys)
+    order = [f.col(place).alias(f"_{at}") for at, place in enumerate(places)]
+    part, row = f.spark_partition_id(), f.monotonically_increasing_id()
+    numbered = frame.select(*columns, *order, part.alias("_part"), row.alias("_row"))
+    keys = [f"_{at}" for at in range(len(places))]
+    ranges = numbered.repartitionByRange(count, *keys, "_part")
+    gathered = numbered.coalesce(1) if count == 1 else ranges
+    return gathered.sortWithinPartitions(*keys, "_row").drop(*keys, "_part", "_row")
 
 
 def _ensure(
