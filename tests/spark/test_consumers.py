@@ -454,6 +454,24 @@ def test_a_log_that_was_made_again_under_the_query_is_begun_anew(cluster: SparkC
     mine.close()
 
 
+def test_nothing_is_published_in_a_log_that_was_made_again_before_the_query_reads_it(
+    cluster: SparkCluster,
+) -> None:
+    log = made(cluster, "unread", 5)
+    options = {"subscribe": log, "publishProgressAs": "query", "failOnDataLoss": "false"}
+    stream = reader(cluster, **options)
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=True)
+    made(cluster, log, 10)
+
+    anew = stream.latestOffset(end, EVERYTHING)
+
+    assert anew == cluster.offset({log: 0})
+    with pytest.raises(NoSuchConsumer):
+        position(cluster, log, "query")
+    stream.stop()
+
+
 def test_a_batch_publishes_nothing(spark: "SparkSession", cluster: SparkCluster) -> None:
     log = made(cluster, "no-batch", 1)
     frame = spark.read.format("quorumlog").option("gateway.url", cluster.urls)

@@ -40,20 +40,18 @@ def copy(
         .option("gateway.url", cluster.urls)
         .options(topic=target, checkpointLocation=str(checkpoint))
     )
-    for tries_left in reversed(range(10)):
+    for _ in range(10):
         query = sink.trigger(availableNow=True).start()
         try:
             query.awaitTermination(300)
         except StreamingQueryException as error:
-            if not tries_left or LOST_WORKER not in str(error):
+            if LOST_WORKER not in str(error):
                 raise
-        else:
-            break
-    else:
-        raise AssertionError("the last try returns or raises")
-    assert query.exception() is None
-    assert not query.isActive
-    return query
+            continue
+        assert query.exception() is None
+        assert not query.isActive
+        return query
+    pytest.fail(f"ten times: {LOST_WORKER}")
 
 
 def test_batches_of_a_stream_take_no_more_than_they_may_and_all_arrives_once(
@@ -113,6 +111,25 @@ def test_a_stream_shares_its_batch_among_logs_and_finds_new_ones(cluster: SparkC
     assert second == cluster.offset({"found-a": 30, "found-b": 10})
     covered = [(part.log, part.first, part.end) for part in stream.partitions(start, first)]
     assert covered == [("found-a", 0, 15), ("found-b", 0, 5)]
+    stream.stop()
+
+
+def test_a_stream_that_is_asked_without_a_start_goes_on_where_its_last_batch_ended(
+    cluster: SparkCluster,
+) -> None:
+    """PySpark before 4.2 calls `latestOffset` without arguments."""
+    log = cluster.create("no-start")
+    cluster.append(log, "a", "b")
+    stream = reader(cluster, subscribe=log)
+    start = stream.initialOffset()
+
+    first = stream.latestOffset()
+    cluster.append(log, "c")
+    second = stream.latestOffset()
+
+    assert (start, first, second) == tuple(cluster.offset({log: at}) for at in (0, 2, 3))
+    (part,) = stream.partitions(first, second)
+    assert (part.first, part.end) == (2, 3)
     stream.stop()
 
 

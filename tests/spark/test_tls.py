@@ -115,25 +115,36 @@ def test_a_client_shows_its_certificate_where_the_server_asks_for_one(
     files = {"tls_ca": own, "tls_certificate": certificate}
 
     assert asked(url, **files, tls_key=key_file(certificate)) == {"state": "fine"}
-    with pytest.raises(UntrustedServer, match=r"option tls\.certificate"):
-        asked(url, tls_ca=own)
+    stranger = issue(folder / "foreign", "operator", "spark")
+    unknown = {"tls_certificate": stranger, "tls_key": key_file(stranger)}
+    for refused in ({}, unknown):
+        with pytest.raises(UntrustedServer, match=r"option tls\.certificate"):
+            asked(url, tls_ca=own, **refused)
+    with pytest.raises(BadOption, match=r"tls\.certificate, which is missing"):
+        asked(url, tls_ca=own, tls_key=key_file(certificate))
     for wrong in (files, {"tls_ca": folder / "absent.pem"}):
         with pytest.raises(BadOption, match=r"tls\.ca, tls\.certificate, tls\.key: "):
             asked(url, **wrong)
 
 
-def test_a_token_is_read_again_for_each_request(folder: Path, serve: Serve) -> None:
+def test_a_token_is_read_again_for_each_request(
+    folder: Path, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     url, seen = serve(None)
     file = folder / "token"
     file.write_text("first\n")
-    with ClusterAccess.of({"gateway.url": url, "token.file": str(file)}).connect() as gateways:
+    access = ClusterAccess.of({"gateway.url": url, "token.file": str(file)})
+    with access.connect() as gateways:
         gateways.get("/")
         file.write_text("second\n")
         gateways.get("/")
-        # A task on a host without the file sends what the driver found.
-        file.unlink()
+    assert not caplog.messages
+    file.unlink()
+    # A task on a host without the file sends what the driver found, and warns.
+    with access.connect() as gateways:
         gateways.get("/")
     assert seen == ["Bearer first", "Bearer second", "Bearer first"]
+    assert f"this host has no {file}" in caplog.text
 
 
 def _present() -> str:

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import random
+import re
 import ssl
 import time
 import uuid
@@ -39,6 +40,8 @@ outcome of a request on a connection that is being closed is unknown."""
 
 _CUT_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """The connection ended while TLS began, which is no matter of certificates."""
+_REFUSED: Final = re.compile("CERTIFICATE|UNKNOWN_CA")
+"""The server refuses the client's certificate, or wants one. By TLS 1.3 this comes in place of the first response."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -72,8 +75,8 @@ class Gateways:
         token: str | Callable[[], str | None] | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`urls`: the gateways' URLs, separated by commas. `headers` and the access token go with each
-        request; a function is asked for the token each time. `context`: of TLS, in place of the system's.
+        """`urls`: the gateways' URLs, separated by commas. Each request carries `headers` and the access token;
+        if `token` is a function, it is called for each request. `context`: of TLS, instead of the system's.
         """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
@@ -175,7 +178,7 @@ class Gateways:
     ) -> HttpAnswer:
         url = self._urls[self._at]
         if time.monotonic() - self._answered_at > _REST_S_MAX or self._pid != os.getpid():
-            self.close()  # of a forked process's parent: two must not write to one connection
+            self.close()  # after a fork: the parent's connection must not be shared
             self._pid = os.getpid()
         is_kept = self._connection is not None
         try:
@@ -196,8 +199,7 @@ class Gateways:
             self.close()
             if not is_kept:
                 self._turn()
-            if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(error):
-                # TLS 1.3 tells it only now.
+            if isinstance(error, ssl.SSLError) and _REFUSED.search(str(error)):
                 raise UntrustedServer(f"{url}: {error}; see the option tls.certificate") from error
             # The server may have closed an idle connection, or may have done the request: unknown.
             raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error

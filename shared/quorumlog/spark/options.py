@@ -5,6 +5,7 @@ Invalid options are refused at the driver, before any task runs.
 
 import difflib
 import json
+import logging
 import pkgutil
 import re
 import ssl
@@ -18,6 +19,8 @@ from quorumlog import header
 from quorumlog.spark import config
 from quorumlog.spark.http import DEADLINE_S, Gateways
 from quorumlog.wire.certificate import load_own
+
+_log = logging.getLogger(__name__)
 
 EARLIEST, LATEST = -2, -1
 """The ends of a log in JSON (Kafka's numbers)."""
@@ -91,48 +94,44 @@ class ClusterAccess:
     urls: str
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
-    """The one to send, or the one that the driver found in the file, for hosts without the file."""
+    """The one to send; with `token_file`: the driver's, for hosts without the file."""
     token_file: str | None = None
     token_function: str | None = None
-    """As `module:function`: returns the present token, on the driver and in tasks."""
+    """As `module:function`: returns the current token, on the driver and in tasks."""
     tls: tuple[str | None, str | None, str | None] = (None, None, None)
-    """Files: of the authorities, of the client's certificate, and of its key, where that has its own."""
+    """Files (PEM): the authorities, the client's certificate, and the certificate's key if it is apart."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """From the connection's options (default: the environment). Raises: BadOption."""
+        known = config.connection()
         given = [name for name in _TOKENS if name in options]
         if len(given) > 1:
             raise BadOption(f"one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
-        known = config.connection()
-        asked = {name: options[name] for name in _CONNECTION if name in options}
-        if given:
-            known = {name: value for name, value in known.items() if name not in _TOKENS}
-        known |= asked
+        for name in _TOKENS if given else ():
+            known.pop(name, None)
+        known |= {name: options[name] for name in _CONNECTION if name in options}
         urls = known["gateway.url"]
         if not all(_URL.fullmatch(url.strip()) for url in urls.split(",")):
             raise BadOption(
                 f"gateway.url is a list of http://host:port (or https) with commas, not {urls!r}"
             )
-        ca, certificate, key = (known.get(name) for name in _TLS)
-        found = cls(
-            urls,
-            known.get("ledger.password"),
-            known.get("token"),
-            known.get("token.file"),
-            known.get("token.function"),
-            (ca, certificate, key),
-        )
+        ca, certificate, key = map(known.get, _TLS)
+        if key is not None and certificate is None:
+            raise BadOption("tls.key is the key of tls.certificate, which is missing")
+        token, file, function = map(known.get, _TOKENS)
+        password, tls = known.get("ledger.password"), (ca, certificate, key)
+        found = cls(urls, password, token, file, function, tls)
         found.context()
-        return replace(found, token=found.present_token())
+        return replace(found, token=found.current_token())
 
-    def present_token(self) -> str | None:
+    def current_token(self) -> str | None:
         """The token as it is now. Raises: BadOption."""
         token = self.token
         try:
             if self.token_function is not None:
                 token = pkgutil.resolve_name(self.token_function)()
-            elif self.token_file is not None and (token is None or Path(self.token_file).exists()):
+            elif self.token_file is not None and not (token and self._lacks_file()):
                 token = Path(self.token_file).read_text("ascii").strip()
         except (OSError, ImportError, AttributeError, ValueError) as error:
             raise BadOption(
@@ -143,10 +142,13 @@ class ClusterAccess:
             raise BadOption("token is ASCII without spaces and line ends, and not empty")
         return token
 
+    def _lacks_file(self) -> bool:
+        return self.token_file is not None and not Path(self.token_file).exists()
+
     def context(self) -> ssl.SSLContext | None:
-        """TLS by the files, or the system's. Raises: BadOption."""
+        """TLS by the files, or None for the system's. Raises: BadOption."""
         ca, certificate, key = self.tls
-        if ca is certificate is key is None:
+        if ca is certificate is None:
             return None
         try:
             context = ssl.create_default_context(cafile=ca)
@@ -158,12 +160,17 @@ class ClusterAccess:
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
         """A connection to the gateways, to be closed; `deadline_s` is for one request with its retries."""
+        if self._lacks_file():
+            _log.warning(
+                "quorumlog: this host has no %s: it sends the token that the driver had at the start, and never a newer one",
+                self.token_file,
+            )
         password = self.password
         return Gateways(
             self.urls,
             deadline_s=deadline_s,
             headers=None if password is None else {header.LEDGER_PASSWORD: password},
-            token=self.present_token,
+            token=self.current_token,
             context=self.context(),
         )
 

@@ -7,7 +7,7 @@ valid. As in batch reads, nothing above the last add confirmed is read.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -126,10 +126,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """Where the next batch ends. PySpark before 4.2 gives no arguments: the batch has all that there is."""
+        """Where the next batch ends. PySpark before 4.2 gives no arguments: the batch ends at the logs' ends."""
         if start is None:
             start = self._latest or self._initial or {}
-        self._publish(start)
         self._latest = self._next(start, limit)
         self._end = _plain(self._latest)
         return self._latest
@@ -139,14 +138,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = next_offsets(self._options, self._gateways, known)
         made = {name: place[CREATED] for name, place in start.items()}
         made |= {name: whole.created_at for name, whole in found.items()}
-        others = [
-            whole for name, whole in found.items() if name in start and is_other(whole, start[name])
-        ]
+        others = {
+            name: whole.first
+            for name, whole in found.items()
+            if name in start and is_other(whole, start[name])
+        }
+        self._publish(start, others)
+        for name in others if self._options.fails_on_loss else ():
+            raise DataLoss(replaced(found[name], start[name]))
         if others:
-            if self._options.fails_on_loss:
-                raise DataLoss(replaced(others[0], start[others[0].name]))
             # Nothing of any log in this batch; the next batch starts at the new logs' beginning.
-            return _offset({**known, **{whole.name: whole.first for whole in others}}, made)
+            return _offset({**known, **others}, made)
         ends = {name: self._end_of(whole) for name, whole in found.items()}
         # A log that is new to the query is read from its beginning.
         starts = {name: known.get(name, whole.first) for name, whole in found.items()}
@@ -162,14 +164,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return _offset({**known, **moved}, made)
 
-    def _publish(self, start: Offset) -> None:
+    def _publish(self, start: Offset, others: Container[str]) -> None:
         """Publish where the next batch begins: Spark has committed all before it, and asks for no batch earlier. Spark
         calls `commit` later, with the batch after the next one: a query that has caught up would never be told.
 
-        Where the query begins is no progress.
+        Where the query begins is no progress. `others`: names that later logs have now, in which the query has
+        read nothing.
         """
         if self._publisher is not None and start != self._initial:
-            self._publisher.publish(_plain(start))
+            offsets = _plain(start).items()
+            self._publisher.publish({name: at for name, at in offsets if name not in others})
 
     def _end_of(self, whole: LogExtent) -> int:
         """Where a log ends for this run."""
