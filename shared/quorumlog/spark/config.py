@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ _OPTIONS: Final = {
     "QUORUMLOG_KEY_FILE": "tls.key",
 }
 """Environment variables, and the options that they stand for."""
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 _SHIM: Final = """\
@@ -153,8 +155,19 @@ def _shim(program: Path) -> Path:
 
 
 def _folder() -> Path:
-    """A folder beside the interpreter if writable, else one for this user's temporary files."""
+    """A folder beside the interpreter if writable, else one for this user's temporary files.
+
+    Spark runs a program from there, so no other user may write there. Raises: NoJava.
+    """
     own = Path(sys.prefix) / "share"
     if os.access(own if own.exists() else own.parent, os.W_OK):
         return own
-    return Path(tempfile.gettempdir()) / f"quorumlog-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"quorumlog-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _WRITABLE:
+        raise NoJava(
+            f"another user can write to {folder}, from which Spark would run Java: remove it, or set"
+            " TMPDIR to a folder of your own, or JAVA_HOME"
+        )
+    return folder
