@@ -98,6 +98,8 @@ class Auditor:
         """The ledgers of all blocked recoveries."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
+        self.liveness_age_s: float | None = None
+        """For how long liveness was recorded at the last audit; None if that was unknown."""
 
     def trigger(self) -> None:
         """Run a full audit now."""
@@ -150,10 +152,11 @@ class Auditor:
         self._lost.grace_s = self._steering.lost_bookie_delay_s
         found = await self._metadata.bookies()
         await self._hurry_repairs_for_returned(found.bookies)
-        # Rule 21: liveness recorded for less than a grace period proves no absence.
-        is_old_enough = not found.stale and found.liveness_age_s >= self._lost.grace_s
+        self.liveness_age_s = found.liveness_age_s
         share = self._config.lost_share_max
-        if is_old_enough and is_believable(found.bookies, share_max=share):
+        if found.shows_absence(self._lost.grace_s) and is_believable(
+            found.bookies, share_max=share
+        ):
             self.lost = self._lost.update(found.bookies, now)
             for member in self.lost:
                 if now - self._queued_at.get(member, float("-inf")) >= self._config.full_audit_s:
@@ -165,12 +168,12 @@ class Auditor:
             self._lost.note_unobserved(now)
         if not found.stale:
             await self._queue_drains(found.bookies)
-        is_old_enough = not found.stale and found.liveness_age_s >= self._config.abandoned_s
-        if not is_old_enough:
+        if not found.shows_absence(self._config.abandoned_s):
             self._note_unobserved(from_bookies=False)
         elif now >= self._open_check_due_at:
             begun = awake().time()
-            await self._check_open_ledgers(now, found.liveness_age_s)
+            is_silence_proven = found.shows_absence(self._config.silent_s)
+            await self._check_open_ledgers(now, is_silence_proven=is_silence_proven)
             ended = awake().time()
             if triggers == self._triggers:
                 self._open_check_due_at = ended + _pause_s(ended - begun)
@@ -273,7 +276,7 @@ class Auditor:
         await self._repairs.add(items)
         return count
 
-    async def _check_open_ledgers(self, now: float, liveness_age_s: float) -> None:
+    async def _check_open_ledgers(self, now: float, *, is_silence_proven: bool) -> None:
         # Only what is needed of each: rows may hold 16 KiB of custom metadata.
         open_ledgers = {
             row.ledger_id: row.writer async for row in self._metadata.rows(state=State.OPEN)
@@ -298,7 +301,7 @@ class Auditor:
         }
         self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
-        if liveness_age_s < self._config.silent_s:
+        if not is_silence_proven:
             # Rule 21: nothing is proven while Redis is younger than the grace period, and silence
             # has the longer one.
             has_been_silent = frozenset()

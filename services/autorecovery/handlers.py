@@ -104,6 +104,7 @@ async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
         "auditor": auditor.is_auditor,
         "lost": list(auditor.lost),
         "draining": list(auditor.draining),
+        "liveness_age_s": auditor.liveness_age_s,
         "paused": steering.is_paused,
         "lost_bookie_delay_s": steering.lost_bookie_delay_s,
         "bytes_per_s": steering.bytes_per_s,

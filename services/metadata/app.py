@@ -141,11 +141,15 @@ def build(config: Config) -> web.Application:
             parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
             await asyncio.gather(*(restarted(part) for part in parts))
 
-        task = asyncio.create_task(work(), name="database")
+        tasks = (
+            asyncio.create_task(work(), name="database"),
+            asyncio.create_task(liveness.check_commands(), name="redis"),
+        )
         yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         await database.close()
         await liveness.close()
 

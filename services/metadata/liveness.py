@@ -1,21 +1,24 @@
 """Liveness: heartbeats in Redis with a time to live. Advice only (I31): no decision rests on it.
 
-While Redis is away, the last known list stays valid, with heartbeats that this process got since;
-and heartbeats still succeed, since the bookie did nothing wrong.
+A heartbeat that this process received counts for its time to live, also if Redis has lost it. While Redis
+is away or refuses writes, the last known list stays valid and is marked as stale; heartbeats still
+succeed, since the bookie did nothing wrong.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError
 
+from quorumlog.net.awake import awake
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import (
     Body,
@@ -36,44 +39,62 @@ B = TypeVar("B", bound=Body)
 
 _REMEMBERED_MAX: Final = 10_000
 """Heartbeats that one process keeps for times without Redis; the oldest are dropped first."""
+_CONNECTIONS_MAX: Final = 16
+_SINCE_MS: Final = 10 * 365 * 24 * 3600 * 1000
+"""Time to live of the key that says since when liveness is recorded: the key's age is this minus what is left."""
+_CHECK_RETRY_S: Final = 1.0
 
-# How long liveness has been recorded without a break, in milliseconds; a flushed Redis starts anew.
-_AGE_SCRIPT: Final = """
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('SET', KEYS[1], now, 'NX')
-return now - redis.call('GET', KEYS[1])
-"""
+
+@dataclass(slots=True)
+class _Remembered:
+    """The last heartbeat under a key, as Redis has it."""
+
+    body: bytes
+    until: float = 0.0
+    """When its time to live ends, by the event loop's clock, if this process received it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at Redis found."""
+
+    bodies: list[bytes | None]
+    age_s: float | None
+    """For how long Redis has recorded liveness; None if Redis does not say."""
 
 
 class Liveness:
     """Heartbeats of bookies and services. Invariant: no method raises because Redis is away."""
 
     def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
-        self._redis = Redis.from_url(
+        # A crowd waits for connections: a heartbeat that is refused one is a bookie that seems lost.
+        pool = BlockingConnectionPool.from_url(
             url,
+            max_connections=_CONNECTIONS_MAX,
+            timeout=deadline_s,
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
-            max_connections=16,
             retry=Retry(NoBackoff(), 0),
         )
+        self._redis = Redis.from_pool(pool)
         self._prefix = prefix
         self._deadline_s = deadline_s
-        self._remembered: dict[str, bytes] = {}
+        self._remembered: dict[str, _Remembered] = {}
+        self._unbroken_since: float | None = None
+        """Since when each look at Redis succeeded and found what this process had recorded (`awake`)."""
         self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
     async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
         """Store a heartbeat; returns whether Redis has it."""
         key = self._bookie_key(name, heartbeat.process)
         body = heartbeat.model_dump_json().encode()
-        self._remember(key, body)
 
         async def record() -> bool:
             await self._set(key, body, heartbeat.ttl_s)
             await _result(self._redis.hset(self._key("bookie-urls"), name, heartbeat.url))
             return True
 
-        return await self._query(record, False)
+        return await self._record(key, body, heartbeat.ttl_s, record)
 
     async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
         """Store a heartbeat; returns whether Redis has it."""
@@ -86,29 +107,27 @@ class Liveness:
         )
         key = self._key("service", kind, name)
         body = info.model_dump_json().encode()
-        self._remember(key, body)
 
         async def record() -> bool:
             await self._set(key, body, heartbeat.ttl_s)
             await _result(self._redis.sadd(self._key("services"), key))
             return True
 
-        return await self._query(record, False)
+        return await self._record(key, body, heartbeat.ttl_s, record)
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
         """Registered bookies with their liveness. Heartbeats of another incarnation or process than
         the cookie's are ignored.
         """
         keys = [self._bookie_key(cookie.name, cookie.cookie.process) for cookie in cookies]
-        found = await self._query(lambda: self._fetch(keys), None)
-        bodies = [self._remembered.get(key) for key in keys] if found is None else found
-        age_s = await self._query(self._age_s, 0.0)
+        found = await self._query(lambda: self._look(keys), None)
+        bodies = self._known(keys) if found is None else found.bodies
         return BookieList(
             bookies=tuple(
                 _bookie(cookie, body) for cookie, body in zip(cookies, bodies, strict=True)
             ),
             stale=found is None,
-            liveness_age_s=age_s,
+            liveness_age_s=self._age_s(found),
         )
 
     async def bookie_urls(self) -> dict[str, str]:
@@ -128,14 +147,41 @@ class Liveness:
 
     async def services(self) -> ServiceList:
         """Services with a recent heartbeat, by kind and id."""
-        found = await self._query(self._fetch_services, None)
-        mine = [body for key, body in self._remembered.items() if ":service:" in key]
-        bodies = mine if found is None else found
+        found = await self._query(self._look_at_services, None)
+        bodies = self._known(self._service_keys()) if found is None else found.bodies
         infos = [info for body in bodies if (info := _parsed(ServiceInfo, body)) is not None]
         return ServiceList(
             services=tuple(sorted(infos, key=lambda info: (info.kind, info.id))),
             stale=found is None,
         )
+
+    async def check_commands(self) -> None:
+        """Log the commands that Redis refuses to this service, once Redis answers."""
+        key = self._key("check")
+        commands = (
+            ("SET", key, "", "PX", "1", "NX"), ("MGET", key), ("PTTL", key), ("INFO", "server"),
+            ("HSET", f"{key}-hash", "a", "b"), ("HGETALL", f"{key}-hash"), ("HDEL", f"{key}-hash", "a"),
+            ("SADD", f"{key}-set", "a"), ("SMEMBERS", f"{key}-set"), ("SREM", f"{key}-set", "a"),
+        )  # fmt: skip
+
+        async def ask() -> list[Any]:
+            pipe: Any = self._redis.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            answers: list[Any] = await pipe.execute(raise_on_error=False)
+            return answers
+
+        answers = await self._query(ask, None)
+        while answers is None:
+            await asyncio.sleep(_CHECK_RETRY_S)
+            answers = await self._query(ask, None)
+        refused = [
+            name
+            for (name, *_), answer in zip(commands, answers, strict=True)
+            if _is_refusal(answer)
+        ]
+        if refused:
+            log.error("redis-refuses-commands", extra={"commands": refused})
 
     async def close(self) -> None:
         """Close the connections to Redis."""
@@ -148,41 +194,90 @@ class Liveness:
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
-    def _remember(self, key: str, body: bytes) -> None:
+    async def _record(
+        self, key: str, body: bytes, ttl_s: float, record: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        until = asyncio.get_running_loop().time() + ttl_s
+        self._remember(key, _Remembered(body))
+        is_recorded = await self._query(record, False)
+        # Only now: until it is recorded, a look at Redis does not miss it.
+        self._remember(key, _Remembered(body, until))
+        return is_recorded
+
+    def _remember(self, key: str, known: _Remembered) -> None:
         self._remembered.pop(key, None)
-        self._remembered[key] = body
+        self._remembered[key] = known
         while len(self._remembered) > _REMEMBERED_MAX:
             self._remembered.pop(next(iter(self._remembered)))
+
+    def _known(self, keys: Iterable[str]) -> list[bytes | None]:
+        """What this process remembers."""
+        return [
+            None if (known := self._remembered.get(key)) is None else known.body for key in keys
+        ]
+
+    def _service_keys(self) -> list[str]:
+        return [key for key in self._remembered if key.startswith(self._key("service", ""))]
 
     async def _set(self, key: str, body: bytes, ttl_s: float) -> bool:
         await _result(self._redis.set(key, body, px=max(int(ttl_s * 1000), 1)))
         return True
 
-    async def _fetch(self, keys: list[str]) -> list[bytes | None]:
-        if not keys:
-            return []
-        bodies = cast("list[bytes | None]", await _result(self._redis.mget(keys)))
-        for key, body in zip(keys, bodies, strict=True):
-            if body is None:
-                self._remembered.pop(key, None)
-            else:
-                self._remember(key, body)
-        return bodies
+    async def _look(self, keys: list[str]) -> _Look:
+        """The bodies under some keys. A write belongs to the look: if Redis refuses writes, the absence of
+        a heartbeat proves nothing. Raises: RedisError.
+        """
+        since = self._key("since")
+        pipe: Any = self._redis.pipeline(transaction=False)
+        pipe.set(since, "", px=_SINCE_MS, nx=True)
+        pipe.pttl(since)
+        pipe.info("server")
+        if keys:
+            pipe.mget(keys)
+        written, left_ms, server, *found = await pipe.execute(raise_on_error=False)
+        for answer in (written, *found):
+            if isinstance(answer, Exception):
+                raise answer
+        bodies: list[bytes | None] = found[0] if keys else []
+        is_age_known = isinstance(left_ms, int) and left_ms >= 0 and isinstance(server, dict)
+        age_s = None
+        if is_age_known:
+            age_s = min((_SINCE_MS - left_ms) / 1000, float(server.get("uptime_in_seconds", 0)))
+        return _Look(self._merged(keys, bodies), age_s)
 
-    async def _fetch_services(self) -> list[bytes | None]:
+    def _merged(self, keys: Sequence[str], bodies: Iterable[bytes | None]) -> list[bytes | None]:
+        """What Redis has, and the heartbeats that Redis lost within their time to live."""
+        now, merged = asyncio.get_running_loop().time(), list(bodies)
+        for at, (key, body) in enumerate(zip(keys, merged, strict=True)):
+            known = self._remembered.get(key)
+            if body is not None:
+                self._remember(key, _Remembered(body, 0.0 if known is None else known.until))
+            elif known is not None and now < known.until:
+                merged[at] = known.body
+                self._unbroken_since = None
+            else:
+                self._remembered.pop(key, None)
+        return merged
+
+    async def _look_at_services(self) -> _Look:
         index = self._key("services")
-        members = cast("set[bytes]", await _result(self._redis.smembers(index)))
-        keys = sorted(member.decode() for member in members)
-        bodies = await self._fetch(keys)
-        gone = [key for key, body in zip(keys, bodies, strict=True) if body is None]
+        members: set[bytes] = await _result(self._redis.smembers(index))
+        keys = sorted({*(member.decode() for member in members), *self._service_keys()})
+        found = await self._look(keys)
+        gone = [key for key, body in zip(keys, found.bodies, strict=True) if body is None]
         if gone:
             await _result(self._redis.srem(index, *gone))
-        return bodies
+        return found
 
-    async def _age_s(self) -> float:
-        milliseconds = await _result(self._redis.eval(_AGE_SCRIPT, 1, self._key("since")))
-        server = cast("dict[str, Any]", await _result(self._redis.info("server")))
-        return min(int(milliseconds) / 1000, float(server.get("uptime_in_seconds", 0)))
+    def _age_s(self, found: _Look | None) -> float | None:
+        """For how long liveness has been recorded without a break: by Redis, or as this process saw it."""
+        now = awake().time()
+        if found is None:
+            self._unbroken_since = None
+            return None
+        if self._unbroken_since is None:
+            self._unbroken_since = now
+        return max(found.age_s or 0.0, now - self._unbroken_since)
 
     async def _query(self, ask: Callable[[], Awaitable[T]], away: T) -> T:
         """Query Redis within the deadline, or answer `away`."""
@@ -191,6 +286,9 @@ class Liveness:
                 answer = await ask()
         except (RedisError, OSError, TimeoutError) as error:
             self.reach.lost(error)
+            if isinstance(error, ReadOnlyError):
+                # After a failover: the name may be another server's now, and only a new connection asks for it.
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
             return away
         self.reach.found()
         return answer
@@ -210,6 +308,12 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
         zone=heartbeat.zone,
         free_bytes=heartbeat.free_bytes,
     )
+
+
+def _is_refusal(answer: Any) -> bool:
+    """Whether Redis has no such command, or not for this user."""
+    is_unknown = isinstance(answer, RedisError) and "unknown command" in str(answer).lower()
+    return is_unknown or isinstance(answer, NoPermissionError)
 
 
 def _parsed(model: type[B], body: bytes | None) -> B | None:

@@ -100,7 +100,7 @@ class MetadataMetrics(Collector):
                 "Changes that were given up and wait in Postgres for its synchronous standby",
                 self._database.waiting_commits,
             ),
-            ("metadata_redis_up", "Redis answered", parts.liveness.reach.is_up),
+            ("metadata_redis_up", "Redis answered, and took writes", parts.liveness.reach.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),
             (
                 "metadata_clock_doubted",

@@ -176,25 +176,6 @@ async def test_an_unreadable_cookie_ends_no_background_task(
     assert set(failed()) == {"gauges-failed"}
 
 
-async def test_a_flushed_redis_loses_liveness_until_the_next_heartbeats(
-    service: Service, stores: Stores
-) -> None:
-    client = service.client
-    await client.put_cookie("b1", await cookie(service), version=None)
-    await client.send_bookie_heartbeat("b1", beat())
-    await client.send_service_heartbeat(
-        "gateway", "g1", ServiceHeartbeat(url="http://g1", ttl_s=LONG_S)
-    )
-
-    async with Redis.from_url(stores.redis_url) as redis:
-        await redis.flushdb()
-
-    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["lost"]
-    assert (await client.services()).services == ()
-    await client.send_bookie_heartbeat("b1", beat())
-    assert [bookie.state for bookie in (await client.bookies()).bookies] == ["writable"]
-
-
 async def test_rubbish_in_redis_is_no_liveness_and_no_error(
     service: Service, stores: Stores
 ) -> None:
@@ -215,7 +196,7 @@ async def test_rubbish_in_redis_is_no_liveness_and_no_error(
         await redis.delete("quorumlog:services")
         await redis.set("quorumlog:services", "no set")
 
-        assert (await client.bookies()).liveness_age_s == 0.0
+        assert not (await client.bookies()).stale
         assert (await client.services()).stale
 
 
@@ -266,7 +247,7 @@ async def test_without_redis_heartbeats_succeed_and_the_last_list_stays(
         assert await client.send_bookie_heartbeat("b2", beat()) is False
         listed = await client.bookies()
         assert listed.stale
-        assert listed.liveness_age_s == 0.0
+        assert listed.liveness_age_s is None
         assert [bookie.state for bookie in listed.bookies] == ["writable", "writable"]
         services = await client.services()
         assert services.stale

@@ -613,13 +613,16 @@ class BookieInfo(Body):
 
 
 class BookieList(Body):
-    """`GET /v1/bookies`. Liveness is advice (I31); `stale`: Redis did not answer."""
+    """`GET /v1/bookies`. Liveness is advice (I31); `stale`: Redis did not answer, or refused a write."""
 
     bookies: tuple[BookieInfo, ...]
     stale: bool = False
-    liveness_age_s: float = 0.0
-    """How long liveness has been recorded without a break: shorter than a grace period, a missing
-    bookie proves nothing (rule 21)."""
+    liveness_age_s: float | None = None
+    """For how long liveness has been recorded without a break; None while that is unknown."""
+
+    def shows_absence(self, grace_s: float) -> bool:
+        """Whether liveness has been recorded for a grace period: else a missing bookie proves nothing (rule 21)."""
+        return not self.stale and self.liveness_age_s is not None and self.liveness_age_s >= grace_s
 
 
 class ServiceHeartbeat(Body):
