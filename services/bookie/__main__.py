@@ -8,6 +8,7 @@ from services.bookie.app import build
 from services.bookie.config import Config
 
 if __name__ == "__main__":
+    os.umask(0o027)  # RocksDB gives its files to everyone whom this does not keep out
     if len(sys.argv) > 1:
         # Late: the packages behind it take a tenth of a second, and a bookie that serves needs none of them.
         from services.bookie import tools

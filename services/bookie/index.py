@@ -106,6 +106,8 @@ class Index:
         self.is_failed = False
         """The last checkpoint failed: reopen RocksDB before the next one."""
         self.path = path
+        path.mkdir(exist_ok=True)
+        path.chmod(0o750)  # RocksDB's own modes let everyone read entries' places and ledgers' keys
         self._db = self._open_database()
         found = self._db.get(_FORMAT_KEY)
         if found is None:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import SecretStr
 
+from quorumlog.certificates import replace_file
 from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
@@ -263,8 +264,9 @@ class LocalCluster:
             f"{self._scheme}://{self._place(name).host}:{port}" for name, port in metadata.items()
         ]
         shared = {"METADATA_URLS": ",".join(urls)}
+        own = self._in_file("POSTGRES_DSN", dsn) | self._in_file("REDIS_URL", redis_url)
+        own |= self._embedded_passwords()
         for name, port in metadata.items():
-            own = {"POSTGRES_DSN": dsn, "REDIS_URL": redis_url} | self._embedded_passwords()
             self._launch_service(name, "metadata", port, own)
         for name in metadata:
             await self.until_up(name)
@@ -403,6 +405,12 @@ class LocalCluster:
             "",
         )
         return {**none, **self.certificates.settings(role, name, host)}
+
+    def _in_file(self, name: str, secret: str) -> dict[str, str]:
+        """A setting that a service reads from a file: its environment is shown in more places."""
+        file = self._run / name.lower()
+        replace_file(file, secret.encode(), 0o600)
+        return {f"{name}_FILE": str(file.resolve())}
 
     def _embedded_passwords(self) -> dict[str, str]:
         """Settings for those of embedded servers, which are part of their URLs or absent."""

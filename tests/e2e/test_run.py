@@ -109,6 +109,7 @@ async def test_an_interrupt_ends_all_of_it_and_what_it_kept_is_there_at_the_next
             async with Client(*cluster.gateways) as client:
                 ledger = await client.create_ledger()
                 await ledger.append_batch([b"one", b"two"])
+            _shows_others_no_password_and_no_entry(cluster)
             _ends_in_order(cluster)
         # Starts are the most of this test: the next one serves what is tried of a RESTART too.
         with run(folder / "data", RESTART="1") as cluster:
@@ -121,6 +122,20 @@ async def test_an_interrupt_ends_all_of_it_and_what_it_kept_is_there_at_the_next
                 assert (await found.info())["state"] == "CLOSED"
             _brings_the_dead_back(cluster)
             _leaves_nothing_when_it_is_killed(cluster)
+
+
+def _shows_others_no_password_and_no_entry(cluster: Run) -> None:
+    passwords = [(cluster.data / store / "password").read_text() for store in ("postgres", "redis")]
+    for path in (cluster.data / "run").glob("*.pid"):
+        process = psutil.Process(cluster.pid(path.stem))
+        shown = " ".join([*process.environ().values(), *process.cmdline()])
+        assert not [each for each in passwords if each in shown], path.stem
+    files = [path for path in (cluster.data / "bookie-1").rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"CURRENT", "000000000001.log"}
+    assert not [path for path in files if path.stat().st_mode & 0o007]
+    secrets = [path for path in (cluster.data / "run").iterdir() if "://" in path.read_text()]
+    assert {path.name for path in secrets} >= {"postgres_dsn", "redis_url"}
+    assert not [path for path in secrets if "@" in path.read_text() and path.stat().st_mode & 0o077]
 
 
 def _ends_in_order(cluster: Run) -> None:

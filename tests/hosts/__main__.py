@@ -62,7 +62,7 @@ class Story:
         await self._stores.start_primary()
         self._set_up("Postgres and Redis")
         await self._stores.start_standby()
-        await self._stores.start_redis((self._machines.desk / "database.env").read_text())
+        await self._stores.start_redis((self._machines.desk / "redis-url").read_text().strip())
         self._set_up("Settings")
         await self._do("Units")
         await self._do("The first token")

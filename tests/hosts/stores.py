@@ -68,9 +68,8 @@ class HostStores:
         self._sql("SELECT pg_reload_conf()")
         await self._is("SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'")
 
-    async def start_redis(self, settings: str) -> None:
-        """Start Redis with the password of `database.env`."""
-        url = dict(line.split("=", 1) for line in settings.splitlines())["REDIS_URL"]
+    async def start_redis(self, url: str) -> None:
+        """Start Redis with the password of a URL."""
         redis = set_up_redis(self._primary.home / "redis", _REDIS)
         argv = [word.replace("127.0.0.1", "0.0.0.0") for word in redis.program.argv]
         self._start(self._primary, "redis", (*argv, "--requirepass", str(urlsplit(url).password)))

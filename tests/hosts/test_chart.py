@@ -26,10 +26,10 @@ _ROLES: Final[dict[str, Any]] = {
 }  # fmt: skip
 _OWN: Final = {"POD_NAME", "METADATA_URLS"}
 _KEPT: Final = {
-    "POSTGRES_DSN": "postgresql://user:password@kept.example/quorumlog",
-    "REDIS_URL": "redis://kept.example",
+    "/database/POSTGRES_DSN": "postgresql://user:password@kept.example/quorumlog",
+    "/database/REDIS_URL": "redis://kept.example",
 }
-"""What the secret of the databases keeps."""
+"""What the secret of the databases keeps, which the pod has as files."""
 
 pytestmark = pytest.mark.skipif(
     not _PROGRAM.exists(),
@@ -124,13 +124,14 @@ def test_each_service_takes_the_settings_of_its_pod(
         [container] = found[f"demo-quorumlog-{role}"]["containers"]
         names = {"POD_NAME": f"demo-quorumlog-{role}-0"}
         for each in container["env"]:
-            text = each.get("value", _KEPT.get(each["name"], "kept"))
+            text = each.get("value", "kept")
             for other, value in names.items():
                 text = text.replace(f"$({other})", value)
-            if each["name"].endswith("KEY_FILE"):  # whose mode a service looks at
-                key = tmp_path / Path(text).name
-                key.touch(0o600)
-                text = str(key)
+            if each["name"].endswith("KEY_FILE") or text in _KEPT:  # a service looks at the mode
+                file = tmp_path / Path(text).name
+                file.touch(0o600)
+                file.write_text(_KEPT.get(text, ""))
+                text = str(file)
             names.setdefault(each["name"], text)
         settings = model.read(names)
 
@@ -139,7 +140,9 @@ def test_each_service_takes_the_settings_of_its_pod(
             f"https://demo-quorumlog-{role}-0.demo-quorumlog-{role}.logs"
         )
         known = {field.upper() for field in model.model_fields}
+        known |= {f"{name}_FILE" for name in known}
         assert names.keys() - known <= _OWN
+        assert not [each for each in container["env"] if "secretKeyRef" in str(each)]
         assert str(settings.port) in {str(port["containerPort"]) for port in container["ports"]}
 
 

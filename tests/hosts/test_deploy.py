@@ -24,7 +24,11 @@ _NAMES = {
     "metadata": "metadata-metadata-2", "bookie@a": "bookie-bookie-2a", "bookie@b": "bookie-bookie-2b",
     "gateway": "gateway-gateway-2", "autorecovery": "autorecovery-autorecovery-2",
 }  # fmt: skip
-_DATABASE = "POSTGRES_DSN=postgresql://u:p@host-1.example:5432/quorumlog\nREDIS_URL=redis://host-1.example\n"
+_DATABASES = {
+    "postgres-dsn": "postgresql://u:p@host-1.example:5432/quorumlog\n",
+    "redis-url": "redis://:p@host-1.example\n",
+}
+"""Files beside the certificates' folder, of which a service's environment has the paths only."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in _NAMES.values():
         role, _, name = file.partition("-")
         assert issue(folder, role, name, ["host-2.example"]).stem == file
+    for name, text in _DATABASES.items():
+        (folder / name).write_text(text)
     return folder
 
 
@@ -43,14 +49,17 @@ def settings_of(service: str, certificates: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in Unit(f"quorumlog-{service}", _UNITS).values("EnvironmentFile"):
         name = Path(file).name
-        text = _DATABASE if name == "database.env" else (_ENV / name).read_text()
-        text = text.replace("NUMBER", "2").replace("/etc/quorumlog/certificates", str(certificates))
+        text = (_ENV / name).read_text().replace("NUMBER", "2")
+        for path in ("certificates", *_DATABASES):
+            here = certificates / path if path in _DATABASES else certificates
+            text = text.replace(f"/etc/quorumlog/{path}", str(here))
         found |= dict(_settings(text))
     return found
 
 
 def known(model: Any) -> set[str]:
-    return {name.upper() for name in model.model_fields}
+    names = {name.upper() for name in model.model_fields}
+    return names | {f"{name}_FILE" for name in names}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +85,7 @@ def test_each_service_starts_beyond_loopback_with_the_settings_of_its_unit(
     assert not settings.allow_anonymous
     # METADATA_URLS of cluster.env is for all services but the metadata service.
     assert given.keys() - known(model) <= {"METADATA_URLS"}
+    assert not given.keys() & {"POSTGRES_DSN", "REDIS_URL"}, "their passwords are in files"
     if service == "gateway":
         assert settings.require_tokens
         assert settings.public_tls is not None

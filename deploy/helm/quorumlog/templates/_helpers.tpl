@@ -260,6 +260,9 @@ spec:
             {{- if eq .role "bookie" }}
             - {name: data, mountPath: /data}
             {{- end }}
+            {{- if eq .role "metadata" }}
+            - {name: database, mountPath: /database, readOnly: true}
+            {{- end }}
             {{- if $zoneOfNode }}
             - {name: zone, mountPath: /zone, readOnly: true}
             {{- end }}
@@ -270,6 +273,12 @@ spec:
         {{- include "quorumlog.certificateVolume" . | nindent 8 }}
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
+        {{- if eq .role "metadata" }}
+        - name: database
+          secret:
+            secretName: {{ .root.Values.databaseSecret }}
+            defaultMode: 0440
+        {{- end }}
         {{- if $zoneOfNode }}
         - name: zone
           emptyDir: {sizeLimit: 1Mi}
