@@ -621,7 +621,7 @@ class Run:
     async def sweep(self, gateway: Gateway, *, older_than_s: float) -> None:
         sweep = Sweep(gateway.logs, Store(gateway))
         await sweep.sweep_logs()
-        await sweep._logs.delete_orphans(older_than_s=older_than_s)
+        await sweep._logs.orphans.delete_some(older_than_s=older_than_s)
 
     # --- the whole ---
 

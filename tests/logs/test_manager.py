@@ -317,6 +317,27 @@ async def test_a_fork_that_ends_or_is_cut_tells_of_none_of_its_sources_ledgers()
         assert not cluster.wrong_tombstones
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_what_a_fork_shared_is_deleted_at_once_where_nobody_names_it_any_more(
+    *, is_cut: bool
+) -> None:
+    async with a_cluster() as (cluster, (one, _two)):
+        await one.logs.append("log", call("a"))
+        await one.logs.roll("log")
+        source = await one.logs.row("log")
+        for name in ("first", "last"):
+            await one.logs.fork(one.logs.draft(name, SETTINGS), source, 1)
+            await one.logs.append(name, call("own"))
+        await one.logs.delete("log")
+        shared = source.items[0].ledger_id
+        await one.logs.delete("first")
+        assert shared in cluster.ledgers, "another fork names it"
+
+        await (one.logs.truncate("last", 1) if is_cut else one.logs.delete("last"))
+
+        assert shared in cluster.deleted
+
+
 async def test_members_of_what_forks_share_hear_of_their_logs_deletion_alone() -> None:
     """Rule 18b: and a new fork has a ledger of its own at once, which tells a rebuild what it shares."""
     async with a_cluster() as (cluster, (one, _two)):

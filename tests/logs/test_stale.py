@@ -179,7 +179,7 @@ async def test_a_producer_of_a_log_that_was_deleted_is_none_of_its_namesake(agai
 async def test_nothing_is_acknowledged_into_a_log_whose_deleter_died_half_way() -> None:
     async with a_cluster(3) as (cluster, (one, two, three)):
         await one.logs.append("log", call("a"))
-        drops = Held(two, "get")
+        drops = Held(two, "existing", calls=2)
         deleting = asyncio.ensure_future(two.logs.delete("log"))
         await drops.reached.wait()
         assert "log" not in cluster.logs
@@ -278,7 +278,7 @@ async def test_an_append_whose_ledger_is_gone_is_unknown_and_names_no_ledger() -
         await take(two)  # and so drops the ledger, which is empty
         await settles.reached.wait()
         assert ledger.row.state is State.CLOSED
-        await two.logs.delete_orphan(ledger.row.ledger_id)
+        await two.logs.orphans.delete(ledger.row.ledger_id)
         settles.go()
 
         with pytest.raises(WriterLost) as lost:

@@ -130,7 +130,7 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
         orphan = await two.create(_options())
         cluster.ledgers[orphan.ledger_id].row = replace(orphan, state=State.OPEN)
 
-        await one.logs.delete_orphans(older_than_s=0)
+        await one.logs.orphans.delete_some(older_than_s=0)
 
         assert list(cluster.ledgers) == [cluster.logs["log"].items[0].ledger_id]
         assert orphan.ledger_id in cluster.deleted
@@ -161,7 +161,7 @@ def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> Non
 async def test_orphans_that_cant_be_recovered_hold_up_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.manager._ORPHANS_PAGE", 3)
+    monkeypatch.setattr("services.gateway.logs.orphans._PAGE", 3)
     async with a_cluster() as (cluster, (one, two)):
         stuck = [(await two.create(_options())).ledger_id for _ in range(4)]
         free = (await two.create(_options())).ledger_id
@@ -174,22 +174,37 @@ async def test_orphans_that_cant_be_recovered_hold_up_no_others(
 
         monkeypatch.setattr(one, "recover", fails_for_some)
 
-        await one.logs.delete_orphans(older_than_s=0)
+        await one.logs.orphans.delete_some(older_than_s=0)
         assert free in cluster.ledgers
-        await one.logs.delete_orphans(older_than_s=0)
+        await one.logs.orphans.delete_some(older_than_s=0)
         assert set(cluster.deleted) == {free}
 
         # And those that were passed over are tried again.
         monkeypatch.setattr(one, "recover", recover)
-        await one.logs.delete_orphans(older_than_s=0)
-        await one.logs.delete_orphans(older_than_s=0)
+        await one.logs.orphans.delete_some(older_than_s=0)
+        await one.logs.orphans.delete_some(older_than_s=0)
         assert set(cluster.deleted) == {free, *stuck}
+
+
+async def test_a_round_tells_whether_it_may_have_left_some_also_behind_the_last_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.logs.orphans._PAGE", 4)
+    monkeypatch.setattr("services.gateway.logs.orphans.ORPHANS_PER_ROUND_MAX", 2)
+    async with a_cluster() as (cluster, (one, two)):
+        for _ in range(5):
+            await two.create(_options())
+
+        more = [await one.logs.orphans.delete_some(older_than_s=0) for _ in range(3)]
+
+        assert more == [True, True, False]
+        assert len(cluster.deleted) == 5
 
 
 def test_gateways_that_delete_orphans_at_once_take_some_each_and_not_the_same_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.manager.ORPHANS_PER_ROUND_MAX", 10)
+    monkeypatch.setattr("services.gateway.logs.orphans.ORPHANS_PER_ROUND_MAX", 10)
 
     async def main() -> list[set[int]]:
         async with a_cluster() as (_, (one, two)):
@@ -201,8 +216,8 @@ def test_gateways_that_delete_orphans_at_once_take_some_each_and_not_the_same_on
                 async def take(ledger_id: int, mine: set[int] = mine) -> None:
                     mine.add(ledger_id)
 
-                monkeypatch.setattr(gateway.logs, "delete_orphan", take)
-                assert await gateway.logs.delete_orphans(older_than_s=0), "there are more"
+                monkeypatch.setattr(gateway.logs.orphans, "delete", take)
+                assert await gateway.logs.orphans.delete_some(older_than_s=0), "there are more"
             return taken
 
     mine, others = run_virtual(main, seed=1)
@@ -258,7 +273,7 @@ async def test_a_truncation_looks_at_no_orphan_of_another_log(
             return await existing(ledger_ids)
 
         monkeypatch.setattr(one, "existing", look)
-        monkeypatch.setattr(one.logs, "delete_orphan", _nothing)
+        monkeypatch.setattr(one.logs.orphans, "delete", _nothing)
         await one.logs.truncate("log", 1)
         looked.clear()
         await one.logs.truncate("log", 1)

@@ -39,6 +39,7 @@ from services.gateway.engine.appends import Appends
 from services.gateway.logs import gathered, manager, reading
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.orphans import Orphans
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogValues
@@ -655,7 +656,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a repeated truncation tells no member",
         "rule 18b",
-        (Patch(LogManager, "_let_go_before", lambda _original: _none),),
+        (Patch(Orphans, "of_log", lambda _original: _none),),
     ),
     Mutant(
         "an owner appends behind the batch that ends the log",

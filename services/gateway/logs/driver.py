@@ -369,7 +369,8 @@ class LogDriver:
         other = await store.delete(row)
         if other is None:
             gone = await store.unshared(ledgers)
-            forked = [ledger for ledger in ledgers if ledger not in gone]
+            gone_ids = {ledger.ledger_id for ledger in gone}
+            forked = [ledger for ledger in ledgers if ledger.ledger_id not in gone_ids]
             await engine.tell_deleted(gone, Deletion.WITH_LOG)
             await engine.tell_deleted(forked, Deletion.OF_LOG)
             await store.require(

@@ -7,7 +7,6 @@ Any gateway accepts any request: it forwards the request to the log's owner, or 
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +22,6 @@ from quorumlog.errors import (
     LogClosed,
     LogExists,
     LogReplaced,
-    NoSuchLedger,
     NoSuchLog,
     OffsetTruncated,
     Overloaded,
@@ -33,11 +31,11 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings
+from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
@@ -47,6 +45,7 @@ from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle, resolve
 from services.gateway.logs.lags import Lags
+from services.gateway.logs.orphans import Orphans
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
@@ -59,12 +58,6 @@ from services.gateway.logs.views import LogView, LogViews
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-ORPHANS_PER_ROUND_MAX: Final = 100
-"""Ledgers that no log names and that one round deletes: each may take until a timeout. Chosen by judgement."""
-_ORPHANS_PAGE: Final = 1000
-"""Of which a round takes some: so many that two gateways seldom take the same ones."""
-
 
 _FORK_TRIES: Final = 5
 """Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
@@ -86,8 +79,6 @@ class LogManager:
         """`wall_ms` is this machine's clock, `awake_s` the time in which this process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
-        self._orphans_after: int | None = None
-        """The next round reads the ledgers without a log behind this one."""
         loop, wall = asyncio.get_running_loop(), wall_ms or _wall_ms
         self.ownership = Ownership(
             engine=engine,
@@ -98,6 +89,7 @@ class LogManager:
                 wall(), store.database_ms(), loop.time(), is_doubted=bool(store.clock.doubt)
             ),
         )
+        self.orphans = Orphans(engine, store, self.ownership.index)
         self._rows = LogRows(store)
         self._reader = LogReader(engine, self._rows, self.ownership)
 
@@ -213,7 +205,7 @@ class LogManager:
                 with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
                     made, is_new = await self._store.fork(wanted, source, at)
                     if is_new:
-                        await self._keep_fork(made)
+                        await self.keep_fork(made)
                     return self._begun(made, is_new)
             else:
                 # Only what is CLOSED is shared: nobody else's append can come into it.
@@ -229,14 +221,16 @@ class LogManager:
             raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
         raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
-    async def _keep_fork(self, fork: LogMetadata) -> None:
-        """Give a new fork a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18b). Where that fails
-        now, the fork's first append does it.
+    async def keep_fork(self, fork: LogMetadata) -> None:
+        """Give a fork that has none a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18b). Where
+        that fails now, a repeat of the creation or the fork's first append does it.
         """
-        if not fork.shared:
+        if not fork.shared or fork.own or fork.state is LogState.CLOSED:
             return
         try:
-            row = await self.ownership.force(fork.name, create=True, finish=same)
+            row = await self.ownership.force(
+                fork.name, create=True, finish=same, created_at=fork.created_at
+            )
             await self._engine.copy_rows([item.ledger_id for item in row.own])
         except QuorumLogError as error:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
@@ -283,19 +277,20 @@ class LogManager:
     async def delete(
         self, name: str, *, created_at: str | None = None, term: str | None = None
     ) -> None:
-        """Delete the log and its ledgers; with `created_at` that one, and no namesake made since; with `term` only while
-        it has that keeper.
+        """Delete the log and its ledgers, but for those that forks name: the log that was created at `created_at`, else the
+        one that has the name now, and no later one (rule 27b); with `term` only while it has that keeper.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
         # Before the log's writer is fenced; the metadata service refuses too.
-        check_unprotected(await self._store.get(name))
+        found = await self._store.get(name)
+        check_unprotected(found)
         try:
-            row = await self.ownership.handle(name).delete(created_at, term)
+            row = await self.ownership.handle(name).delete(created_at or found.created_at, term)
         finally:
             self._rows.changed(name)
         self.positions.log_deleted(name, row.created_at)
-        await self._drop([item.ledger_id for item in row.own])
+        await self.orphans.drop([item.ledger_id for item in row.items])
 
     async def truncate(
         self,
@@ -322,9 +317,9 @@ class LogManager:
         tells_again: bool = False,
         once: Once | None = None,
     ) -> LogView:
-        """Drop whole ledgers that end below what `begin` says of the row that is changed: it knows the settings that the
-        log has then. `tells_again`: where nothing is changed, members hear of what is let go of already, since a client that
-        asks again is told that it is done.
+        """Drop whole ledgers that end below the offset that `begin` gives for the row that is changed. `tells_again`: if
+        nothing is dropped, tell members of the ledgers that were dropped before: the try that dropped them may have ended
+        before it told them, and the client hears now that it is done.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -335,16 +330,15 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
-        # A late copy has let go of nothing: only what the row does not name any more is gone.
-        dropped = [ledger for ledger in dropped if new.item_of(ledger.ledger_id) is None]
+        # Also true for a late copy: the first copy was carried out on a later row than `truncated` has seen.
         if tells_again and not dropped:
-            # An earlier try may have ended before it told the members.
-            dropped = await self._let_go_before(name)
+            dropped = await self.orphans.of_log(name)
         # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
         await self._engine.tell_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
-        await self._drop(_let_go(row, new))
+        named = {item.ledger_id for item in new.items}
+        await self.orphans.drop([i.ledger_id for i in row.items if i.ledger_id not in named])
         return await self._views.view(new)
 
     async def change(
@@ -423,8 +417,8 @@ class LogManager:
         once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
         """Change the row by compare-and-swap; returns the row before and after. An owner here learns
-        of the change, which does not end it. A change that changes nothing is swapped too where a copy of it may come
-        late: the copy might find something to change.
+        of the change, which does not end it. A named request is swapped even if it changes nothing, which stores its
+        name: a late copy might find something to change (rule 6a).
         """
         while True:
             row = await self._store.get(name)
@@ -441,58 +435,13 @@ class LogManager:
                 self.ownership.tell(name, RowTaken(new))
                 return row, new
 
-    async def _let_go_before(self, name: str) -> Sequence[LedgerMetadata]:
-        """The ledgers that logs of this name have let go of and that the sweep has not deleted yet."""
-        found: list[LedgerMetadata] = []
-        after: int | None = None
-        while ids := await self._store.orphans(older_than_s=0, after=after, log=name):
-            after = ids[-1]
-            found += await self._engine.existing(ids)
-        return found
-
-    async def _drop(self, ledger_ids: Sequence[int]) -> None:
-        """Delete ledgers that no log names any more; the sweep does what fails here."""
-        for ledger_id in ledger_ids:
-            self.ownership.index.drop(ledger_id)
-            with contextlib.suppress(QuorumLogError):
-                await self.delete_orphan(ledger_id)
-
-    async def delete_orphan(self, ledger_id: int) -> None:
-        """Delete a ledger that was created for a log which does not name it (rule 22).
-
-        An open ledger is recovered first (rule 27): its writer must not go on.
-        """
-        ledger = await self._engine.get(ledger_id)
-        if ledger.state is not State.CLOSED:
-            ledger = await self._engine.recover(ledger_id)
-        await self._store.delete_unnamed(ledger_id)
-        await self._engine.tell_deleted([ledger])
-
-    async def delete_orphans(self, *, older_than_s: float) -> bool:
-        """One round: delete some ledgers that were created for a log and that no log has named for this long, or that a
-        transaction did not publish. Returns whether more may be left.
-
-        A round reads a page, takes ORPHANS_PER_ROUND_MAX of it at random, and the next round goes on behind the page: gateways
-        that do this at once take different ones, and ledgers that can't be deleted now hold up no others.
-        """
-        found = await self._store.orphans(
-            older_than_s=older_than_s, after=self._orphans_after, limit=_ORPHANS_PAGE
+    async def open(
+        self, name: str, owner: str, *, created_at: str | None = None
+    ) -> tuple[int, int]:
+        """Open the log for one writer, by the steps of a takeover: its token, and the next offset. Raises: LogReplaced."""
+        row = await self.ownership.force(
+            name, create=True, finish=lambda row: row.opened(owner), created_at=created_at
         )
-        self._orphans_after = found[-1] if len(found) == _ORPHANS_PAGE else None
-        for ledger_id in random.sample(found, min(len(found), ORPHANS_PER_ROUND_MAX)):
-            try:
-                await self.delete_orphan(ledger_id)
-            except NoSuchLedger:
-                continue  # another gateway deleted it
-            except QuorumLogError as error:
-                log.warning("orphan-kept", extra={"ledger": ledger_id, "error": repr(error)})
-            else:
-                log.info("orphan-deleted", extra={"ledger": ledger_id})
-        return len(found) > ORPHANS_PER_ROUND_MAX
-
-    async def open(self, name: str, owner: str) -> tuple[int, int]:
-        """Open the log for one writer, by the steps of a takeover: its token, and the next offset."""
-        row = await self.ownership.force(name, create=True, finish=lambda row: row.opened(owner))
         item = row.last_item
         assert item is not None, "the takeover created a ledger"
         return row.writer_token, item.first_offset or 0

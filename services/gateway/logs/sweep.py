@@ -64,7 +64,7 @@ class Sweep:
         while True:
             await self._pause(self._times.every_s if has_more else self._times.orphans_every_s)
             older_than_s = self._times.orphan_age_s
-            has_more = await self._round(self._logs.delete_orphans(older_than_s=older_than_s))
+            has_more = await self._round(self._logs.orphans.delete_some(older_than_s=older_than_s))
 
     async def _pause(self, longest_s: float) -> None:
         await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))  # noqa: S311

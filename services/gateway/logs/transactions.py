@@ -187,7 +187,7 @@ class Transactions:
     def clear(self) -> None:
         """Delete unpublished ledgers in the background, unless that runs; the sweep does the rest."""
         if self._clearing is None or self._clearing.done():
-            work = self._logs.delete_orphans(older_than_s=self._orphan_age_s)
+            work = self._logs.orphans.delete_some(older_than_s=self._orphan_age_s)
             self._clearing = self._logs.ownership.task(work)
 
 

@@ -139,6 +139,7 @@ class StreamRoutes:
         name = row.name
         if not is_new:
             row = await self._logs.row(name)  # others may have gone on since
+            await self._logs.keep_fork(row)
         end, is_closed = await self._logs.tail(name, created_at=row.created_at)
         found = config_of(row)
         if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):

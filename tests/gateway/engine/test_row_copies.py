@@ -417,7 +417,7 @@ async def test_a_truncation_is_told_though_nobody_deletes_the_ledgers(
         async def refused(ledger_id: int) -> None:
             raise MetadataUnavailable("it ended just now", ledger_id=ledger_id)
 
-        monkeypatch.setattr(world.gateways[0].logs, "delete_orphan", refused)
+        monkeypatch.setattr(world.gateways[0].logs.orphans, "delete", refused)
         await world.gateways[0].logs.truncate("log", 2)
 
         assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]

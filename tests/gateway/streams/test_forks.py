@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from quorumlog.errors import LogReplaced
+from quorumlog.errors import LogReplaced, NotEnoughBookies
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogState
 from services.gateway.logs.values import Append, Since
@@ -165,6 +165,25 @@ async def test_a_repeat_is_the_same_fork_whatever_became_of_the_source(http: Ser
     assert (await http.ask("DELETE", STREAM)).status == 204
     assert (await forked(http)).status == 200
     assert await read(http) == b"a"
+
+
+async def test_a_repeat_gives_the_fork_the_ledger_that_its_creation_could_not(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 18b: copies of that ledger alone tell a rebuild what the fork shares."""
+
+    async def fails(*_given: object, **_named: object) -> LogMetadata:
+        raise NotEnoughBookies
+
+    await http.put(TEXT, b"a")
+    logs = http.gateway.logs
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.ownership, "force", fails)
+        assert (await forked(http)).status == 201
+    assert (await logs.row(FORK_LOG)).own == ()
+
+    assert (await forked(http)).status == 200
+    assert len((await logs.row(FORK_LOG)).own) == 1
 
 
 async def test_of_creations_at_once_one_is_new_and_its_body_stays(http: Served) -> None:
