@@ -238,10 +238,13 @@ class LedgerMetadata:
     def deleted(
         self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
     ) -> "LedgerMetadata":
-        """What members keep a copy of once the ledger has a tombstone (rule 18b). `attempt`: the token of the
-        deletion, empty where the store told none.
+        """The row whose copy tells members of a deletion (rule 18b): of the ledger, or with OF_LOG of its log alone.
+
+        `attempt`: the token of the deletion, empty if the store has none. A copy with OF_LOG has the version of the ledger, which
+        stays as it is: with the next version its name would be that of the ledger's tombstone, which members would ignore.
         """
-        return replace(self, version=self.version + 1, attempt=attempt, deletion=deletion)
+        version = self.version if deletion is Deletion.OF_LOG else self.version + 1
+        return replace(self, version=version, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
         """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one

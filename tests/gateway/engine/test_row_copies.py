@@ -12,7 +12,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
@@ -316,7 +316,8 @@ def told(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
     found = []
     for bookie in world.of(row):
         copies = cast("HeldEntries", bookie.ledgers[row.ledger_id].holdings).copies
-        if any(copy.body and row_copies.decode(copy.body).deleted for copy in copies.values()):
+        deletions = [row_copies.decode(copy.body).deleted for copy in copies.values() if copy.body]
+        if any(one not in (None, Deletion.OF_LOG) for one in deletions):
             found.append(bookie)
     return found
 
@@ -431,3 +432,17 @@ async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: S
 
         assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
         assert [told(world, row) for row in rows[2:]] == [[] for _ in rows[2:]]
+
+
+async def test_members_hear_of_a_shared_ledgers_deletion_also_after_that_of_its_log(
+    stores: Stores,
+) -> None:
+    async with world_of(stores, gateways=1) as world:
+        rows, logs = await a_log(world), world.gateways[0].logs
+        await logs.fork(logs.draft("fork", LogSettings(Quorum(3, 3, 3))), await logs.row("log"), 2)
+        await logs.delete("log")
+        assert [told(world, row) for row in rows[:2]] == [[], []], "the fork names them"
+
+        await logs.delete("fork")
+
+        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
