@@ -102,7 +102,7 @@ class LogRequest:
     sizes: Sizes = ()
     is_forwarded: bool = False
     created_at: str | None = None
-    """Of the log that an append is for since an owner here took it; None: no owner did."""
+    """The creation of the log in whose ledger an owner here gave the append a place; None: no owner did."""
 
 
 class LogRoute:
@@ -140,7 +140,7 @@ class LogRoute:
         """Numbers below those that are under way."""
         self._forwarded_to: dict[int, Writer] = {}
         self._abandoned: dict[RequestKey, None] = {}
-        """Requests that are not resolved, and for which nobody waits any more: none of them is begun again."""
+        """Requests that are not resolved, and whose clients are gone: none of them is begun again."""
         self._out: list[Effect] = []
 
     @property
@@ -374,8 +374,8 @@ class LogRoute:
             self._go(asked, now)
 
     def _refuse_for(self, row: LogMetadata) -> None:
-        """Give back what an owner here took for a log that was deleted, where a log of its name was created since: whoever
-        still waits asks again. The client may have got another answer long ago, and been done with that log (rule 27b).
+        """Give back the appends that an owner here took for a log that was deleted, if the row is of a later log of the name:
+        a sender that still waits asks again. Others got another answer long ago, and were done with the old log (rule 27b).
         """
         again, self._again = self._again, deque()
         for asked in again:
@@ -404,7 +404,7 @@ class LogRoute:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
-        """Whether anybody waits for a request that was not done; one for which nobody does is forgotten."""
+        """Whether anybody waits for a request that was not done. An abandoned request is forgotten by this."""
         return self._abandoned.pop(request, self) is self
 
     def _refuse_again(self, error: QuorumLogError) -> None:
