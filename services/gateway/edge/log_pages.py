@@ -39,9 +39,9 @@ class LogPages(Pages[LogRead]):
         """The log and its creation."""
         return None if self._created_at is None else (self.name, self._created_at)
 
-    def event_id(self, page: LogRead, number: int) -> bytes:
-        """The offset and the log's creation."""
-        return b"%d.%b" % (number, token_of(page.created_at).encode())
+    def id_end(self, page: LogRead) -> bytes:
+        """The log's creation."""
+        return b".%b" % token_of(page.created_at).encode()
 
     async def read(
         self,

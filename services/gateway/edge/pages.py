@@ -39,10 +39,10 @@ class Pages(ABC, Generic[P]):
         """What all readers have in common who read the same; None until a page was read that says it."""
         return self.name
 
-    def event_id(self, page: P, number: int) -> bytes:
-        """The id of an item as an event, by which a client comes back."""
+    def id_end(self, page: P) -> bytes:
+        """What follows an item's number in its id as an event, by which a client comes back."""
         del page
-        return b"%d" % number
+        return b""
 
     @abstractmethod
     async def read(

@@ -130,9 +130,8 @@ async def send_events(
 
     def events_of(page: P) -> bytes:
         items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
-        return b"".join(
-            b"id: %b\ndata: %b\n\n" % (pages.event_id(page, number), item) for number, item in items
-        )
+        end = pages.id_end(page)
+        return b"".join(b"id: %d%b\ndata: %b\n\n" % (number, end, item) for number, item in items)
 
     response: web.StreamResponse | None = None
     try:
@@ -148,8 +147,8 @@ async def send_events(
                         return response
                     await response.write(b"retry: %d\n" % random.randint(*_RETRY_MS))  # noqa: S311
                     if is_sought:
-                        before = pages.event_id(shared.page, stream.begin(shared.page) - 1)
-                        events = b"id: %b\n\n" % before + events
+                        before = stream.begin(shared.page) - 1
+                        events = b"id: %d%b\n\n" % (before, pages.id_end(shared.page)) + events
                 if events or not is_end:
                     await write(response, stream.room, events or b": \n\n")
                 if is_end:
