@@ -61,6 +61,34 @@ async def test_a_deletion_on_a_terminal_asks_first_and_a_script_is_not_asked(
         assert (await run(cluster, "log", "delete", log))[0] == 0
 
 
+async def test_a_deletion_is_of_the_log_that_was_asked_about(cluster: Cluster) -> None:
+    log = f"people-{uuid4().hex}"
+    async with Client(*cluster.gateways) as client:
+        made = await client.create_log(log)
+        ours, theirs = os.openpty()
+        asking = await asyncio.create_subprocess_exec(
+            *words("log", "delete", log),
+            env=environment(cluster),
+            stdin=theirs,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert asking.stderr is not None
+            async with within("it asks"):
+                await asking.stderr.readuntil(b"for ever?")
+            await made.delete()
+            await client.create_log(log)
+            os.write(ours, b"y\n")
+            _, said = await asking.communicate()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+        assert asking.returncode != 0
+        assert f"the log {log} was deleted" in said.decode()
+        assert (await made.info())["state"] == "OPEN"
+
+
 async def test_the_gateways_of_the_folder_s_cluster_are_found_and_all_of_them_are_asked(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from quorumlog.errors import LogReplaced, OffsetBeyondEnd
+from quorumlog.errors import LogReplaced, NoSuchLog, OffsetBeyondEnd
 from quorumlog.protocol.batch import Record
-from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import Append
@@ -108,12 +108,34 @@ async def test_changes_that_name_a_log_leave_the_next_one_of_its_name_alone() ->
         logs.truncate("log", 2, created_at=first),
         logs.archived("log", 1, expect=None, created_at=first),
         logs.change("log", {"retention_seconds": 1}, created_at=first),
+        logs.open("log", "me", created_at=first),
     ):
         with pytest.raises(LogReplaced):
             await work
     view = await logs.get("log")
     assert (view.next_offset, view.log.created_at, view.log.first_offset) == (2, second, 0)
     assert (view.log.state.value, view.log.archived_through) == ("OPEN", None)
+    await gateway.end()
+
+
+async def test_a_deletion_by_name_is_of_the_log_that_it_found_first() -> None:
+    gateway = Cluster(1).gateway()
+    logs = gateway.logs
+    await made(logs, b"0")
+    get, later = logs._store.get, ""
+
+    async def replaced_meanwhile(name: str) -> LogMetadata:
+        nonlocal later
+        row = await get(name)
+        logs._store.get = get
+        later = await replaced(logs, b"a")
+        return row
+
+    logs._store.get = replaced_meanwhile
+    with pytest.raises(NoSuchLog):
+        await logs.delete("log")
+
+    assert (await logs.row("log")).created_at == later
     await gateway.end()
 
 

@@ -389,6 +389,18 @@ def test_a_change_by_force_is_of_the_log_that_was_judged() -> None:
     assert hand.questions(SwapLog) == []
 
 
+def test_a_change_by_force_is_of_the_log_that_it_found_first() -> None:
+    hand = Hand()
+    hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed))
+    hand.answer(ReadLog, EMPTY)
+    hand.answer(SwapLog, RowChanged(OTHERS))
+    hand.answer(Wait, None)
+    hand.answer(ReadLog, replace(EMPTY, created_at="later"))
+
+    assert isinstance(hand.answers["close"], LogReplaced)
+    assert hand.questions(SwapLog) == []
+
+
 def test_a_request_under_way_to_another_owner_is_not_appended_here_as_well() -> None:
     hand, row = owning()
     hand.append("second", "third")

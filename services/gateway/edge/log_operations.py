@@ -192,6 +192,7 @@ OPEN: Final = _order(
     body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
     content=(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}}),
     errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
+    parameters=(CREATED,),
 )
 ROLL: Final = _order(
     "roll",

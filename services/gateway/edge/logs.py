@@ -117,7 +117,9 @@ class LogRoutes:
     async def open(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/open."""
         wanted = await body.read_model(request, self._room, LogOpen)
-        token, next_offset = await self._logs.open(given[NAME], wanted.owner)
+        token, next_offset = await self._logs.open(
+            given[NAME], wanted.owner, created_at=given[op.CREATED]
+        )
         return json_value({"writer_token": token, "next_offset": next_offset})
 
     def routes(self) -> list[Route]:

@@ -94,8 +94,8 @@ class LogReader:
         wait_s: float = 0.0,
         created_at: str | None = None,
     ) -> LogRead:
-        """Records from `start` on, including all that were acknowledged before the call; with `created_at` of the log that
-        was created then.
+        """Records from `start` on, including all that were acknowledged before the call. `created_at`: of the log that is
+        meant; None: whichever has the name.
 
         Raises: NoSuchLog, LogReplaced, OffsetBeyondEnd, OffsetTruncated, EntryLost, EntryUnavailable and what the engine
         raises.
@@ -136,8 +136,8 @@ class LogReader:
         wait_s: float = 0.0,
         row: LogMetadata | None = None,
     ) -> LogValues:
-        """The same as `read`, with the records' values alone. `row`: of the log that is meant, and read after the client had
-        asked.
+        """The same as `read`, with the records' values alone. `row`: the row of the log that is meant, read after the client
+        had asked.
         """
         page = ValuesPage(limit, max_bytes)
         _, is_end = await self._gather(name, start, page, wait_s, given=row)
@@ -215,9 +215,10 @@ class LogReader:
         return row
 
     async def _look(self, seen: _SeenRow, page: Page) -> None:
-        """Read the row again. A page that has records of a log ends where the log was replaced: the next page says so.
+        """Read the row again. If the log was replaced, a page with records of the older log ends there; the next page's read
+        raises LogReplaced.
 
-        Raises: LogReplaced if the log that is meant was replaced.
+        Raises: LogReplaced for a page without records, if the read is for the log that was replaced.
         """
         row = await self._rows.row(seen.row.name)
         if page.count and row.created_at != seen.row.created_at:
@@ -228,11 +229,10 @@ class LogReader:
         seen.row, seen.is_fresh, seen.is_meant = row, True, True
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
-        """Raise OffsetBeyondEnd if the log has not given out an offset, by a row that was read for the read.
+        """Raise OffsetBeyondEnd if `start` is beyond the end of the log. `row` was read for this read.
 
-        The end is proven: whoever was told of a later one got it from the log's owner, which is asked after that and never
-        goes back, or from a ledger that was CLOSED by then, which a row of the ledger says that is read after the owner's
-        answer (rule 27b).
+        The end is proven (rule 27b): a client that was told a later end was told it by the log's owner, which is asked now
+        and whose end never goes back, or by a CLOSED ledger, whose row is read after the owner's answer.
         """
         item = row.item_at(start) or row.base
         if start <= row.known_end or (item is not None and self._is_border(item, start)):
@@ -246,8 +246,8 @@ class LogReader:
             raise OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
     async def _closed_end(self, row: LogMetadata) -> int:
-        """The end of the ledger that a row names as the one that is written, where the ledger is CLOSED; else 0. An owner
-        that was displaced, and does not know it, tells an earlier end.
+        """The end of the log's last ledger with a known start, if the ledger is CLOSED; else 0. An owner that was displaced and
+        does not know it tells an earlier end.
         """
         item = row.base
         ledger = None if item is None else await self._engine.get(item.ledger_id)

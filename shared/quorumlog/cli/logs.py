@@ -298,7 +298,7 @@ def set_log(
     ] = None,
 ) -> None:
     """Change the limits that are given; 0 switches one off. It holds within seconds."""
-    limits = {
+    limits: dict[str, Any] = {
         "roll_bytes": roll_bytes,
         "roll_entries": roll_entries,
         "roll_seconds": roll_seconds,
@@ -321,12 +321,13 @@ def protect_log(
 
 @app.command(name="delete")
 def delete_log(name: NameArgument, yes: YesOption = False) -> None:
-    """Delete a log with its records. On a terminal it asks first."""
+    """Delete a log with its records. On a terminal it asks first, and deletes the log of which it asked."""
+    created_at = None
     if not yes and sys.stdin.isatty():
         info = run(lambda client: client.log(name).info())
-        count = info["next_offset"] - info["first_offset"]
+        count, created_at = info["next_offset"] - info["first_offset"], info["created_at"]
         confirm_on_terminal(f"Delete the log {name} with {count:,} records for ever?", yes=yes)
-    run(lambda client: client.log(name).delete())
+    run(lambda client: client.log(name).delete(created_at=created_at))
     print_answer({"deleted": name})
 
 

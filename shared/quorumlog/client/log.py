@@ -315,12 +315,13 @@ class Log:
         )
         return answer.json() if answer.body else {}
 
-    async def open(self, owner: str) -> int:
+    async def open(self, owner: str, *, created_at: str | None = None) -> int:
         """Become the log's only writer: fence former writers, and send the writer token with this
-        handle's appends. Returns the offset that the next record gets.
+        handle's appends. Returns the offset that the next record gets. `created_at` as for `truncate`.
         """
+        wanted = {"owner": checks.text("owner", owner)}
         shown = await self._call(
-            "POST", "/open", {"owner": checks.text("owner", owner)}, is_repeatable=False
+            "POST", "/open", wanted, is_repeatable=False, created_at=created_at
         )
         self.writer_token = int(shown["writer_token"])
         return int(shown["next_offset"])
@@ -368,12 +369,13 @@ class Log:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         if_version: int | None = None,
+        created_at: str | None = None,
     ) -> dict[str, Any]:
         """Change the limits that are given; 0 switches one off. The log's owner and its retention keep to them within
         seconds.
 
         `if_version`: the `version` of `info` from which the change was made. Raises: VersionConflict if the log has
-        another one since, which a roll or a new owner gives it too.
+        another one since, which a roll or a new owner gives it too. `created_at` as for `truncate`.
         """
         limits = {
             "roll_bytes": roll_bytes,
@@ -394,18 +396,26 @@ class Log:
             "PATCH",
             self._path,
             body=orjson.dumps(given),
+            params=_meant(created_at),
             headers=headers,
             is_repeatable=True,
         )
         return answer.json()
 
-    async def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
-        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
-        return await self._call("PATCH", "", {"deletion_protection": deletion_protection})
+    async def protect(
+        self, *, deletion_protection: bool = True, created_at: str | None = None
+    ) -> dict[str, Any]:
+        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten. `created_at`
+        as for `truncate`.
+        """
+        wanted = {"deletion_protection": deletion_protection}
+        return await self._call("PATCH", "", wanted, created_at=created_at)
 
-    async def delete(self) -> None:
-        """Delete the log with its records. Raises: LogProtected."""
-        await self._transport.request("DELETE", self._path, is_repeatable=False)
+    async def delete(self, *, created_at: str | None = None) -> None:
+        """Delete the log with its records; with `created_at` that log alone. Raises: LogProtected, NoSuchLog."""
+        await self._transport.request(
+            "DELETE", self._path, params=_meant(created_at), is_repeatable=False
+        )
 
     async def _call(
         self,

@@ -413,11 +413,11 @@ class Log(Face[_async.Log]):
         """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
         self._portal.run(self._inner.delete_consumer(name))
 
-    def open(self, owner: str) -> int:
+    def open(self, owner: str, *, created_at: str | None = None) -> int:
         """Become the log's only writer: fence former writers, and send the writer token with this
-        handle's appends. Returns the offset that the next record gets.
+        handle's appends. Returns the offset that the next record gets. `created_at` as for `truncate`.
         """
-        return self._portal.run(self._inner.open(owner))
+        return self._portal.run(self._inner.open(owner, created_at=created_at))
 
     def info(self) -> LogInfo:
         """The log as the API shows it: settings, ledgers, offsets, owner."""
@@ -457,12 +457,13 @@ class Log(Face[_async.Log]):
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         if_version: int | None = None,
+        created_at: str | None = None,
     ) -> dict[str, Any]:
         """Change the limits that are given; 0 switches one off. The log's owner and its retention keep to them within
         seconds.
 
         `if_version`: the `version` of `info` from which the change was made. Raises: VersionConflict if the log has
-        another one since, which a roll or a new owner gives it too.
+        another one since, which a roll or a new owner gives it too. `created_at` as for `truncate`.
         """
         return self._portal.run(
             self._inner.change(
@@ -472,16 +473,23 @@ class Log(Face[_async.Log]):
                 retention_bytes=retention_bytes,
                 retention_seconds=retention_seconds,
                 if_version=if_version,
+                created_at=created_at,
             )
         )
 
-    def protect(self, *, deletion_protection: bool = True) -> dict[str, Any]:
-        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten."""
-        return self._portal.run(self._inner.protect(deletion_protection=deletion_protection))
+    def protect(
+        self, *, deletion_protection: bool = True, created_at: str | None = None
+    ) -> dict[str, Any]:
+        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten. `created_at`
+        as for `truncate`.
+        """
+        return self._portal.run(
+            self._inner.protect(deletion_protection=deletion_protection, created_at=created_at)
+        )
 
-    def delete(self) -> None:
-        """Delete the log with its records. Raises: LogProtected."""
-        self._portal.run(self._inner.delete())
+    def delete(self, *, created_at: str | None = None) -> None:
+        """Delete the log with its records; with `created_at` that log alone. Raises: LogProtected, NoSuchLog."""
+        self._portal.run(self._inner.delete(created_at=created_at))
 
 
 class TransactionLedger(Face[_async.TransactionLedger]):

@@ -128,7 +128,7 @@ class Handover:
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
-    """Of the log to delete, or to take over by force; None: whichever has the name."""
+    """Of the log to delete, or to take over by force; None: the one that has the name at the first look."""
     term: str | None = None
     """Of the keeper by whose word the log to delete has expired; None: it is deleted whether it has or not."""
     step: HandoverStep = HandoverStep.WAITING
@@ -238,6 +238,8 @@ class Handover:
 
     def _looked(self, row: LogMetadata) -> HandoverNext:
         self.row = row
+        if self.aim in (Aim.DELETE, Aim.FORCE) and self.created_at is None:
+            self.created_at = row.created_at
         if self.aim is Aim.DELETE:
             return self._fence() if self._is_meant(row) else HandoverDone(deleted(self.log))
         try:
@@ -306,8 +308,7 @@ class Handover:
         assert self.row is not None
         if value is None:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
-        is_same = value.current.created_at == self.row.created_at
-        if not is_same or not self._is_meant(value.current):
+        if not self._is_meant(value.current):
             # A namesake that was made since, or a log that is in use again: not what was meant.
             return HandoverDone(deleted(self.log))
         self.row = value.current
