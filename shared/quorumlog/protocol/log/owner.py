@@ -556,5 +556,7 @@ class Owner:
 
 
 def not_the_owner(name: str) -> NotTheOwner:
-    """The answer to a forwarded request where this gateway does not own the log: nothing was done."""
-    return NotTheOwner("this gateway does not own the log", log=name)
+    """The error of a request that this gateway did not carry out, because it does not own the log."""
+    return NotTheOwner(
+        "this gateway does not own the log now and did nothing: send the request again", log=name
+    )
