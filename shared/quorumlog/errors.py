@@ -677,7 +677,9 @@ class ConnectionLost(
     title="The connection to the gateway is lost",
     retryable=True,
 ):
-    """No gateway could be reached (not-done), or the connection broke under a request (unknown)."""
+    """No gateway could be reached (not-done), or the connection broke under a request (unknown), or a load balancer
+    responded with an error of its own (unknown).
+    """
 
 
 class NotAGateway(

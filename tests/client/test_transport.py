@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
@@ -29,8 +30,19 @@ from quorumlog.wire import problems
 _OPEN = {"ledger_id": 7, "state": "OPEN"}
 _APPENDED = {"ledger_id": 7, "entry_id": 0, "last_add_confirmed": 0}
 
-Reply = QuorumLogError | Mapping[str, object] | bytes | tuple[int, str] | None
-"""An error, a body, a page as a proxy makes it, a redirect to another server, or None: the connection is cut."""
+
+@dataclass(frozen=True)
+class Balancer:
+    """A load balancer's own answer."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Reply = QuorumLogError | Mapping[str, object] | bytes | tuple[int, str] | Balancer | None
+"""An error, a body, a page as a proxy makes it, a redirect to another server, a load balancer's own error, or None: the
+connection is cut.
+"""
 
 
 class Gateway:
@@ -58,6 +70,9 @@ class Gateway:
             )
         if isinstance(reply, bytes):
             return web.Response(body=reply)
+        if isinstance(reply, Balancer):
+            text = "<html>No server is available</html>"
+            return web.Response(status=reply.status, headers=reply.headers, text=text)
         if isinstance(reply, tuple):
             return web.Response(status=reply[0], headers={"Location": reply[1] + request.path_qs})
         if reply is None:
@@ -116,7 +131,7 @@ async def test_what_was_not_done_is_sent_again(error: QuorumLogError) -> None:
     assert len(gateway.paths) == 2
 
 
-@pytest.mark.parametrize("reply", [QuorumTimeout("late"), None])
+@pytest.mark.parametrize("reply", [QuorumTimeout("late"), Balancer(503), None])
 async def test_an_append_of_unknown_outcome_is_never_sent_again(reply: Reply) -> None:
     gateway = Gateway(reply, _APPENDED)
 
@@ -256,6 +271,61 @@ async def test_a_server_that_is_no_gateway_is_named_with_its_url() -> None:
     async with serving(Gateway((404, ""))) as url, Client(url) as client:
         with pytest.raises(NotAGateway, match=rf"^{url}: status 404 .* URL of a gateway"):
             await client.log("log").info()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_what_may_be_repeated_is_sent_again_after_a_load_balancers_own_error(
+    status: int,
+) -> None:
+    """It reaches no gateway while all of them are started again."""
+    away, record = Balancer(status), {"first_offset": 0, "last_offset": 0}
+    gateway = Gateway(away, away, _OPEN, away, _APPENDED | record, away, _OPEN)
+
+    def spark(url: str) -> None:
+        with Gateways(url) as gateways:
+            assert gateways.get("/v1/ledgers/7") == _OPEN
+
+    async with serving(gateway) as url, Client(url) as client:
+        assert await client.ledger(7).info() == _OPEN
+        producer = client.log("x").producer("p", epoch=1)
+        assert (await producer.append(b"r")).first_offset == 0
+        await asyncio.to_thread(spark, url)
+
+    assert len(gateway.paths) == 7
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "3600"},
+        {
+            "Retry-After": "Fri, 01 Jan 2100 01:00:00 GMT",
+            "Date": "Fri, 01 Jan 2100 00:00:00 GMT",
+        },
+    ],
+)
+async def test_a_gateway_is_left_alone_for_its_retry_after_and_the_next_one_is_asked_at_once(
+    headers: dict[str, str],
+) -> None:
+    away, other = Gateway(Balancer(503, headers)), Gateway(_OPEN)
+
+    def spark(*urls: str) -> None:
+        with Gateways(",".join(urls)) as gateways:
+            gateways._at = 0
+            assert gateways.get("/v1/ledgers/7") == _OPEN
+
+    async with serving(away) as url, serving(other) as another:
+        async with Client(url, another) as client:
+            assert await client.ledger(7).info() == _OPEN
+        await asyncio.to_thread(spark, url, another)
+        async with Client(url) as client:
+            with pytest.raises(ConnectionLost) as caught:  # the deadline is earlier
+                await client.ledger(7).info()
+        with pytest.raises(ConnectionLost):
+            await asyncio.to_thread(spark, url)
+
+    assert caught.value.retry_after_s == 3600
+    assert (len(away.paths), len(other.paths)) == (4, 2)
 
 
 async def test_a_full_log_fails_a_call_at_once_in_the_sdk_and_in_spark() -> None:

@@ -107,6 +107,28 @@ def test_an_answer_that_is_no_problem_document_is_no_knowledge(body: bytes) -> N
     assert (error.status, error.outcome, error.retryable) == (404, "unknown", False)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7),
+        ("90000", 86_400),
+        ("Fri, 01 Jan 2100 00:02:00 GMT", 120),
+        ("Thu, 31 Dec 2099 23:00:00 GMT", 0),
+        ("9" * 5000, None),
+        ("Fri, 01 Jan 2100 00:02:00 -0000", None),
+        ("soon", None),
+        ("-1", None),
+    ],
+)
+def test_a_retry_after_is_a_number_or_a_date_by_the_servers_clock(
+    text: str, seconds: int | None
+) -> None:
+    headers = {"Retry-After": text, "Date": "Fri, 01 Jan 2100 00:00:00 GMT"}
+
+    for body in (b"<html>", problems.to_bytes(errors.StaleProducer())):
+        assert problems.from_answer(503, body, headers, "http://b").retry_after_s == seconds
+
+
 def test_a_code_of_a_newer_server_keeps_what_it_says() -> None:
     body = orjson.dumps(
         {"code": "new-thing", "status": 409, "title": "T", "retryable": True, "outcome": "not-done"}

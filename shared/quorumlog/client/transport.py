@@ -275,6 +275,7 @@ class Transport:
             end = loop.time() + self.deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
         may_be_done, level = False, logging.WARNING
+        rests_until: dict[int, float] = {}  # as each gateway has asked for (Retry-After)
         while True:
             until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
             asked = self._current
@@ -293,7 +294,11 @@ class Transport:
                     # The next gateway may be able to do what this one can't do now.
                     self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
-                rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
+                rests_until[asked] = loop.time() + (error.retry_after_s or 0)
+                rest_s = max(
+                    pause_s * random.uniform(0.5, 1),  # noqa: S311
+                    rests_until.get(self._current, 0.0) - loop.time(),
+                )
                 if not may_repeat or loop.time() + rest_s >= end:
                     final = error.with_outcome(UNKNOWN) if may_be_done else error
                     if final.outcome == raised.outcome:

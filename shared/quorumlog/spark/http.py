@@ -126,21 +126,19 @@ class Gateways:
         target = path if not params else f"{path}?{urlencode(params)}"
         end, pause_s = time.monotonic() + self._deadline_s, _PAUSE_FIRST_S
         may_be_done = False
+        rests_until: dict[int, float] = {}  # as each gateway has asked for (Retry-After)
         while True:
+            asked = self._at
             try:
                 return self._once(method, target, body, {**sent, **self._authorization()})
             except QuorumLogError as error:
                 # The outcome of a retry says nothing about the tries before it.
                 may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
-                if (
-                    error.retryable
-                    and not isinstance(error, ConnectionLost)
-                    and len(self._urls) > 1
-                ):
-                    # The next gateway may be able to do now what this gateway can't.
-                    self.close()
-                    self._turn()
-                rest_s = max(pause_s * random.uniform(0.5, 1), error.retry_after_s or 0)  # noqa: S311
+                rests_until[asked] = time.monotonic() + (error.retry_after_s or 0)
+                rest_s = max(
+                    pause_s * random.uniform(0.5, 1),  # noqa: S311
+                    rests_until.get(self._at, 0.0) - time.monotonic(),
+                )
                 if isinstance(error, Overloaded):
                     end += rest_s
                 elif (
@@ -206,13 +204,19 @@ class Gateways:
         self._answered_at = time.monotonic()
         if response.will_close:
             self.close()
-        if response.status >= 300:
-            raise _error_of(response, content, url)
         kind = response.headers.get("Content-Type", "")
-        if header.REQUEST_ID not in response.headers and not kind.startswith("application/json"):
+        if response.status >= 300:
+            refused = _error_of(response, content, url)
+        elif header.REQUEST_ID in response.headers or kind.startswith("application/json"):
+            return HttpAnswer(response.status, response.headers, content)
+        else:
             # Every answer of a gateway has a request id; a proxy's blank page is no answer.
-            raise ConnectionLost(f"{url}: something else answers there")
-        return HttpAnswer(response.status, response.headers, content)
+            refused = ConnectionLost(f"{url}: something else answers there")
+        if refused.retryable and len(self._urls) > 1:
+            # The next gateway may be able to do now what this gateway can't.
+            self.close()
+            self._turn()
+        raise refused
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
@@ -237,10 +241,4 @@ def _error_of(response: http.client.HTTPResponse, content: bytes, url: str) -> Q
         document = json.loads(content)
     except ValueError:
         document = None
-    return from_status(
-        response.status,
-        document,
-        response.headers.get(header.RETRY_AFTER, ""),
-        url=url,
-        location=response.headers.get("Location", ""),
-    )
+    return from_status(response.status, document, response.headers, url=url)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import orjson
 
-from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.wire.documents import KNOWN, STANDARD, from_document, from_status
 
@@ -59,11 +58,4 @@ def from_answer(
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    headers = headers or {}
-    return from_status(
-        status,
-        document,
-        headers.get(header.RETRY_AFTER, ""),
-        url=url,
-        location=headers.get("Location", ""),
-    )
+    return from_status(status, document, headers, url=url)
