@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, cast
 import orjson
 import typer
 
-from quorumlog.cli.ends import print_error
 from quorumlog.cli.pipes import (
     FileOption,
     FollowOption,
@@ -178,16 +177,6 @@ def _start(text: str, option: str = "--from") -> Start:
     return at
 
 
-async def _notice_beyond(client: Client, name: str, start: Start) -> None:
-    """Say on standard error where an offset is beyond the log's end: nothing is printed then."""
-    if isinstance(start, int) and start > 0 and common_options().shows_notices:
-        end = (await client.log(name).info())["next_offset"]
-        if start > end:
-            print_error(
-                f"offset {start} is beyond the log's end: its next record gets offset {end}"
-            )
-
-
 @app.command(name="read")
 def read_log(
     name: NameArgument,
@@ -201,7 +190,6 @@ def read_log(
     async def work(client: Client) -> None:
         log = client.log(name)
         found = log.tail(start) if follow else log.records(start)
-        await _notice_beyond(client, name, start)
         count = None
         if not follow and isinstance(start, int) and is_progress_shown():
             info = await log.info()
@@ -227,7 +215,6 @@ def tail_log(
     start = last if first is None else _start(first)
 
     async def work(client: Client) -> None:
-        await _notice_beyond(client, name, start)
         await _write(client.log(name).tail(start), framing)
 
     run(work)

@@ -213,7 +213,7 @@ class Log:
 
     async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
         end, created_at = await self._end()
-        while not isinstance(start, int) or start < end:
+        while start != end:
             page = await self.read(start, limit=PAGE, created_at=created_at)
             if page.next > end:
                 yield [record for record in page.records if record.offset < end]
