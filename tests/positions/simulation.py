@@ -363,8 +363,8 @@ def _ignored(_value: Any) -> None:
 class Worker:
     """Works as a consumer; goes on beyond its lease where it does not know better, or does not care."""
 
-    def __init__(self, world: World, name: str, consumer: str) -> None:
-        self.world, self.name, self.consumer = world, name, consumer
+    def __init__(self, world: World, name: str, consumer: str, started: int) -> None:
+        self.world, self.name, self.consumer, self.started = world, name, consumer, started
         self.token: int | None = None
         self.offset = 0
         world.after(world.random.uniform(0, 2), self.work)
@@ -377,7 +377,7 @@ class Worker:
         if self.token is None:
             lease_ms = LEASE_MS + world.unique()
             lease = Acquire(LOG, self.consumer, world.created, self.name, lease_ms, 0, 0)
-            world.ask(lease, self._acquired)
+            world.ask(replace(lease, started=self.started), self._acquired)
             return
         token, draw = self.token, world.random.random()
         if draw < 0.55:
@@ -446,8 +446,8 @@ def run(seed: int) -> History:
     ):
         world = World(seed)
         for consumer in "ab":
-            for name in ("w1", "w2", "w3"):
-                Worker(world, f"{name}{consumer}", consumer)
+            for name, started in ("w1", 0), ("w2", 0), ("w3", 1), ("w3", 2):
+                Worker(world, f"{name}{consumer}", consumer, started)
         trouble(world)
         world.run(END_S)
         world.is_calm = True
@@ -662,7 +662,10 @@ def _judge_leases(history: History) -> None:
         for row in batch.rows:
             old = before.get(row.key)
             before[row.key] = row
-            if old is None or not old.holder or row.holder == old.holder:
+            if old is None or not old.holder:
+                continue
+            is_later = row.token == old.token or row.started > old.started
+            if row.holder == old.holder and is_later:
                 continue
             if _is_freed(history, old, at_s) or _is_ended(
                 history, old, row, at_s, (Reset, Release)

@@ -143,13 +143,27 @@ def test_a_commit_without_a_token_fences_a_lease_that_is_over_and_is_refused_bef
     log.refused(errors.LeaseLost, commit(6, held.token))
 
 
-def test_the_same_holder_gets_the_lease_at_once_with_a_higher_token() -> None:
+def test_a_later_start_of_the_same_holder_gets_the_lease_at_once_with_a_higher_token() -> None:
     log = Log()
     first = log.done(acquire("w1"))
-    second = log.done(acquire("w1"))
+    second = log.done(replace(acquire("w1"), started=1))
     assert second.token > first.token
     log.refused(errors.LeaseLost, commit(1, first.token))
     assert log.done(commit(1, second.token)).offset == 1
+
+
+def test_the_older_of_two_workers_with_one_name_waits_as_any_other_does() -> None:
+    log = Log()
+    older, later = acquire("w"), replace(acquire("w"), started=2)
+    old = log.done(replace(older, started=1))
+    new = log.done(later)
+    log.refused(errors.LeaseLost, commit(1, old.token))
+    log.refused(errors.LeaseHeld, replace(older, started=1))
+    log.refused(errors.LeaseHeld, older)  # does not say when it was started
+    log.done(commit(1, new.token))
+    log.refused(errors.LeaseHeld, later)  # another worker of the same process
+    log.now_s += LEASE_S
+    assert log.done(replace(older, started=1)).token > new.token
 
 
 def test_a_new_keeper_waits_a_whole_lease_before_it_grants_one_that_may_be_held() -> None:

@@ -1,19 +1,30 @@
 """The SDK's consumers on real processes, async and sync, and the commands."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 
 import orjson
 import pytest
+import pytest_asyncio
 
 from loadtest.cluster import Cluster, running
-from loadtest.stores import Stores
+from loadtest.stores import StoreServers
 from quorumlog.client import Client, LogRecord, sync
 from quorumlog.errors import LeaseHeld, LeaseLost, LogReplaced, PositionBehind
+from tests.support.waiting import within
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(servers: StoreServers) -> AsyncIterator[Cluster]:
+    async with running(servers.fresh(), bookies=3) as started:
+        yield started
 
 
 async def taken(client: Client, log: str, name: str, count: int, **more: float) -> list[bytes]:
@@ -28,8 +39,8 @@ async def taken(client: Client, log: str, name: str, count: int, **more: float) 
     return found
 
 
-async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Stores) -> None:
-    async with running(stores, bookies=3) as cluster, Client(*cluster.gateways) as client:
+async def test_consumers_go_on_where_the_last_worker_has_committed(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
         log = await client.create_log("events")
         await log.append(*(b"%d" % at for at in range(10)))
 
@@ -60,6 +71,8 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
             lease = (await log.consumer_info("a"))["lease"]
             assert lease is not None
             assert lease["holder"] == active.holder
+            with pytest.raises(LeaseHeld):  # also another one of this process with the same name
+                await log.consumer("a", holder=active.holder, wait_s=0).__aenter__()
         assert await waits == [b"9"]
 
         # It is renewed while a record takes longer than the lease.
@@ -80,7 +93,10 @@ async def test_consumers_go_on_where_the_last_worker_has_committed(stores: Store
         assert names == [("a", 10), ("slow", 10)]
         assert [shown["consumer"] async for shown in log.consumers(prefix="sl")] == ["slow"]
         everywhere = [(one["log"], one["consumer"]) async for one in client.consumers()]
-        assert everywhere == [("events", "a"), ("events", "slow")]
+        assert [one for one in everywhere if one[0] == "events"] == [
+            ("events", "a"),
+            ("events", "slow"),
+        ]
         assert [one["consumer"] async for one in client.consumers(prefix="sl")] == ["slow"]
         assert [one async for one in client.consumers(log="other")] == []
         await log.delete_consumer("slow")
@@ -149,3 +165,68 @@ def by_commands(cluster: Cluster) -> None:
     listed = orjson.loads(command(cluster, "log", "consumers", "shell", "--prefix", "m", "--json"))
     assert listed["consumer"] == "me"
     assert command(cluster, "log", "consumers", "shell", "--prefix", "x", "--json") == ""
+
+
+WORKER = """
+import asyncio, logging, sys
+from quorumlog.client import Client
+from quorumlog.errors import LeaseLost
+
+logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
+
+async def main():
+    async with Client(*sys.argv[1:]) as client:
+        while True:
+            try:
+                async with client.log("shared").consumer("c", holder="w", lease_s=2) as mine:
+                    print("holds", flush=True)
+                    async for record in mine:
+                        await mine.commit()
+                        print("did", record.value.decode(), flush=True)
+            except LeaseLost:
+                print("lost", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_of_two_processes_with_one_holder_the_older_one_waits_for_the_later_one(
+    cluster: Cluster,
+) -> None:
+    """As in a rolling update: they must not take the lease from each other in turn."""
+
+    async def line(process: asyncio.subprocess.Process) -> str:
+        assert process.stdout is not None
+        async with within("the worker says what it does"):
+            return (await process.stdout.readline()).decode().strip()
+
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log("shared")
+        workers: list[asyncio.subprocess.Process] = []
+
+        async def start() -> asyncio.subprocess.Process:
+            words = (sys.executable, "-c", WORKER, *cluster.gateways)
+            workers.append(
+                await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+            )
+            return workers[-1]
+
+        try:
+            old = await start()
+            assert await line(old) == "holds"
+            new = await start()
+            assert await line(new) == "holds"
+            assert [await line(old), await line(old)] == [
+                "lost",
+                "c waits for its lease, which w holds",
+            ]
+            for at in range(5):
+                await log.append(b"%d" % at)
+                assert await line(new) == f"did {at}"
+            new.kill()
+            assert await line(old) == "holds"
+        finally:
+            for process in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()

@@ -38,8 +38,13 @@ class LeaseAcquire(Model):
     holder: Annotated[
         str,
         StringConstraints(min_length=1, max_length=HOLDER_CHARS_MAX, pattern=r"^[^\x00]*$"),
-        Field(description="One worker's name of its own: the same holder gets the lease at once."),
+        Field(description="The worker's name, the same one after a restart."),
     ]
+    started: Id = Field(
+        default=0,
+        description="When the worker was started, for example in microseconds since 1970. A worker takes a held lease over at"
+        " once if the holder has the same name and an earlier start. All others wait until the lease ends.",
+    )
     lease_ms: Annotated[int, Field(ge=1000, le=LEASE_MS_MAX)] = 30_000
     start: _From = Field(
         default="earliest",

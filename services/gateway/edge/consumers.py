@@ -115,6 +115,7 @@ class ConsumerRoutes:
                 start=start_of_json(wanted.start, "/from"),
                 stamp=_stamp(request, given, wanted),
                 caller=_maker(request),
+                started=wanted.started,
             )
         )
 

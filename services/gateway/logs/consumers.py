@@ -224,6 +224,7 @@ class Consumers:
         start: Start,
         stamp: Stamp | None = None,
         caller: str = "",
+        started: int = 0,
     ) -> Position:
         """Take the lease, and begin at `start` where there is no position yet."""
         row = await self._reader.row(name)
@@ -237,6 +238,7 @@ class Consumers:
             offset,
             first_offset=row.first_offset,
             caller=caller,
+            started=started,
         )
         return await self._positions.ask(asked, row, stamp)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import time
 import uuid
@@ -28,6 +29,17 @@ _log = logging.getLogger(__name__)
 _ASK_S: Final = 1.0
 """How often a worker that waits for a lease asks for it, at least (taste)."""
 _LOST: Final = (LeaseLost, LogReplaced, NoSuchConsumer)
+_started_us: int
+"""When this process was started, or forked: of two processes with one `holder` the later one has the lease."""
+
+
+def _start() -> None:
+    global _started_us  # noqa: PLW0603
+    _started_us = time.time_ns() // 1000
+
+
+_start()
+os.register_at_fork(after_in_child=_start)
 
 
 class ConsumerCall(Protocol):
@@ -109,6 +121,7 @@ class Consumer:
         """The answer of the gateway that grants the lease; None a moment after it was refused."""
         wanted = {
             "holder": self.holder,
+            "started": _started_us,
             "lease_ms": round(self._lease_s * 1000),
             "from": shown_start(self._start),
         }

@@ -249,9 +249,9 @@ class Log:
     ) -> Consumer:
         """A worker of the consumer `name`, which goes on where the last one has committed; for `with` or `async with`.
 
-        `start`: where a consumer begins that has no position yet. `holder`: a name of this worker; one of the same
-        name gets the lease from it at once, and others once it was silent for `lease_s`. `wait_s`: how long to wait
-        for the lease; None: as long as it takes, 0: not at all.
+        `start`: where a consumer begins that has no position yet. `holder`: a name of this worker. A process of the same
+        name that was started later gets the lease from it at once, others once it was silent for `lease_s`. `wait_s`: how
+        long to wait for the lease; None: as long as it takes, 0: not at all.
         """
         return Consumer(
             partial(self._call_below, _consumer(name)),

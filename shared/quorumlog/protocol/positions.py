@@ -80,6 +80,8 @@ class Position:
     """The database's time of the last use, give or take a day; 0: not known yet."""
     caller: str = ""
     """Who made the consumer; empty where no tokens are required."""
+    started: int = 0
+    """`Acquire.started` of the holder."""
 
     @property
     def key(self) -> Key:
@@ -155,7 +157,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Take the lease. A consumer that is not there begins at `offset`. The same holder gets a new token at once."""
+    """Take the lease. A consumer that is not there begins at `offset`. While the lease is held, only a worker of the same
+    `holder` that was started later gets it.
+    """
 
     log: str
     consumer: str
@@ -166,6 +170,8 @@ class Acquire:
     first_offset: int
     """Of the log: records below it were dropped."""
     caller: str = ""
+    started: int = 0
+    """When the worker was started, in any unit; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,7 +538,8 @@ class Draft:
         row = self._row((request.log, request.consumer))
         if row is not None:
             _check_log(row, request.created)
-            if row.holder != request.holder:
+            # Two workers with one name must not take the lease from each other for ever.
+            if row.holder != request.holder or request.started <= row.started:
                 self._check_free(row)
         at = request.offset if row is None else row.offset
         if at < request.first_offset:
@@ -546,7 +553,7 @@ class Draft:
         if row is None:
             row = self._new(request)
         held = replace(row, token=self._version, holder=request.holder, lease_ms=request.lease_ms)
-        return self._hold(self._put(held))
+        return self._hold(self._put(replace(held, started=request.started)))
 
     def _new(self, request: Commit | Acquire, committed_ms: int = 0) -> Position:
         row = Position(

@@ -1,8 +1,8 @@
 """The log of positions as bytes, and requests about positions between gateways.
 
 A record of that log is JSON: `{"v":1,"rows":[[log, consumer, created, offset, version, token, holder, lease_ms,
-committed_ms, used_ms, caller]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index of a row of the
-record, a row that the record does not have, or the code of a refusal.
+committed_ms, used_ms, caller, started]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index
+of a row in `rows`, a whole row where `rows` lacks it, or the code of a refusal.
 """
 
 from collections.abc import Mapping, Sequence
