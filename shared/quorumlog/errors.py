@@ -468,7 +468,8 @@ class RequestOutdated(
 ):
     """With outcome `unknown`, `Consumers-Version` is so old that the cluster may have carried out another copy of this
     change and forgotten it. Read the consumer. If the change was not made, send it with a new `Idempotency-Key` and the
-    `version` of this problem. With outcome `not-done` the header was 0: send the same request with the `version`.
+    `version` of this problem. With outcome `not-done` the header was 0 or missing: send the same request with
+    the `version`.
     """
 
 

@@ -163,10 +163,31 @@ def _for_ever_the_owner(original: Any) -> Any:
 def _whoever_holds_it(_original: Any) -> Any:
     def expire(self: Draft, request: positions.Expire) -> None:
         row = self._row((request.log, request.consumer))
-        if row is not None and row.version == request.version:
+        if row is not None and self._database_ms - row.used_ms >= self._expiry_ms:
             self._forget(row)
 
     return expire
+
+
+def _whenever_it_was_used(original: Any) -> Any:
+    def expire(self: Draft, request: positions.Expire) -> None:
+        row = self._row((request.log, request.consumer))
+        if row is not None and row.used_ms:
+            self._changed[row.key] = replace(row, used_ms=1)
+        original(self, request)
+
+    return expire
+
+
+def _whoever_was_started_later(original: Any) -> Any:
+    def acquire(self: Draft, request: positions.Acquire) -> Position:
+        row = self._row((request.log, request.consumer))
+        if row is not None and row.created == request.created and row.holder == request.holder:
+            self._changed[row.key] = replace(row, started=0)
+        done: Position = original(self, request)
+        return done
+
+    return acquire
 
 
 def _of_any_creation(_original: Any) -> Any:
@@ -215,6 +236,11 @@ POSITION_MUTANTS: Final = (
         (Patch(Draft, "_expire", _whoever_holds_it),),
     ),
     Mutant(
+        "a consumer expires that was used just before",
+        "32a",
+        (Patch(Draft, "_expire", _whenever_it_was_used),),
+    ),
+    Mutant(
         "consumers are freed with a namesake of their log",
         "32a",
         (Patch(Draft, "_free", _of_any_creation),),
@@ -243,6 +269,11 @@ POSITION_MUTANTS: Final = (
         "an append of an unknown outcome counts as done",
         "ADR 37",
         (Patch(PositionKeeper, "_failed", _taken_for_done),),
+    ),
+    Mutant(
+        "the older of two workers with one name takes the lease",
+        "ADR 37",
+        (Patch(Draft, "_acquire", _whoever_was_started_later),),
     ),
     Mutant(
         "a reset leaves the token",

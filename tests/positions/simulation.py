@@ -64,6 +64,8 @@ from quorumlog.protocol.positions import (
 )
 
 LEASE_MS: Final = 3_000
+EXPIRY_MS: Final = 2_000
+"""Shorter than a lease: a consumer whose lease is held does not expire all the same."""
 END_S: Final = 60.0
 LOG: Final = "log"
 _COPIES_MAX: Final = 4
@@ -238,7 +240,7 @@ class Keeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = PositionKeeper(5000)
+        self.machine = PositionKeeper(EXPIRY_MS)
         self.life = 0
         self.stands_until_s = 0.0
         self._stood_s = 0.0
@@ -258,7 +260,7 @@ class Keeper:
 
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
-        self.machine, self.life = PositionKeeper(5000), self.life + 1
+        self.machine, self.life = PositionKeeper(EXPIRY_MS), self.life + 1
         self.stands_until_s, self._gathered = 0.0, []
 
     def take(self, asked: Asked, *, is_passed_on: bool) -> None:
@@ -428,10 +430,7 @@ def trouble(world: World) -> None:
         old, world.created = world.created, str(int(world.created) + 1)
         world.after(world.random.uniform(0, 5), lambda: world.ask(FreeLog(LOG, old)))
     elif draw < 0.94:
-        rows = [row for _, batch in world.history.batches[-20:] for row in batch.rows]
-        if rows:
-            row = world.random.choice(rows)
-            world.ask(Expire(LOG, row.consumer, row.version))
+        world.ask(Expire(LOG, world.random.choice(world.names)))
     else:
         name = f"c{len(world.names)}"
         world.names.append(name)
@@ -481,12 +480,11 @@ def _judge_once(history: History) -> None:
     before: dict[Key, Position] = {}
     made: set[Key] = set()
     freed = {op.request.created for op in history.ops if isinstance(op.request, FreeLog)}
-    expired = {op.request.version for op in history.ops if isinstance(op.request, Expire)}
-    for offset, (_, batch) in enumerate(history.batches):
+    for offset, (at_s, batch) in enumerate(history.batches):
         for key in batch.gone:
             old = before.pop(key, None)
             # One that was made in this very record is in no row.
-            if old is not None and not (old.created in freed or old.version in expired):
+            if old is not None and not (old.created in freed or _is_idle(history, old, at_s)):
                 _judge_deletion(old, deletions.get(key, []), offset)
         for row in batch.rows:
             if row.key not in before and row.consumer not in ("a", "b"):
@@ -503,6 +501,18 @@ def _judge_once(history: History) -> None:
                 raise Violation(f"done beside its answer: {op} {row}")
             if isinstance(op.answer, QuorumLogError) and op.answer.outcome != UNKNOWN:
                 raise Violation(f"refused, and done: {op} {row}")
+
+
+def _is_idle(history: History, row: Position, at_s: float) -> bool:
+    """Whether a consumer may expire: somebody asked for that, and nobody has used it for long."""
+    asked = Expire(row.log, row.consumer)
+    return any(op.request == asked and op.asked_s <= at_s for op in history.ops) and not any(
+        isinstance(op.answer, Position)
+        and op.answer.key == row.key
+        and not isinstance(op.request, Look | Delete)
+        and op.asked_s <= at_s < op.asked_s + EXPIRY_MS * 0.75 / 1000
+        for op in history.ops
+    )
 
 
 def _judge_deletion(before: Position, asked: list[Op], offset: int) -> None:
@@ -569,10 +579,13 @@ def _is_ended(
             continue
         if isinstance(request, Release) and request.token != before.token:
             continue
-        if isinstance(op.answer, Position):
+        if isinstance(request, Expire):
+            if _is_idle(history, before, at_s):
+                return True
+        elif isinstance(op.answer, Position):
             if before.version <= op.answer.version <= row.version:
                 return True
-        elif op.answer in (None, ()) or getattr(op.answer, "outcome", None) == UNKNOWN:
+        elif op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN:
             return True
     return False
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from loadtest.ports import free_ports
+from quorumlog.errors import EntryUnavailable
 from quorumlog.net.listen import listening
 from quorumlog.protocol import positions as protocol_positions
 from quorumlog.wire.position_bodies import POSITIONS_LOG
@@ -64,9 +65,10 @@ async def http() -> AsyncIterator[Http]:
         yield found
 
 
-async def append(http: Http, count: int) -> None:
-    entries = [{"text": str(at)} for at in range(count)]
-    assert (await http.ask("POST", f"{LOG}/entries", {"entries": entries})).status == 201
+async def append(http: Http, count: int, *, at: int = 0) -> None:
+    entries = [{"text": str(number)} for number in range(count)]
+    answer = await http.ask("POST", f"{LOG}/entries", {"entries": entries}, at=at)
+    assert answer.status == 201
 
 
 def code(answer: Answer) -> tuple[int, str]:
@@ -410,15 +412,61 @@ async def test_a_change_that_is_repeated_with_its_key_gets_its_first_answer(http
     second = await http.ask("POST", f"{ME}/reset", {"to": 7})
     late = await http.ask("POST", f"{ME}/reset", {"to": 3}, headers=key, at=1)
     other = await http.ask("POST", f"{ME}/reset", {"to": 4}, headers=key)
-    unknown = await http.ask(
-        "POST",
-        f"{ME}/reset",
-        {"to": 4},
-        headers={"Idempotency-Key": "k2", "Consumers-Version": "0"},
-    )
+    key = {"Idempotency-Key": "k2", "Consumers-Version": "0"}
+    unknown = await http.ask("POST", f"{ME}/reset", {"to": 4}, headers=key)
+    absent = await http.ask("POST", f"{ME}/reset", {"to": 4}, headers={"Idempotency-Key": "k3"})
     assert (first.status, second.status, late.status) == (200, 200, 200)
     assert late.headers["ETag"] == first.headers["ETag"]
     assert code(other) == (422, "invalid")
-    assert code(unknown) == (409, "request-outdated")
-    assert unknown.json["outcome"] == "not-done"
+    for refused in (unknown, absent):
+        assert code(refused) == (409, "request-outdated")
+        assert refused.json["outcome"] == "not-done"
     assert (await http.ask("GET", ME)).json["offset"] == 7
+    key["Consumers-Version"] = str(unknown.json["version"])
+    assert (await http.ask("POST", f"{ME}/reset", {"to": 4}, headers=key)).status == 200
+
+
+async def test_all_copies_of_a_commit_get_one_answer_where_gateways_know_different_rows_of_the_log(
+    http: Http,
+) -> None:
+    """A gateway that has read the old log's row just now, and one that has read the new one's."""
+    token = str((await acquire(http, "w1")).json["lease"]["fencing_token"])
+    assert (await commit(http, 5, Fencing_Token=token)).status == 200
+    assert (await http.ask("DELETE", LOG, at=1)).status == 204
+    assert (await http.ask("PUT", LOG, {}, at=1)).status == 201
+    await append(http, 3, at=1)
+    reset = await http.ask("POST", f"{ME}/reset", {"to": "earliest"}, at=1)
+    version, etag = reset.headers["Consumers-Version"], reset.headers["ETag"]
+
+    async def copy(at: int) -> Answer:
+        return await commit(
+            http, 2, at=at, If_Match=etag, Idempotency_Key="k", Consumers_Version=version
+        )
+
+    first, late = await copy(0), await copy(1)
+    assert (first.status, late.status) == (200, 200)
+    assert late.headers["ETag"] == first.headers["ETag"]
+
+
+async def test_a_reset_that_is_refused_as_not_done_moves_nothing(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await commit(http, 5, If_None_Match="*")
+
+    async def away(*_: Any) -> int:
+        raise EntryUnavailable("the log's end can't be read now")
+
+    monkeypatch.setattr(consumers.Consumers, "_end", away)
+    refused = await http.ask("POST", f"{ME}/reset", {"to": "earliest"})
+    monkeypatch.undo()
+    assert refused.json["outcome"] == "not-done"
+    assert (await http.ask("GET", ME)).json["offset"] == 5
+
+
+async def test_a_held_lease_passes_only_to_a_later_start_of_its_holder(http: Http) -> None:
+    async def take(started: int) -> Answer:
+        return await http.ask("POST", LEASE, {"holder": "w", "started": started})
+
+    assert [(await take(started)).status for started in (1, 2)] == [200, 200]
+    for refused in (await take(1), await take(2), await acquire(http, "w")):
+        assert code(refused) == (409, "lease-held")

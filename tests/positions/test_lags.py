@@ -1,5 +1,6 @@
 """The lag of consumers in metrics: what is told, by whom, and what it costs. The ledgers behind are the model's."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quorumlog.errors import UnexpectedOffset
 from quorumlog.protocol import positions
 from quorumlog.protocol.batch import Record
 from quorumlog.wire.position_bodies import POSITIONS_LOG
@@ -303,3 +305,30 @@ async def test_consumers_of_more_deleted_logs_than_are_remembered_stay_until_the
             await two.logs.delete(log)
         await swept(two)
         assert await names(one) == ["second/me"]
+
+
+async def test_requests_that_an_overtaken_keeper_hands_back_are_passed_on_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with gateways("a") as (_, (one, _)):
+        await place(one, "a", "me", 5)
+        is_owned, submit, consult = one.logs.is_owned, one.logs.submit, one.logs.consult
+        consulted: list[Any] = []
+
+        def overtaken(name: str, _call: Append) -> asyncio.Future[Any]:
+            monkeypatch.setattr(one.logs, "submit", submit)
+            monkeypatch.setattr(one.logs, "is_owned", lambda _name: False)
+            done = asyncio.get_running_loop().create_future()
+            done.set_exception(UnexpectedOffset("another gateway has appended", log=name))
+            return done
+
+        async def counted(*args: Any, **more: Any) -> Any:
+            consulted.append(args)
+            monkeypatch.setattr(one.logs, "is_owned", is_owned)
+            return await consult(*args, **more)
+
+        monkeypatch.setattr(one.logs, "submit", overtaken)
+        monkeypatch.setattr(one.logs, "consult", counted)
+        asked = [one.logs.positions.ask(positions.Look("a", "me")) for _ in range(20)]
+        assert {found.offset for found in await asyncio.gather(*asked)} == {5}
+        assert len(consulted) == 1

@@ -49,6 +49,7 @@ from quorumlog.wire.position_bodies import (
 
 E = TypeVar("E", bound=QuorumLogError)
 LEASE_S = 10.0
+EXPIRY_MS = 30 * positions.USE_STEP_MS
 
 
 class Log:
@@ -57,7 +58,7 @@ class Log:
     def __init__(self, batches: list[Batch] | None = None, now_s: float = 100.0) -> None:
         self.batches = batches or []
         self.now_s = now_s
-        self.machine = PositionKeeper()
+        self.machine = PositionKeeper(EXPIRY_MS)
         self.truncated = self.database_ms = 0
 
     def ask(self, *requests: Request, stamp: Stamp | None = None) -> list[Answer]:
@@ -347,25 +348,61 @@ def test_the_consumers_of_a_deleted_log_are_freed_and_a_namesakes_are_not() -> N
     log.done(Look("log", "new"))
 
 
-def test_a_consumer_expires_by_the_version_that_was_looked_at_unless_its_lease_is_held() -> None:
+def expire(log: Log) -> None:
+    assert log.ask(positions.Expire("log", "c")) == [()]
+
+
+def test_a_consumer_expires_once_nobody_has_used_it_for_long_unless_its_lease_is_held() -> None:
     log = Log()
     log.database_ms = 1000
     made = log.done(commit(0, is_new=True))
     log.now_s += positions.GRACE_S
     assert made.used_ms == 1000
-    log.database_ms = 2000
+    log.database_ms += EXPIRY_MS - 1
+    expire(log)
     moved = log.done(commit(1, version=made.version))
-    assert moved.used_ms == 2000
-    log.ask(positions.Expire("log", "c", made.version))
-    log.done(Look("log", "c"))
-    held = log.done(acquire("w1"))
-    log.database_ms = 3000
-    log.ask(positions.Expire("log", "c", held.version))
-    again = log.done(Look("log", "c"))
-    assert (again.used_ms, again.token) == (3000, held.token)
+    log.database_ms += EXPIRY_MS - 1
+    expire(log)
+    assert log.done(Look("log", "c")) == moved
+    log.done(acquire("w1"))
+    log.database_ms += EXPIRY_MS
+    expire(log)
+    assert log.done(Look("log", "c")).used_ms == log.database_ms
     log.now_s += 2 * LEASE_S
-    log.ask(positions.Expire("log", "c", again.version))
+    expire(log)
+    log.done(Look("log", "c"))
+    log.database_ms += EXPIRY_MS
+    expire(log)
     log.refused(errors.NoSuchConsumer, Look("log", "c"))
+
+
+def test_nothing_expires_while_the_databases_time_is_in_doubt() -> None:
+    log = Log()
+    log.database_ms = EXPIRY_MS
+    log.done(commit(0, is_new=True))
+    log.now_s += positions.GRACE_S
+    log.database_ms = 0
+    expire(log)
+    log.done(Look("log", "c"))
+
+
+@pytest.mark.parametrize("what", ["commit", "renewal"])
+def test_a_use_counts_though_the_databases_time_was_in_doubt_for_longer_than_consumers_live(
+    what: str,
+) -> None:
+    log = Log()
+    log.database_ms = EXPIRY_MS
+    held = log.done(acquire("w1"))
+    log.now_s += positions.GRACE_S
+    log.database_ms = 0
+    if what == "commit":
+        log.done(commit(5, held.token))
+    else:
+        log.done(Renew("log", "c", "1", held.token))
+    log.now_s += 2 * LEASE_S
+    log.database_ms = 2 * EXPIRY_MS
+    expire(log)
+    assert log.done(Look("log", "c")).used_ms == log.database_ms
 
 
 def test_after_a_standstill_of_the_cluster_users_have_an_hour_to_come_back() -> None:
@@ -375,10 +412,10 @@ def test_after_a_standstill_of_the_cluster_users_have_an_hour_to_come_back() -> 
     log.now_s += positions.GRACE_S
     later = Log(log.batches)  # after a restart
     later.database_ms = log.database_ms + 1000 * positions.USE_STEP_MS
-    later.ask(positions.Expire("log", "c", made.version))
+    expire(later)
     assert later.done(Look("log", "c")) == made
     later.now_s += positions.GRACE_S
-    later.ask(positions.Expire("log", "c", made.version))
+    expire(later)
     later.refused(errors.NoSuchConsumer, Look("log", "c"))
 
 
@@ -388,7 +425,7 @@ def test_a_consumer_whose_last_use_is_not_known_counts_as_used_when_that_is_aske
     log.now_s += positions.GRACE_S
     assert made.used_ms == 0
     log.database_ms = 5000
-    log.ask(positions.Expire("log", "c", made.version))
+    expire(log)
     assert log.done(Look("log", "c")).used_ms == 5000
 
 

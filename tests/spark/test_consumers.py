@@ -43,7 +43,7 @@ def lease(cluster: SparkCluster, log: str, consumer: str) -> str:
     """Become the active worker: the fencing token."""
     wanted = {"holder": "worker", "lease_ms": 600_000}
     held = cluster.http.request(
-        "POST", f"{path(log, consumer)}/lease", value=wanted, is_repeatable=True
+        "POST", f"{path(log, consumer)}/lease", value=wanted, is_repeatable=False
     )
     return str(held.json()["lease"]["fencing_token"])
 
@@ -59,7 +59,7 @@ def let_go(cluster: SparkCluster, log: str, consumer: str, token: str) -> None:
 
 def reset(cluster: SparkCluster, log: str, consumer: str, to: int | str) -> None:
     cluster.http.request(
-        "POST", f"{path(log, consumer)}/reset", value={"to": to}, is_repeatable=True
+        "POST", f"{path(log, consumer)}/reset", value={"to": to}, is_repeatable=False
     )
 
 

@@ -37,7 +37,8 @@ FENCING_TOKEN: Final = header_integer(
 CONSUMERS_VERSION: Final = header_integer(
     header.CONSUMERS_VERSION,
     "With `Idempotency-Key`: the highest `Consumers-Version` of the answers that the client had before it sent the change"
-    " for the first time; 0: none. A copy that is too old to be told from a repeat is refused.",
+    " for the first time. 0, or no header: it had none; the change is then refused with a `version` to send it with. So is"
+    " a copy so old that the cluster may have forgotten an earlier copy.",
 )
 COUNTS_ONCE: Final = (IDEMPOTENCY_KEY, CONSUMERS_VERSION)
 _VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'

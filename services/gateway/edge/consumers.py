@@ -177,6 +177,8 @@ def _maker(request: web.Request) -> str:
 
 
 def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None:
-    """What a change counts once by, where the client says it."""
+    """What marks the copies of a change, where the client repeats it."""
     once = once_of(request, given, body)
-    return None if once is None else Stamp(once.token, once.content, given[op.CONSUMERS_VERSION])
+    if once is None:
+        return None
+    return Stamp(once.token, once.content, given[op.CONSUMERS_VERSION] or 0)

@@ -43,8 +43,9 @@ from services.gateway.logs.values import Start
 _ROW_S: Final = 2.0
 """How old a log's row may be for a commit, which spares Postgres a read for each."""
 _ROWS_MAX: Final = 10_000
-_SCANNED: Final = 200
-"""Positions that the keeper is asked for at once: it looks through all of them each time."""
+_SCANNED: Final = 2000
+"""Positions that the keeper is asked for at once, chosen by judgement: it looks through all that it has each time, so that
+small pages would cost a list that shows few of them much."""
 _AT_ONCE: Final = 16
 """Consumers of a page whose lag is looked up at once."""
 
@@ -162,16 +163,16 @@ class Consumers:
         """Move a position on. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the log's end, and why the
         keeper refuses.
         """
-        row = await self._row_up_to(name, offset)
+        # A commit without a token is decided once (rule 32), so an old row of the log must not make the keeper refuse it.
+        row = await self._row_up_to(name, offset, is_fresh=token is None)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
             return await self._positions.ask(asked, row, stamp)
         except LogReplaced:
-            if not await self._is_replaced(row):
+            if token is None or not await self._is_replaced(row):
                 raise
         row = await self._row_up_to(name, offset)
-        again = stamp and replace(stamp, token=f"{stamp.token}+")
-        return await self._positions.ask(replace(asked, created=row.created_at), row, again)
+        return await self._positions.ask(replace(asked, created=row.created_at))
 
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
@@ -273,9 +274,11 @@ class Consumers:
         offset = await self._offset(row, start)
         if offset < row.first_offset:
             raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
+        # Read before the reset: an error after it would say that nothing was done.
+        end = max(offset, await self._end(row))
         asked = Reset(name, consumer, row.created_at, offset, version)
         position = await self._positions.ask(asked, stamp=stamp)
-        return await self._view(position, row, await self._end(row))
+        return await self._view(position, row, end)
 
     async def delete(
         self, name: str, consumer: str, version: int | None, stamp: Stamp | None = None
@@ -289,11 +292,11 @@ class Consumers:
 
     # --- the log ---------------------------------------------------------------------------------
 
-    async def _recent(self, name: str) -> _Known:
-        """What is known of the log, not older than `_ROW_S`."""
+    async def _recent(self, name: str, *, is_fresh: bool = False) -> _Known:
+        """What is known of the log, not older than `_ROW_S`; with `is_fresh` read now, unless metadata is away."""
         now_s = self._loop.time()
         known = self._known.get(name)
-        if known is not None and now_s - known.read_s <= _ROW_S:
+        if known is not None and now_s - known.read_s <= _ROW_S and not is_fresh:
             return known
         if known is not None:
             known.read_s = now_s  # who asks meanwhile does not ask metadata too
@@ -315,9 +318,9 @@ class Consumers:
         self._known.pop(row.name, None)
         return (await self._recent(row.name)).row.created_at != row.created_at
 
-    async def _row_up_to(self, name: str, offset: int) -> LogMetadata:
+    async def _row_up_to(self, name: str, offset: int, *, is_fresh: bool = False) -> LogMetadata:
         """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
-        known = await self._recent(name)
+        known = await self._recent(name, is_fresh=is_fresh)
         if offset > known.end:
             with contextlib.suppress(LogReplaced):  # it is the row that is old
                 known.end = max(known.end, await self._end(known.row))

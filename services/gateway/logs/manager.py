@@ -103,8 +103,7 @@ class LogManager:
             start=self.ownership.task,
             timeout_s=self.times.append_s,
             wall_ms=wall,
-            # Not while it is in doubt: positions would be lost by a wrong clock (rule 26c).
-            database_ms=lambda: None if store.clock.doubt else store.database_ms(),
+            database_ms=lambda: store.database_ms() if self.deletes_by_age else None,
             expiry_s=self.times.consumer_expiry_s,
         )
         self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)

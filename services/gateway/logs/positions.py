@@ -53,7 +53,6 @@ from quorumlog.protocol.position_keeper import (
 )
 from quorumlog.protocol.positions import (
     CHANGES_MAX,
-    USE_STEP_MS,
     Acquire,
     Answer,
     Commit,
@@ -166,7 +165,7 @@ class PositionService:
         self._monotonic_s = monotonic_s or (lambda: awake().time())
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Ask] = []
-        self._keeper = self._new_keeper()
+        self._keeper = PositionKeeper(self._expiry_ms)
         self._deleted: dict[str, str] = {}
         """Logs that this gateway has deleted, with their creations."""
         self._waiting: set[_Ask] = set()
@@ -176,9 +175,6 @@ class PositionService:
         self._seen_s = 0.0
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
-
-    def _new_keeper(self) -> PositionKeeper:
-        return PositionKeeper(min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS))
 
     @property
     def kept(self) -> Mapping[Key, Position]:
@@ -244,11 +240,8 @@ class PositionService:
         if not (self._expiry_ms and now_ms and self.is_here):
             return
         last_ms = now_ms - self._expiry_ms
-        old = (row for row in self.kept.values() if row.used_ms < last_ms)
-        asked = [
-            self.submit(Expire(row.log, row.consumer, row.version))
-            for row in islice(old, _EXPIRED_AT_ONCE)
-        ]
+        old = (row.key for row in self.kept.values() if row.used_ms <= last_ms)
+        asked = [self.submit(Expire(*key)) for key in islice(old, _EXPIRED_AT_ONCE)]
         await asyncio.gather(*asked, return_exceptions=True)
 
     async def _make(self, row: LogMetadata) -> None:
@@ -270,16 +263,16 @@ class PositionService:
     async def _ask(self, request: Request, stamp: Stamp | None = None) -> Answer:
         if not counts_once(request):
             return await self.submit(request)
-        if stamp is not None and stamp.seen is not None:
+        if stamp is not None:
             return await self.submit(request, stamp)
         is_fresh = self._loop.time() < self._seen_s + _SEEN_S
-        stamp = replace(stamp or Stamp(uuid4().hex), seen=self.seen if is_fresh else 0)
+        stamp = Stamp(uuid4().hex, seen=self.seen if is_fresh else 0)
         try:
             return await self.submit(request, stamp)
         except RequestOutdated as error:
             if stamp.seen:
                 raise
-            # No keeper has done it: it named no version. No other copy of it names one.
+            # No keeper has carried it out, since it named no version.
             return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
     def submit(self, request: Request, stamp: Stamp | None = None) -> asyncio.Future[Answer]:
@@ -287,10 +280,13 @@ class PositionService:
         future: asyncio.Future[Answer] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
+        self._gather(_Ask(future, request, stamp))
+        return future
+
+    def _gather(self, one: _Ask) -> None:
         if not self._gathered:
             self._loop.call_soon(self._flush)
-        self._gathered.append(_Ask(future, request, stamp))
-        return future
+        self._gathered.append(one)
 
     def _late(self, future: asyncio.Future[Answer], log_name: str) -> None:
         late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
@@ -363,7 +359,7 @@ class PositionService:
         except Exception:
             # A defect of ours: the state is not reliable any more. The log is; a new keeper reads it.
             log.exception("position-keeper-broke")
-            self._keeper = self._new_keeper()
+            self._keeper = PositionKeeper(self._expiry_ms)
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
             broke = QuorumLogError("the keeper of positions broke", outcome=UNKNOWN)
@@ -376,7 +372,7 @@ class PositionService:
         match effect:
             case Told(one, NotTheOwner()) if not one.is_forwarded:
                 self._waiting.discard(one)
-                _ = self._start(self._consult([one]))
+                self._gather(one)
             case Told(one, answer):
                 self._waiting.discard(one)
                 resolve(one.future, answer)

@@ -224,6 +224,7 @@ class Transport:
         self, method: str, path: str, *, body: bytes | None, headers: Mapping[str, str]
     ) -> GatewayAnswer:
         """Send a request about a consumer, which counts once (rule 32). Raises: as `request`."""
+        end = self.loop.time() + self.deadline_s
         while True:
             version, read_s = self._seen
             if self.loop.time() > read_s + _SEEN_S:
@@ -231,12 +232,12 @@ class Transport:
             sent = {**headers, header.CONSUMERS_VERSION: str(version)}
             try:
                 answer = await self.request(
-                    method, path, body=body, headers=sent, is_repeatable=True
+                    method, path, body=body, headers=sent, is_repeatable=True, end=end
                 )
             except RequestOutdated as error:
                 if version:
                     raise
-                # No gateway carries out a change that names no version.
+                # No gateway has carried it out, since it named no version.
                 self._seen = int(error.members["version"]), self.loop.time()
             else:
                 if seen := int(answer.headers.get(header.CONSUMERS_VERSION, 0)):

@@ -8,8 +8,10 @@
 Each append expects the log's end to be where the fold ends. So a keeper that was overtaken (it hung, its gateway
 does not own the log any more) decides nothing, and an append whose outcome is unknown does no harm: either the
 next one finds it, or it can't come any more. A keeper that was overtaken, and whose process does not own the log, hands
-all requests back (rule 32): the owner may have decided other copies of them. There is one effect at a time, and each gets one answer. No answer
-is given before an append was acknowledged, so none rests on memory alone.
+all requests back (rule 32): the owner may have decided other copies of them.
+
+There is one effect at a time, and each gets one answer. No answer is given before an append was acknowledged, so no
+answer rests on memory alone.
 """
 
 from collections import deque
@@ -20,7 +22,6 @@ from typing import Any, Final
 from quorumlog.errors import NOT_DONE, EntryUnavailable, NotTheOwner, QuorumLogError
 from quorumlog.protocol.positions import (
     CHANGES_MAX,
-    USE_STEP_MS,
     Answer,
     Batch,
     Draft,
@@ -158,9 +159,9 @@ class _Waiting:
 class PositionKeeper:
     """The positions of all consumers, in one gateway; see the module."""
 
-    def __init__(self, use_step_ms: int = USE_STEP_MS) -> None:
-        """Nothing is read yet. `use_step_ms`: how exactly rows tell when they were used."""
-        self._use_step_ms = use_step_ms
+    def __init__(self, expiry_ms: int = 0) -> None:
+        """Nothing is read yet. `expiry_ms`: after how long without use a consumer expires, 0: never."""
+        self._expiry_ms = expiry_ms
         self.phase = Phase.IDLE
         self.state = Positions()
         self.end: int | None = None
@@ -216,7 +217,7 @@ class PositionKeeper:
             now_s=now_s,
             wall_ms=wall_ms,
             database_ms=database_ms,
-            use_step_ms=self._use_step_ms,
+            expiry_ms=self._expiry_ms,
         )
         while self._queue and len(self._decided) < CHANGES_MAX:
             waiting = self._queue.popleft()

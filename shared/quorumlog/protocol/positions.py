@@ -46,11 +46,12 @@ CHANGES_MAX: Final = 1024
 """Requests of one batch; versions count in it."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use that changes nothing else of a row is written where the row tells of one as long ago as this."""
+"""A use that changes nothing else of a row is written only where the last use that the row has is as long ago as this,
+or as long as a quarter of the time after which consumers expire."""
 
 GRACE_S: Final = 3600.0
-"""No consumer expires before the keeper has known the rows for so long: users come back after the cluster stood still.
-Chosen by judgement."""
+"""No consumer expires before the keeper has known the rows for so long, or for as long as consumers take to expire: users
+come back after the cluster stood still. Chosen by judgement."""
 
 REMEMBERED_MAX: Final = 20_000
 """Decided changes whose tokens a keeper remembers (rule 32); chosen by judgement: some megabytes."""
@@ -77,7 +78,7 @@ class Position:
     committed_ms: int = 0
     """For people: the time by the clock of the gateway that took the commit."""
     used_ms: int = 0
-    """The database's time of the last use, give or take a day; 0: not known yet."""
+    """The database's time of the last use, give or take `USE_STEP_MS`; 0: the database's time was not known then."""
     caller: str = ""
     """Who made the consumer; empty where no tokens are required."""
     started: int = 0
@@ -97,10 +98,8 @@ class Stamp:
     """Drawn by the first sender of the change."""
     content: str = ""
     """A digest of what is asked for: the same token with another content is a mistake of the sender."""
-    seen: int | None = 0
-    """A version that the first sender knew before it sent any copy; 0: it knew none, and must ask for one. None: the
-    gateway that the change comes to is to say.
-    """
+    seen: int = 0
+    """A version that the first sender knew before it sent any copy; 0: it knew none, and must ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +222,12 @@ class FreeLog:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Forget a consumer that nobody has used for long, by the row of this version. A consumer whose lease is held, or
-    whose last use is not known, counts as used now. Answer: an empty tuple.
+    """Forget a consumer if nobody has used it for long. A consumer whose lease is held, or whose last use is not known,
+    counts as used now. Answer: an empty tuple.
     """
 
     log: str
     consumer: str
-    version: int
 
 
 Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete | FreeLog | Expire
@@ -358,10 +356,12 @@ class Draft:
         now_s: float,
         wall_ms: int,
         database_ms: int = 0,
-        use_step_ms: int = USE_STEP_MS,
+        expiry_ms: int = 0,
     ) -> None:
-        """The record goes to the offset `end`. `database_ms`: 0 where the database's time is not known, or in doubt."""
-        self._database_ms, self._use_step_ms = database_ms, use_step_ms
+        """The record goes to the offset `end`. `database_ms`: 0 where the database's time is not known, or in doubt.
+        `expiry_ms`: after how long without use a consumer expires, 0: never.
+        """
+        self._database_ms, self._expiry_ms = database_ms, expiry_ms
         self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
         self._changed: dict[Key, Position | None] = {}
         self._decided: dict[str, Decided] = {}
@@ -405,9 +405,8 @@ class Draft:
         """Whether a change would be remembered if another copy of it had been decided: in a record after the one that
         the first sender knew.
         """
-        seen = stamp.seen or 0
-        earliest = (seen - 1) // CHANGES_MAX + 1
-        return seen > 0 and self._state.known_from <= earliest <= self._end
+        earliest = (stamp.seen - 1) // CHANGES_MAX + 1
+        return stamp.seen > 0 and self._state.known_from <= earliest <= self._end
 
     def _answer(self, request: Request) -> Answer:
         try:
@@ -427,11 +426,7 @@ class Draft:
                 case _:
                     row = self._row((request.log, request.consumer))
                     if row is None:
-                        raise NoSuchConsumer(
-                            f"the log {request.log} has no consumer {request.consumer}",
-                            log=request.log,
-                            consumer=request.consumer,
-                        )
+                        raise _missing(request)
                     return self._decide(row, request)
         except QuorumLogError as error:
             return error
@@ -465,12 +460,12 @@ class Draft:
 
     def _expire(self, request: Expire) -> None:
         row = self._row((request.log, request.consumer))
-        is_known_long = self._now_s >= self._state.since_s + GRACE_S
-        if row is None or row.version != request.version or not is_known_long:
+        grace_s = min(GRACE_S, self._expiry_ms / 1000)
+        if row is None or self._now_s < self._state.since_s + grace_s:
             return
         if (row.holder and self._now_s < self._held_until(row)) or not row.used_ms:
             self._put(row)
-        else:
+        elif self._database_ms - row.used_ms >= self._expiry_ms > 0:
             self._forget(row)
 
     def _forget(self, row: Position) -> None:
@@ -504,11 +499,7 @@ class Draft:
         row = self._row((request.log, request.consumer))
         if row is None:
             if not request.is_new:
-                raise NoSuchConsumer(
-                    f"the log {request.log} has no consumer {request.consumer}",
-                    log=request.log,
-                    consumer=request.consumer,
-                )
+                raise _missing(request)
             return self._new(request, committed_ms=self._wall_ms)
         if request.is_new:
             raise _conflict(row)
@@ -586,14 +577,14 @@ class Draft:
         return self._end * CHANGES_MAX + self._asked
 
     def _put(self, row: Position) -> Position:
-        used_ms = self._database_ms or row.used_ms
-        row = replace(row, version=self._version, used_ms=used_ms)
+        row = replace(row, version=self._version, used_ms=self._database_ms)
         self._changed[row.key] = row
         return row
 
     def _used(self, row: Position) -> Position:
-        """The row, written once more where it tells of a last use long ago."""
-        return self._put(row) if self._database_ms - row.used_ms > self._use_step_ms else row
+        """The row, written once more where the last use that it has is another one than this."""
+        step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
+        return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 
     def _held_until(self, row: Position) -> float:
         return self.held_until.get(row.key, self._state.held_until(row))
@@ -630,11 +621,14 @@ def _again(first: Decided, stamp: Stamp) -> Position | QuorumLogError:
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
     """The refusal of a change of which another copy may have been decided. No copy that knew no version ever was."""
-    return RequestOutdated(
-        "more changes were made since than are remembered: look whether this one was made",
-        outcome=UNKNOWN if stamp.seen else NOT_DONE,
-        version=end * CHANGES_MAX + 1,
-    )
+    version = end * CHANGES_MAX + 1
+    if not stamp.seen:
+        detail = (
+            f"send this request again with Consumers-Version: {version}, the same in all retries"
+        )
+        return RequestOutdated(detail, outcome=NOT_DONE, version=version)
+    detail = "more changes were made since than are remembered: look whether this one was made"
+    return RequestOutdated(detail, outcome=UNKNOWN, version=version)
 
 
 def _check_log(row: Position, created: str) -> None:
@@ -659,6 +653,14 @@ def _check_token(row: Position, token: int) -> None:
 def _check_version(row: Position, version: int | None) -> None:
     if version is not None and version != row.version:
         raise _conflict(row)
+
+
+def _missing(request: Look | Commit | Renew | Release | Reset | Delete) -> NoSuchConsumer:
+    return NoSuchConsumer(
+        f"the log {request.log} has no consumer {request.consumer}",
+        log=request.log,
+        consumer=request.consumer,
+    )
 
 
 def _conflict(row: Position) -> VersionConflict:
