@@ -47,6 +47,9 @@ class LocalCookie(BaseModel):
     directories: tuple[str, ...]
     boots: int
     registered: bool = False
+    """The last start reached its registration."""
+    ever_registered: bool = False
+    """An earlier start of this incarnation reached its registration."""
     durability: str = "fsync"
     salvaged: bool = False
     """An operator's command kept the readable part of a damaged log."""
@@ -69,8 +72,10 @@ class LocalCookie(BaseModel):
 
     @property
     def was_registered(self) -> bool:
-        """Whether a start on this directory got as far as its registration."""
-        return self.registered or self.boots > 1
+        """Whether the directory ever registered as this incarnation. Otherwise it acknowledged nothing as this
+        member, and another directory may be the member that ledgers name (rule 15b).
+        """
+        return self.registered or self.ever_registered
 
     @property
     def member(self) -> str:
@@ -196,6 +201,7 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
             "directories": (found.directory,),
             "durability": found.durability,
             "registered": False,
+            "ever_registered": local.was_registered,
             "identity": found.identity,
             "processes": (*local.processes, found.process)[-PROCESSES_MAX:],
         }
@@ -263,7 +269,7 @@ def _suspected_loss(found: Situation) -> str:
         )
     if remote.incarnation < local.incarnation:
         # The start that began this incarnation ended before it registered.
-        return "" if not local.registered else f"an older incarnation of {name} is registered"
+        return "" if not local.was_registered else f"an older incarnation of {name} is registered"
     if remote.instance != local.instance:
         return f"another directory is registered for {name}@{local.incarnation}"
     if local.boots + 1 <= remote.boots:

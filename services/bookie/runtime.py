@@ -108,8 +108,11 @@ class BookieRuntime:
 
     @property
     def cookie(self) -> LocalCookie | None:
-        """The directory's cookie; None before its first registration."""
-        return self._cookie or self._found_cookie
+        """The directory's cookie; None until the directory has registered as this incarnation once, because a rebuild
+        must not mistake it for the member that ledgers name (rule 15b).
+        """
+        found = self._found_cookie
+        return self._cookie or (found if found is not None and found.was_registered else None)
 
     @property
     def may_lack(self) -> bool:

@@ -68,6 +68,19 @@ def test_an_incarnation_that_ledgers_name_is_no_new_directorys() -> None:
     assert "was never registered as that" in reason
 
 
+def test_an_incarnation_that_never_registered_did_not_however_often_it_was_started() -> None:
+    """Rule 15b: only a directory that was a member may answer a rebuild as this member."""
+    new = replace(FOUND, local=None, remote=None, has_data=False)
+    first, _ = decide(new)
+    second, _ = decide(replace(new, local=first))
+    registered = second.model_copy(update={"registered": True})
+    later, _ = decide(replace(new, local=registered, may_fix=True))
+
+    found = [(one.boots, one.was_registered) for one in (first, second, registered, later)]
+
+    assert found == [(1, False), (2, False), (2, True), (1, False)]
+
+
 def test_a_directory_waits_for_a_rebuild_where_a_cookie_stands_in_for_it() -> None:
     stand_in = COOKIE.cookie.model_copy(update={"instance": STAND_IN, "incarnation": 2})
     later = stand_in.model_copy(update={"incarnation": 3})
