@@ -54,6 +54,7 @@ class World:
         self.is_behind = False
         self.stale: StaleMember | None = None
         self.refreshes = 0
+        self.breaks_lists = False
 
     def add(
         self, _m: str, _k: bytes, _run: Run, done: Callable[[Status], None], **_flags: bool
@@ -82,6 +83,8 @@ class World:
 
     async def refresh(self) -> None:
         self.refreshes += 1
+        if self.breaks_lists:
+            raise RuntimeError("a defect of the list")
 
     async def read_row(self, _ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         if self.broken:
@@ -259,6 +262,19 @@ async def test_a_change_that_adds_a_stale_member_is_chosen_again_from_a_new_list
     assert answer == (refused if is_final else MetadataAnswered(1, CasStatus.UNKNOWN))
     assert refused.refuses(UpdateMetadata(1, ROW))
     assert world.refreshes == 1
+
+
+async def test_a_list_that_breaks_leaves_the_change_unsettled() -> None:
+    """The machine hears an answer whatever fails: without one it would wait for ever."""
+    world = World()
+    world.stale, world.breaks_lists = StaleMember("b@1 is not registered", is_final=True), True
+    machine = Script([UpdateMetadata(1, ROW)])
+    driver = drive(machine, world, [])
+
+    driver.post(CloseRequested())
+    await until(lambda: len(machine.heard) == 2, "the answer")
+
+    assert machine.heard[1] == MetadataAnswered(1, CasStatus.UNKNOWN)
 
 
 async def test_the_same_attempt_again_is_the_same_change_to_the_store() -> None:

@@ -197,10 +197,15 @@ class Driver:
         # A machine that repeats an attempt number repeats the same change, so the token stays.
         if self._token[0] != effect.attempt:
             self._token = (effect.attempt, str(uuid.uuid4()))
-        cas = partial(
-            self._ports.metadata.cas, effect.metadata, effect.missed, attempt=self._token[1]
-        )
-        self._ports.tasks.start(self._ask_metadata(effect.attempt, cas))
+        swap = partial(self._swap, effect, self._token[1])
+        self._ports.tasks.start(self._ask_metadata(effect.attempt, swap))
+
+    async def _swap(self, effect: UpdateMetadata, token: str) -> Row:
+        metadata = self._ports.metadata
+        try:
+            return await metadata.cas(effect.metadata, effect.missed, attempt=token)
+        except StaleMember as error:
+            return await self._refused(error)
 
     async def _ask_metadata(self, attempt: int, ask: Callable[[], Awaitable[Row]]) -> None:
         try:
@@ -211,8 +216,6 @@ class Driver:
                 self.stop()
                 self._tell(Failed(error.code, detail=error.detail))
             return
-        except StaleMember as error:
-            status, row = await self._refused(error)
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
             status, row = CasStatus.UNKNOWN, None
