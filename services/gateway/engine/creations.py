@@ -7,6 +7,7 @@ from quorumlog.errors import (
     UNKNOWN,
     InvalidRequest,
     MetadataUnavailable,
+    NotEnoughBookies,
     QuorumLogError,
     StaleMember,
 )
@@ -58,15 +59,15 @@ class Creations:
             places.back(peer)  # a roll or a takeover of a log is never refused
         is_kept = False
         try:
-            for left in reversed(range(_PLACINGS)):
+            stale: StaleMember | None = None
+            for _ in range(_PLACINGS):
                 draft = await self._draft(options)
                 attempt, once = new_attempt(), options.once
                 try:
                     row, is_kept = await self._create(draft, attempt, once, peer)
                 except StaleMember as error:
                     # The list of bookies is older than a registration (rule 15b).
-                    if not left:
-                        raise self._placing.too_few(options.ensemble_size) from error
+                    stale = error
                     await self._placing.refresh()
                 except (MetadataUnavailable, asyncio.CancelledError) as error:
                     if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
@@ -75,10 +76,12 @@ class Creations:
                     raise
                 else:
                     return row
+            raise NotEnoughBookies(
+                f"bookies registered anew while an ensemble was chosen, {_PLACINGS} times: {stale}"
+            ) from stale
         finally:
             if not is_kept:
                 places.give(peer)
-        raise AssertionError("the last try returns or raises")
 
     async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
         """The row to be created, with a new ensemble and new keys."""

@@ -23,13 +23,15 @@ from quorumlog.errors import (
     WriterLost,
     WrongPassword,
 )
+from quorumlog.net import directory as directory_module
 from quorumlog.net.budget import PEER
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata, State
+from quorumlog.wire.bodies import BookieHeartbeat, BookieList
 from services.gateway.engine import Engine
 from services.gateway.engine import rows as rows_module
 from services.gateway.interface import DEGRADED, EntriesAppended
-from tests.gateway.engine.support import ledger, payloads, world_of
+from tests.gateway.engine.support import World, ledger, payloads, world_of
 from tests.support.once import once
 from tests.support.waiting import until
 
@@ -384,3 +386,43 @@ async def test_a_creation_of_unknown_outcome_keeps_its_place_until_its_ledger_en
             await ledger(world.engine)
         await world.engine.close(world.engine.handles.live[0].ledger_id)
         await ledger(world.engine)
+
+
+async def register_anew(world: World, *names: str) -> None:
+    """These bookies have new directories, and live."""
+    for name in names:
+        row = await world.metadata.cookie(name)
+        assert row is not None
+        changes = {"incarnation": row.cookie.incarnation + 1, "instance": f"{name} anew"}
+        cookie = row.cookie.model_copy(update=changes)
+        await world.metadata.put_cookie(name, cookie, version=row.version)
+        heartbeat = BookieHeartbeat(
+            incarnation=cookie.incarnation, url=world.bookies[name].url, ttl_s=3600
+        )
+        assert await world.metadata.send_bookie_heartbeat(name, heartbeat)
+
+
+async def test_a_ledger_whose_bookies_registered_anew_meanwhile_is_placed_at_those_of_a_new_list(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 15b. Each ensemble of the old list has a bookie that is another incarnation now."""
+    monkeypatch.setattr(directory_module, "REFRESH_S", 3600.0)
+    async with world_of(stores, gateways=1) as world:
+        await register_anew(world, "bookie-1", "bookie-2")
+
+        row = await ledger(world.engine)
+
+        registered = {"bookie-1@2", "bookie-2@2", "bookie-3@1", "bookie-4@1"}
+        assert set(row.all_members) <= registered
+        assert await world.metadata.list() == ([row], None)
+
+        listed = await world.metadata.bookies()
+        await register_anew(world, "bookie-1", "bookie-2")
+
+        async def stale() -> BookieList:
+            return listed
+
+        monkeypatch.setattr(world.engine._directory, "_fetch", stale)
+        with pytest.raises(NotEnoughBookies, match=r"registered anew .* registered: bookie-"):
+            await ledger(world.engine)
+        assert await world.metadata.list() == ([row], None)
