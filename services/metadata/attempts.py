@@ -70,8 +70,8 @@ async def record_attempt(connection: Connection, attempt: str, target: str) -> N
 
 
 async def found_once(connection: Connection, once: OnceBody | None) -> str | None:
-    """What the first copy of a client's request left (`record_once`); None if none was carried out, or the request has
-    no name. Copies of one request take the same lock, which the caller holds, or are told apart by `try_once`.
+    """What the first copy of a client's request left (`try_once`); None if no copy was carried out, or the request has
+    no name. The caller holds a lock that all copies of the request take, or lets `try_once` tell them apart.
 
     Raises: InvalidRequest if the first copy asked for something else.
     """

@@ -208,10 +208,10 @@ class _Work:
         writes = not self._ask.dry_run
         taken = cluster_id if writes and cluster_id != await self._tables.cluster_id() else None
         next_id = survey.highest + 1
+        added = await self._stand_ins(sources, survey)
         if writes:
-            added = await self._stand_ins(sources, survey)
             next_id = await self._tables.begin_writing(survey.highest, cluster_id, taken, added)
-        bookies = await self._bookies(sources, registered, survey)
+        bookies = await self._bookies(sources, registered | survey.named, added)
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
         if writes and self._ask.take_over:
@@ -237,11 +237,11 @@ class _Work:
         if untold:
             raise SourceAway(f"{', '.join(sorted(untold))}: no answer to what rows it holds")
         survey = await self._survey(sources)
-        await self._decide_ledgers(
-            sources, await self._bookies(sources, registered, survey), survey
-        )
+        added = await self._stand_ins(sources, survey)
+        bookies = await self._bookies(sources, registered | survey.named, added)
+        await self._decide_ledgers(sources, bookies, survey)
         # Also where nothing is behind: copies of an accepted loss stay, and a later rebuild may write them.
-        await self._tables.put_stand_ins(cluster_id, await self._stand_ins(sources, survey))
+        await self._tables.put_stand_ins(cluster_id, added)
         return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
@@ -299,12 +299,11 @@ class _Work:
         return {name: StandIn(one, name not in survey.named) for name, one in added.items()}
 
     async def _bookies(
-        self, sources: Sequence[Source], listed: set[str], survey: _Survey
+        self, sources: Sequence[Source], known: set[str], added: Mapping[str, StandIn]
     ) -> Bookies:
-        known = listed | survey.named
+        """`known`: bookies that are registered or named. `added`: cookies that are written, or would be."""
         registered = await self._tables.registered()
-        for name, added in (await self._stand_ins(sources, survey)).items():
-            registered[name] = Registered(added.incarnation)
+        registered |= {name: Registered(one.incarnation) for name, one in added.items()}
         answering = {source.name: source.incarnation for source in sources}
         lacking = {source.name for source in sources if source.head.may_lack}
         silent = (known - answering.keys()) | lacking

@@ -235,6 +235,9 @@ class RebuildTables:
         attempts = {row.attempt for each in held.values() for one in each for row in one.rows}
         attempts.discard("")
         async with self._transaction(writes=writes):
+            # The ledgers' rows first, as changes of ledgers lock them: with bookies first, a change, a
+            # registration and this could wait for each other.
+            known = await self._known(sorted(held), sorted(attempts), writes=writes)
             if writes:
                 # A bookie that registers waits until these rows are there, or is seen here.
                 rows = (row for each in held.values() for one in each for row in one.rows)
@@ -243,7 +246,6 @@ class RebuildTables:
                     self._connection, "hold_incarnations($1)", sorted(members)
                 )
                 bookies = replace(bookies, registered=registered)
-            known = await self._known(sorted(held), sorted(attempts), writes=writes)
             decisions = {
                 ledger_id: decide(known[ledger_id], each, bookies)
                 for ledger_id, each in held.items()

@@ -12,11 +12,13 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.errors import IncarnationUsed, StaleMember
+from quorumlog.errors import DatabaseWentBack, IncarnationUsed, StaleMember
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.wire.bodies import STAND_IN, Cookie
 from quorumlog.wire.repair_bodies import RepairAdd
+from services.bookie.cookie import read_cookie, write_cookie
+from services.bookie.identity import identity_of
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.metadata.test_rebuild import (
@@ -202,9 +204,11 @@ async def test_a_bookie_whose_disk_was_lost_with_the_database_is_a_later_incarna
 
 
 async def goes_back(
-    stores: Stores, bookies: Bookies, *, first: int, folder: Path
+    stores: Stores, bookies: Bookies, *, first: int, folder: Path, wipes: bool = True
 ) -> LedgerMetadata:
-    """A dump is from before b3 registers as this incarnation and a ledger names it."""
+    """A dump is from before b3 registers as this incarnation and a ledger names it. Then the database goes back to it, and
+    b3 loses its disk if it `wipes`.
+    """
     async with serving(stores) as service:
         async with bookies.running(service, ("b1", "b2") if first == 1 else NAMES) as running:
             for bookie in running.values():
@@ -217,10 +221,27 @@ async def goes_back(
                 await until_ready(bookie)
             row = await service.client.create(draft(*OTHERS, f"b3@{first}"))
             await keep(running["b1"], row)
-            await keep(running["b3"], row)
-    wipe(bookies)
+            if wipes:
+                await keep(running["b3"], row)
+    if wipes:
+        wipe(bookies)
     await restore(stores, path)
     return row
+
+
+async def until_noticed(service: Service) -> None:
+    """The service knows that its database went back, and takes no changes."""
+
+    async def is_noticed() -> bool:
+        try:
+            await service.client.create(draft(*OTHERS, "b9@1"))
+        except DatabaseWentBack:
+            return True
+        except StaleMember:
+            return False
+        return False
+
+    await until(is_noticed, "the service knows that its database went back")
 
 
 NAMES = ("b1", "b2", "b3")
@@ -248,6 +269,70 @@ async def test_a_backup_gives_no_incarnation_out_again(
     assert present.last_fragment == row.last_fragment
     assert "was registered before" in refusal
     assert member == f"b3@{first + 1}"
+
+
+async def test_a_directory_that_never_registered_is_no_member_to_a_rebuild(
+    stores: Stores, bookies: Bookies, tmp_path: Path
+) -> None:
+    """Its starts ended while the database was known to have gone back. It answers which rows it holds, as all do."""
+    await goes_back(stores, bookies, first=1, folder=tmp_path)
+    directory = bookies.folder / "b3"
+    other = read_cookie(bookies.folder / "b1")
+    assert other is not None
+    directory.mkdir()
+    identity = identity_of(directory)
+    never = {"name": "b3", "registered": False, "ever_registered": False, "boots": 2}
+    write_cookie(
+        directory,
+        other.model_copy(update={**never, "instance": str(uuid4()), "identity": identity}),
+    )
+
+    async with (
+        serving(stores, are_imagined=False) as service,
+        bookies.running(service, ("b1", "b2")) as running,
+    ):
+        for bookie in running.values():
+            await until_replayed(bookie)
+        await until_noticed(service)
+        bookies.may_end = True
+        async with bookies.running(service, ("b3",)) as found:
+            await until_replayed(found["b3"])
+            report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
+            await until(lambda: bool(bookies.ended), "b3 refuses to start")
+            refusal = bookies.ended[0]
+        bookies.may_end = False
+        member = await comes_back_as(bookies, service)
+
+    assert report is not None, why
+    assert (report.ledgers, report.silent) == ({"write": 1}, ("b3",))
+    assert "another directory is registered for b3@1" in refusal
+    assert member == "b3@2"
+
+
+async def test_a_bookie_is_heard_as_the_incarnation_that_a_backup_does_not_know_of(
+    stores: Stores, bookies: Bookies, tmp_path: Path
+) -> None:
+    """The rebuild writes its cookie last, and its rows before that."""
+    row = await goes_back(stores, bookies, first=2, folder=tmp_path, wipes=False)
+
+    async with (
+        serving(stores, are_imagined=False) as service,
+        bookies.running(service, ("b1", "b2")) as running,
+    ):
+        for bookie in running.values():
+            await until_replayed(bookie)
+        await until_noticed(service)
+        async with bookies.running(service, ("b3",)) as found:
+            await until_replayed(found["b3"])
+            report, why = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
+            await until_ready(found["b3"])
+            assert found["b3"].store is not None
+            member = found["b3"].store.me
+        present = await service.client.get(row.ledger_id)
+
+    assert report is not None, why
+    assert report.ledgers == {"write": 1}
+    assert (member, present) == ("b3@2", row)
 
 
 @pytest.mark.parametrize("first", [1, 2], ids=["before-it-registered", "before-its-incarnation"])

@@ -891,7 +891,14 @@ def test_a_bookie_that_answers_as_another_incarnation_lost_its_data(answers: int
 
 @pytest.mark.parametrize(
     ("incarnation", "born_at", "is_written"),
-    [(1, "", False), (2, "", True), (2, "2026-02-01", False), (3, "2026-02-01", True)],
+    [
+        (1, "", False),
+        (2, "", True),
+        (2, "2025-12-31", True),
+        (2, "2026-01-01", False),
+        (2, "2026-02-01", False),
+        (3, "2026-02-01", True),
+    ],
 )
 def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
     incarnation: int, born_at: str, is_written: bool
@@ -909,6 +916,38 @@ def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
     assert decision.action is (Action.WRITE if is_written else Action.WAIT)
     assert is_written or "AUTO_FIX_COOKIES=1" in decision.why
     assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a part"
+
+
+def test_a_member_that_answers_is_itself_though_the_database_has_an_older_cookie() -> None:
+    """A backup is from before its last incarnation: the rebuild writes its own cookie last."""
+    row = replace(FIRST, fragments=(Fragment(0, ("b1@1", "b2@1", "b3@2")),))
+    bookies = Bookies({"b1": 1, "b2": 1, "b3": 2}, registered={"b3": Registered(1, "2026-02-01")})
+
+    assert decide(Known(), [Held("b1@1", KEY, rows=(row,))], bookies).action is Action.WRITE
+
+
+@pytest.mark.parametrize(
+    ("is_closed", "is_given_up", "action"),
+    [
+        (False, False, Action.WAIT),
+        (False, True, Action.WRITE),
+        (True, False, Action.WRITE),
+    ],
+)
+def test_a_silent_member_that_registered_after_the_ledger_is_to_be_started_not_wiped(
+    is_closed: bool, is_given_up: bool, action: Action
+) -> None:
+    """Ledgers that were repaired onto a new bookie are older than it. Nothing cuts a CLOSED one."""
+    members = Fragment(0, ("b1@1", "b2@1", "b3@1"))
+    row = replace(FIRST, fragments=(members,), created_at="2026-01-01")
+    row = row.closed(last_entry=3, length=4) if is_closed else row
+    silent = frozenset[str]() if is_given_up else frozenset({"b3"})
+    bookies = Bookies({"b1": 1, "b2": 1}, silent, {"b3": Registered(1, "2026-02-01")})
+
+    decision = decide(Known(), [Held("b1@1", KEY, rows=(row,))], bookies)
+
+    assert decision.action is action
+    assert action is Action.WRITE or "start it, so that" in decision.why
 
 
 def test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name() -> None:

@@ -144,6 +144,8 @@ class Restores:
         tokens = {row.attempt for one in held for row in one.rows}
         known = Known(behind.row, attempts=behind.applied & tokens)
         decision = rebuild.decide(known, held, bookies)
+        for name, incarnation in bookies.answering.items():
+            world.store.put_cookie(name, incarnation)
         world.note("rebuild", decision.action, decision.why, *sorted(silent))
         row = decision.row or behind.row
         if decision.action in (Action.WRITE, Action.SAME) and row is not None:
@@ -159,7 +161,7 @@ class Restores:
             world.after(SECOND, self._rebuild)
 
     def _put_cookies(self, held: Sequence[Held], bookies: Bookies) -> None:
-        """Of bookies that copies name, before a row is written (rule 15b), and of those that answered."""
+        """Of bookies that copies name and that do not answer, before a row is written (rule 15b)."""
         store = self.world.store
         named: dict[str, int] = {}
         for member in (m for one in held for row in one.rows for m in row.all_members):
@@ -169,8 +171,6 @@ class Restores:
         for name, incarnation in store.registered.items():
             present[name] = max(incarnation, present.get(name, 0))
         for name, incarnation in rebuild.stand_ins(named, present).items():
-            store.put_cookie(name, incarnation)
-        for name, incarnation in bookies.answering.items():
             store.put_cookie(name, incarnation)
 
     def _wipe_again(self, bookies: Bookies) -> bool:

@@ -92,19 +92,28 @@ class Bookies:
         return len(self.silent | replaced)
 
     def without_data_of(self, row: LedgerMetadata) -> str:
-        """Why a member of the row is registered with a directory that never was that member, or "" (rule 15b).
-        Recovered now, the ledger would take this directory's denials for the member's.
+        """Why the registered directory of a member may never have been that member, or "" (rule 15b). A recovery of
+        the ledger would believe the denials of this directory.
         """
         for name, incarnation in map(_parts, row.all_members):
-            found = self.registered.get(name)
+            found, answers = self.registered.get(name), self.answering.get(name)
             if found is None or found.incarnation > incarnation:
                 continue
-            is_new = found.born_at > row.created_at and name not in self.holding
-            if found.incarnation < incarnation or is_new:
+            # A member that answers has its own cookie, which the rebuild writes last; the database's may be older.
+            is_older = found.incarnation < incarnation and answers != incarnation
+            is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
+            is_unproven = is_later and name not in self.holding
+            if is_older or (is_unproven and answers is not None):
                 return (
                     f"the row names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
                     " with a new directory since: stop it, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
+                )
+            # A denial cannot shorten a CLOSED ledger, so its row waits for no bookie (rule 18d).
+            if is_unproven and name in self.silent and row.state is not State.CLOSED:
+                return (
+                    f"the row names {name}@{incarnation}, which registered after the ledger was created, and is silent:"
+                    " start it, so that it tells whether it holds the ledger, and rebuild again"
                 )
         return ""
 
