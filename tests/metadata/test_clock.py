@@ -1,6 +1,8 @@
 """What metadata deletes by age waits while Postgres' clock may be wrong (rule 26c)."""
 
+import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 import asyncpg
 
@@ -39,13 +41,18 @@ async def filled(service: Service) -> str:
     return begun.id
 
 
-async def test_nothing_is_deleted_by_age_while_the_clock_is_wrong(stores: Stores) -> None:
+async def nothing_ages_by_a_wrong_clock(stores: Stores, _folder: Path) -> None:
+    """Rule 26c."""
     await shadow(stores)
-    async with serving(stores, expiry_every_s=1000) as service:
+    database = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
+    async with (
+        contextlib.AsyncExitStack() as at_exit,
+        serving(stores, expiry_every_s=1000) as service,
+    ):
+        at_exit.push_async_callback(database.close)
         open_one = await filled(service)
         made = await service.client.create(DRAFT, once=once("key"))
         await sql(stores, "UPDATE access_tokens SET expires_at = now() + interval '1 hour'")
-        database = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
         database.is_open = True
         expiry, audit = TransactionStore(database), AuditStore(database, days=7, rows_max=1000)
         orphans = LogStore(database).orphans
@@ -70,4 +77,9 @@ async def test_nothing_is_deleted_by_age_while_the_clock_is_wrong(stores: Stores
         assert await expiry.expire(100) == 1
         assert (await TransactionClient(service.client).get(open_one)).state.value == "ABORTED"
         assert database.clock.doubt == ""
-        await database.close()
+
+
+async def test_nothing_is_deleted_by_age_while_the_clock_is_wrong(
+    stores: Stores, tmp_path: Path
+) -> None:
+    await nothing_ages_by_a_wrong_clock(stores, tmp_path)

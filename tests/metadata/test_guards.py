@@ -21,7 +21,18 @@ from services.bookie import fresh
 from services.bookie.collect import MetadataRows
 from services.bookie.fresh import FreshCopies
 from services.bookie.witnesses import WitnessFile
-from services.metadata import cookies, database, kept, ledgers, logs, transactions, witness_handlers
+from services.metadata import (
+    audit_store,
+    cookies,
+    database,
+    kept,
+    ledgers,
+    logs,
+    servers,
+    tokens,
+    transactions,
+    witness_handlers,
+)
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry
 from services.metadata.leases import LeaseStore
@@ -39,6 +50,7 @@ from tests.bookie.test_went_back import (
     gives_nothing_up,
 )
 from tests.metadata.support import DRAFT, serving
+from tests.metadata.test_clock import nothing_ages_by_a_wrong_clock
 from tests.metadata.test_failover import asks_about_the_standby, repeated_without_standby, split
 from tests.metadata.test_inquiry import (
     accepts_with_its_bookies,
@@ -275,17 +287,25 @@ def nobody_presents(_original: Any) -> Any:
     return nobody
 
 
-def first_primary(_original: Any) -> Any:
+def first_primary(original: Any) -> Any:
     """The first primary of the DSN is used, whatever it lacks."""
 
     async def connect(connects: Sequence[Any], _has_history: Any) -> Any:
-        tried = await asyncio.gather(*connects, return_exceptions=True)
-        found, *others = [each for each in tried if isinstance(each, Connection)]
-        for other in others:
-            other.terminate()
-        return found
+        verdicts = iter([True])
+
+        async def is_first(_connection: Connection) -> bool:
+            await turns()
+            return next(verdicts, False)
+
+        # Not a connection of its own: the original leaves none open where the deadline ends it.
+        return await original(connects, is_first)
 
     return connect
+
+
+def patient(_original: Any) -> Any:
+    """A process waits for all servers of the DSN, however late they answer."""
+    return 60.0
 
 
 def asked_once(_original: Any) -> Any:
@@ -433,6 +453,16 @@ def keeps_nothing(_original: Any) -> Any:
     return lambda _self, _witnesses: None
 
 
+def any_clock_counts(_original: Any) -> Any:
+    """Nobody judges the database's clock."""
+
+    async def counts(_connection: Connection) -> bool:
+        await turns()
+        return True
+
+    return counts
+
+
 def believed(_original: Any) -> Any:
     """The bookie reads rows without a proof, and goes on where none is given."""
 
@@ -480,7 +510,7 @@ GUARDS: Final = (
     Guard(
         "rule 18a",
         "the first of two primaries is used",
-        ((database, "connect_to_primary", first_primary),),
+        ((database, "connect_to_primary", first_primary), (servers, "_LATE_S", patient)),
         the_new_primary_is_used,
     ),
     Guard(
@@ -658,10 +688,30 @@ GUARDS: Final = (
         ((MetadataRows, "read", believed), (MetadataRows, "confirm", nothing)),
         gives_nothing_up,
     ),
+    *(
+        Guard(
+            "rule 26c",
+            f"{what} go by a wrong clock",
+            ((module, "ages_count", any_clock_counts),),
+            nothing_ages_by_a_wrong_clock,
+        )
+        for what, module in (
+            ("transactions", transactions),
+            ("unnamed ledgers", logs),
+            ("access tokens", tokens),
+            ("audit rows", audit_store),
+        )
+    ),
 )
 
 
-@pytest.mark.parametrize("scenario", dict.fromkeys(guard.scenario for guard in GUARDS))
+SCENARIOS: Final = dict.fromkeys(
+    guard.scenario for guard in GUARDS if guard.scenario.__module__ == __name__
+)
+"""Those of other modules have tests there."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Path) -> None:
     await scenario(stores, folder)
 

@@ -157,9 +157,10 @@ async def committed(
 
 
 async def commits_after_the_dump(stores: Stores, folder: Path) -> None:
+    """At another port: there the bookie can be asked, and cannot present its witnesses before that."""
     async with (
-        committed(stores, folder) as (_, port, state),
-        serving(stores, port=port, wait=False, expiry_every_s=0.01) as service,
+        committed(stores, folder) as (_, _, state),
+        serving(stores, wait=False, expiry_every_s=0.01) as service,
     ):
 
         async def is_settled() -> bool:
