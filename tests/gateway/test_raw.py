@@ -16,7 +16,9 @@ SEED = 20_261_122
 
 CASES: list[tuple[int, bytes, bytes]] = [
     (204, b"OPTIONS * HTTP/1.1\r\nHost: localhost", b""),
-    (200, b"GET http://other/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (421, b"GET http://other/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (200, b"GET http://127.0.0.1/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"GET http:///v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (404, b"CONNECT h:80 HTTP/1.1\r\nHost: localhost", b""),
     (404, b"GET // HTTP/1.1\r\nHost: localhost", b""),
     (400, b"GET /v1/ledgers/%zz HTTP/1.1\r\nHost: localhost", b""),
@@ -143,7 +145,7 @@ CASES: list[tuple[int, bytes, bytes]] = [
     (400, b"GET http://[::1/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (400, b"GET http://a:99999/v1 HTTP/1.1\r\nHost: localhost", b""),
     (400, b"GET http:///v1/bookies HTTP/1.1\r\nHost: localhost", b""),
-    (200, b"GET ftp://x/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
+    (421, b"GET ftp://x/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (400, b"CONNECT :::: HTTP/1.1\r\nHost: localhost", b""),
     (400, b"OPTIONS h HTTP/1.1\r\nHost: localhost", b""),
 ]

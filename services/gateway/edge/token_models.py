@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field, StringConstraints, WithJsonSchema
+from yarl import URL
 
 from quorumlog.wire.new_tokens import draw_token
 from quorumlog.wire.token_bodies import (
@@ -78,8 +79,16 @@ class TicketCreate(Model):
     """A ticket to make."""
 
     path: Annotated[
-        str, StringConstraints(pattern=r"^/v1/(logs|ledgers)/[A-Za-z0-9._-]{1,200}/(entries|ws)$")
-    ] = Field(description="Of the stream or the socket, without a query.")
+        str,
+        StringConstraints(
+            pattern=r"^/v1/((logs|ledgers)/[A-Za-z0-9._-]{1,200}/(entries|ws)|stream/[!-\"$->@-~]{1,600})$"
+        ),
+    ] = Field(description="The path of what is read, as its URL has it, without a query.")
+
+    @property
+    def named(self) -> str:
+        """The path as a request names it, however the URL was escaped."""
+        return URL(self.path, encoded=True).path
 
 
 class NewTicket(Model):

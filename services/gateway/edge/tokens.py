@@ -47,7 +47,7 @@ class TokenRoutes:
         wanted = await body.read_model(request, self._room, TicketCreate)
         ticket = NO_TICKET
         if self._callers is not None:
-            ticket = await self._callers.ticket(caller_of(request), wanted.path)
+            ticket = await self._callers.ticket(caller_of(request), wanted.named)
         return json_value({"ticket": ticket, "expires_in_s": TICKET_S}, 201)
 
     def routes(self) -> list[Route]:

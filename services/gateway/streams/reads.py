@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import orjson
 import pybase64
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest, OffsetBeyondEnd, QuorumLogError
 from quorumlog.net.parameters import Given
@@ -18,6 +18,7 @@ from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.follows import SharedPage
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_pages import LogPages
+from services.gateway.edge.operations import TICKET
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
@@ -167,7 +168,8 @@ class StreamReads:
 
     def _cache(self, request: web.Request, config: StreamConfig) -> str:
         """Who may keep an answer with records, which never change."""
-        who = "private" if "Authorization" in request.headers else "public"
+        is_for_one = hdrs.AUTHORIZATION in request.headers or TICKET.name in request.query
+        who = "private" if is_for_one else "public"
         if config.ttl_s is not None:
             # What a cache answers keeps no stream alive.
             left_s = config.ttl_s // 2

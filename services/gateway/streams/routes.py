@@ -386,6 +386,8 @@ async def stream_headers(request: web.Request, response: web.StreamResponse) -> 
     if request.path.startswith("/v1/stream/"):
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+        # A stream of text/html is a page in the gateway's own origin: its script could do what the origin may.
+        response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
 
 
 def _check_lifetime(given: Given) -> None:

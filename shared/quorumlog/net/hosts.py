@@ -44,9 +44,16 @@ class Hosts:
             # aiohttp's parser accepts version 0.9, which has no headers, and 2.0, which it can't speak.
             raise BadRequest("the request is not HTTP/1.1 or HTTP/1.0: it needs such a version")
         _check_framing(request)
+        if not request.raw_path.startswith("/") and "://" in request.raw_path:
+            # The host of an absolute URI holds instead of Host, and gets into URLs of the answer (RFC 9112, 3.2.2).
+            self._check(request.url.host_port_subcomponent or "")
         host = request.headers.get(hdrs.HOST)
         # A request without Host is HTTP/1.0, which no browser sends: the parser refuses such HTTP/1.1.
-        if host is None or host in self._seen:
+        if host is not None:
+            self._check(host)
+
+    def _check(self, host: str) -> None:
+        if host in self._seen:
             return
         if not self._allows(_name_of(host)):
             raise ForeignHost(
