@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from quorumlog.errors import (
     Forbidden,
@@ -36,7 +36,6 @@ from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
-from services.gateway.edge.access import AUDITED
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import ClusterRoutes
@@ -126,12 +125,14 @@ def build_app(
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
-        audited={(op.method, op.path): op.name for op in operations if op.name in AUDITED},
+        audited={(op.method, op.path): op.name for op in operations if op.is_audited},
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
+    if callers is not None:
+        app.on_response_prepare.append(_vary_by_caller)
     if logs is not None:
         app.on_response_prepare.append(stream_headers)
         add_log_metrics(logs, transactions, app[METRICS])
@@ -227,6 +228,11 @@ def _demands_tls(seconds: int) -> Callable[[web.Request, web.StreamResponse], Aw
         response.headers["Strict-Transport-Security"] = f"max-age={seconds}"
 
     return add
+
+
+async def _vary_by_caller(_request: web.Request, response: web.StreamResponse) -> None:
+    """Have caches give a caller's answers to no other one."""
+    response.headers.add(hdrs.VARY, hdrs.AUTHORIZATION)
 
 
 def _readiness(engine: EngineInterface) -> Ready:

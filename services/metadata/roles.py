@@ -96,5 +96,10 @@ AUDITED: Final = frozenset(
 )
 """What is noted in the audit log, whoever asks."""
 
-FOR_OTHERS: Final = AUDITED | {"PUT /v1/ledgers/{ledger_id}", "PUT /v1/logs/{name}"}
+FOR_OTHERS: Final = AUDITED | {
+    "PUT /v1/ledgers/{ledger_id}",
+    "PUT /v1/logs/{name}",
+    "POST /v1/transactions/{id}/commit",
+    "POST /v1/transactions/{id}/abort",
+}
 """What is kept with the request of a client for which another service asks for it."""

@@ -143,29 +143,6 @@ ACCESS: Final[Mapping[str, Access]] = {
 }
 """By the operation's name."""
 
-AUDITED: Final = frozenset(
-    {
-        "recoverLedger",
-        "acceptLoss",
-        "changePassword",
-        "deleteLedger",
-        "putLog",
-        "patchLog",
-        "deleteLog",
-        "openLog",
-        "truncateLog",
-        "closeLog",
-        "resetConsumer",
-        "deleteConsumer",
-        "createToken",
-        "revokeToken",
-        "createStream",
-        "deleteStream",
-    }
-)
-"""The operations that are noted in the audit log."""
-
-
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Scopes on everything (no kind), on the cluster, or on the logs and namespaces of a name or a prefix."""

@@ -184,6 +184,7 @@ DELETE: Final = Operation(
         errors.LeaseHeld,
         errors.RequestOutdated,
     ),
+    is_audited=True,
 )
 RESET: Final = Operation(
     "POST",
@@ -197,6 +198,7 @@ RESET: Final = Operation(
     gives("The consumer.", *_AS_CONSUMER, ETAG),
     (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
     needs_body=True,
+    is_audited=True,
 )
 ACQUIRE: Final = Operation(
     "POST",

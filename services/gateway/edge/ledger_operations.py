@@ -165,6 +165,7 @@ RECOVER: Final = Operation(
     },
     gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.NotEnoughBookies),
+    is_audited=True,
 )
 CHANGE_PASSWORD: Final = Operation(
     "PUT",
@@ -179,6 +180,7 @@ CHANGE_PASSWORD: Final = Operation(
     gives("The ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
     needs_body=True,
+    is_audited=True,
 )
 ACCEPT_LOSS: Final = Operation(
     "POST",
@@ -200,6 +202,7 @@ ACCEPT_LOSS: Final = Operation(
     },
     gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
+    is_audited=True,
 )
 DELETE: Final = Operation(
     "DELETE",
@@ -219,4 +222,5 @@ DELETE: Final = Operation(
         errors.OwnedByLog,
         errors.RecoveryBlocked,
     ),
+    is_audited=True,
 )

@@ -97,6 +97,7 @@ def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> O
         gives("Done.", *more.get("content", _LOG)),
         (*TAKING_OVER, *more.get("errors", ())),
         needs_body="body" in more,
+        is_audited=more.get("is_audited", False),
     )
 
 
@@ -127,6 +128,7 @@ PUT: Final = Operation(
         **gives("The log that was there.", *_LOG),
     },
     (*TAKING_OVER, errors.LogExists),
+    is_audited=True,
 )
 GET: Final = Operation(
     "GET",
@@ -166,6 +168,7 @@ PATCH: Final = Operation(
         errors.RecoveryBlocked,
     ),
     needs_body=True,
+    is_audited=True,
 )
 DELETE: Final = Operation(
     "DELETE",
@@ -183,6 +186,7 @@ DELETE: Final = Operation(
         errors.LogProtected,
         errors.RecoveryBlocked,
     ),
+    is_audited=True,
 )
 OPEN: Final = _order(
     "open",
@@ -193,6 +197,7 @@ OPEN: Final = _order(
     content=(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}}),
     errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
     parameters=(CREATED,),
+    is_audited=True,
 )
 ROLL: Final = _order(
     "roll",
@@ -208,6 +213,7 @@ TRUNCATE: Final = _order(
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
     errors=(errors.LogProtected,),
     parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
 )
 ARCHIVED: Final = _order(
     "archived",
@@ -217,6 +223,7 @@ ARCHIVED: Final = _order(
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),
     parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
 )
 CLOSE: Final = _order(
     "close",
@@ -224,4 +231,5 @@ CLOSE: Final = _order(
     "Close a log for good",
     errors=(errors.NotTheOwner, errors.WriterLost),
     parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
 )

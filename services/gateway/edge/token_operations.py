@@ -46,6 +46,7 @@ CREATE: Final = Operation(
     ),
     errors=(*USUAL, *WITH_BODY),
     needs_body=True,
+    is_audited=True,
 )
 LIST: Final = Operation(
     "GET",
@@ -67,6 +68,7 @@ REVOKE: Final = Operation(
     (ID,),
     replies={204: Reply("It is gone.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchToken),
+    is_audited=True,
 )
 TICKET: Final = Operation(
     "POST",

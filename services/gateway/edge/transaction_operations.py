@@ -112,6 +112,7 @@ COMMIT: Final = Operation(
         errors.WriterLost,
     ),
     needs_body=True,
+    is_audited=True,
 )
 ABORT: Final = Operation(
     "POST",
@@ -128,4 +129,5 @@ ABORT: Final = Operation(
         {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
     ),
     (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
+    is_audited=True,
 )

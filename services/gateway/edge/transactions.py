@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from quorumlog.net import audit
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from services.gateway.edge import body
@@ -48,9 +49,12 @@ class TransactionRoutes:
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
         wanted = await body.read_model(request, self._room, TransactionCommit)
-        if wanted.overwrite and Scope.MANAGE not in (caller := caller_of(request)).everywhere:
+        if wanted.overwrite:
             found = await self._transactions.get(given[op.TRANSACTION])
-            caller.check(Scope.MANAGE, Kind.LOGS, found.log)
+            caller_of(request).check(Scope.MANAGE, Kind.LOGS, found.log)
+            audit.name_target(f"logs/{found.log}")
+        else:
+            audit.leave_out()
         done = await self._transactions.commit(
             given[op.TRANSACTION],
             wanted.sealed(),

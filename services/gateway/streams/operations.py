@@ -228,6 +228,7 @@ CREATE: Final = Operation(
     },
     (*_ERRORS, errors.StreamConflict),
     ignores_unknown=True,
+    is_audited=True,
 )
 APPEND: Final = Operation(
     "POST",
@@ -299,4 +300,5 @@ DELETE: Final = Operation(
     replies={204: Reply("It exists no more.")},
     errors=(*_ERRORS, errors.LogProtected),
     ignores_unknown=True,
+    is_audited=True,
 )

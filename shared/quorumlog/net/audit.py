@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final
+from urllib.parse import quote
 from uuid import uuid4
 
 from aiohttp import web
@@ -34,12 +35,12 @@ class Audited:
 
     __slots__ = ("id", "is_over", "operation", "remote", "target", "who")
 
-    def __init__(self, request: web.Request, operation: str) -> None:
+    def __init__(self, request: web.Request, operation: str, target: str) -> None:
         self.id = str(uuid4())
         self.operation = operation
         self.who = ANONYMOUS
         self.remote = request.remote or ""
-        self.target = target_of(request.path)
+        self.target = target
         self.is_over = False
 
     @property
@@ -55,6 +56,8 @@ class Audited:
 
     def end(self, response: web.StreamResponse | None) -> None:
         """Note the answer; None: the client left before."""
+        if self.is_over:
+            return
         self.is_over = True
         status = None if response is None else response.status
         code = "" if response is None else response.get(CODE, "")
@@ -69,7 +72,7 @@ def begin(request: web.Request, path: str) -> Audited | None:
     name = request.app.get(AUDITED, {}).get((request.method, path))
     if name is None:
         return None
-    audited = Audited(request, name)
+    audited = Audited(request, name, target_of(path, request.match_info))
     _CURRENT.set(audited)
     return audited
 
@@ -94,6 +97,12 @@ def name_target(target: str) -> None:
         found.target = target
 
 
+def leave_out() -> None:
+    """Don't audit the request in work: it asks for nothing that is audited."""
+    if (found := current()) is not None:
+        found.is_over = True
+
+
 def note(
     operation: str, target: str, status: int | None, code: str = "", *, who: str, remote: str
 ) -> None:
@@ -104,9 +113,13 @@ def note(
     )
 
 
-def target_of(path: str) -> str:
-    """What a path is about: `ledgers/5` of `/v1/ledgers/5/recover`."""
-    return "/".join(path.split("/")[2:4])[:TARGET_CHARS_MAX]
+def target_of(path: str, given: Mapping[str, str]) -> str:
+    """What a request is about: `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. `path` is as declared, `given` has its
+    parameters; the first one names the target. Each name has one spelling, in printable ASCII, as a URL has it.
+    """
+    named, brace, _ = path.removeprefix("/v1/").partition("}")
+    shown = {name: quote(text, errors="backslashreplace") for name, text in given.items()}
+    return (named + brace).format_map(shown)[:TARGET_CHARS_MAX]
 
 
 def who_is(caller: Identity) -> str:

@@ -61,6 +61,8 @@ class Operation:
     replies: Mapping[int | Literal["default"], Reply] = field(default_factory=dict)
     errors: Errors = ()
     needs_body: bool = False
+    is_audited: bool = False
+    """Requests to it are noted in the audit log."""
     ignores_unknown: bool = False
     """Query parameters that it does not declare are left to others, and its path's last one takes slashes: an open
     protocol has them so."""

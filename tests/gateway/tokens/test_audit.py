@@ -1,5 +1,6 @@
 """The audit log of gateways: who changed what is kept with the change, and each answer is a line."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest_asyncio
 
 from loadtest.stores import StoreServers
 from tests.gateway.tokens.support import Guarded, guarded
+from tests.support.scopes import PAGE, operations
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -125,3 +127,49 @@ async def test_a_target_that_is_too_long_is_cut(
 
     assert answer.status == 422
     assert len(lines(caplog, target=f"logs/{'x' * 295}", status=422)) == 1
+
+
+async def test_the_whole_name_of_a_stream_is_kept(gateways: Guarded) -> None:
+    html = {"Content-Type": "text/plain"}
+    for path in ("chat/42", "chat/43", "x%00y", "xy", "%63hat/44"):
+        answer = await gateways.ask(
+            gateways.admin, "PUT", f"/v1/stream/{path}", headers={**html}, body=b"a"
+        )
+        assert answer.status == 201
+    await gateways.done("DELETE", "/v1/stream/chat/42")
+
+    async def operations(target: str) -> list[str]:
+        return [row["operation"] for row in await audit(gateways, target)]
+
+    assert await operations("stream/chat/42") == ["createStream", "deleteStream"]
+    for target in ("stream/chat/43", "stream/x%2500y", "stream/xy", "stream/chat/44"):
+        assert await operations(target) == ["createStream"], target
+
+
+async def test_a_commit_that_overwrites_is_kept_and_no_other_one(
+    gateways: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateways.log("overwritten")
+    for overwrite in (False, True):
+        body: dict[str, Any] = {"ledgers": [], "overwrite": overwrite}
+        begun = await gateways.done("POST", "/v1/transactions", {"log": "overwritten"})
+        path = f"/v1/transactions/{begun['transaction']}"
+        await gateways.done("POST", f"{path}/commit", body)
+    begun = await gateways.done("POST", "/v1/transactions", {"log": "overwritten"})
+    await gateways.done("POST", f"/v1/transactions/{begun['transaction']}/abort")
+
+    rows = await audit(gateways, "logs/overwritten")
+    aborted = await audit(gateways, f"transactions/{begun['transaction']}")
+
+    assert [row["operation"] for row in rows] == ["putLog", "commitTransaction"]
+    assert [row["operation"] for row in aborted] == ["abortTransaction"]
+    assert len([one for one in lines(caplog) if one.msg == "commitTransaction"]) == 1
+
+
+async def test_the_guide_lists_the_operations_that_are_audited() -> None:
+    guide = (PAGE.parent / "guides" / "audit.md").read_text()
+    row = next(line for line in guide.splitlines() if line.startswith("| a gateway |"))
+
+    told = set(re.findall(r"`(\w+)`", row))
+
+    assert told == {one.name for one in operations() if one.is_audited} | {"openLedger"}
