@@ -54,6 +54,8 @@ class LedgerQuery:
     custom: tuple[tuple[str, str], ...] = ()
     limit: int = 100
     after: int | None = None
+    shown: tuple[str, ...] | None = None
+    """Whose ledgers: `logs/NAME` and `ledgers/NAMESPACE`, with `*` for any rest; None: everyone's."""
 
 
 @dataclass(frozen=True, slots=True)

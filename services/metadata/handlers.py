@@ -61,6 +61,7 @@ from services.metadata.http import (
     IF_MATCH,
     LEDGER_ID,
     LIMIT,
+    SHOWN,
     page_answer,
     parsed,
     row_answer,
@@ -191,7 +192,11 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     """Ledgers by id, filtered by state, bookie, log, `metadata[key]`."""
     pairs = given[METADATA]
     wanted = LedgerFilter(
-        state=given[STATE], bookie=given[MEMBER], log=given[LOG], metadata=dict(pairs)
+        state=given[STATE],
+        bookie=given[MEMBER],
+        log=given[LOG],
+        metadata=dict(pairs),
+        shown=given[SHOWN],
     )
     rows, following = await request.app[PARTS].ledgers.list(
         wanted, after=given[AFTER], limit=given[LIMIT]
@@ -351,7 +356,7 @@ async def list_services(request: web.Request, _given: Given) -> web.Response:
 
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _BOOKIE: Final = "/v1/bookies/{name}"
-_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER)
+_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER, SHOWN)
 
 ROUTES: Final = (
     route(

@@ -9,8 +9,15 @@ from aiohttp import web
 from quorumlog.errors import UnsupportedMediaType
 from quorumlog.net import bodies, json_bodies
 from quorumlog.net.json_bodies import M
-from quorumlog.net.parameters import header_version, path_id, path_text, query_integer
+from quorumlog.net.parameters import (
+    header_version,
+    path_id,
+    path_text,
+    query_integer,
+    query_text,
+)
 from quorumlog.wire.bodies import BOOKIE_NAME, CookieRow, LedgerRow
+from quorumlog.wire.bodies import SHOWN as SHOWN_PATTERN
 from quorumlog.wire.log_bodies import LogRow
 
 
@@ -43,4 +50,5 @@ BOOKIE: Final = path_text(
     "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
 )
 LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
+SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only what these grants name; empty: nothing.")
 IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")

@@ -25,7 +25,15 @@ from quorumlog.wire.log_bodies import (
     SharedAsk,
 )
 from services.metadata.handlers import PARTS
-from services.metadata.http import IF_MATCH, LEDGER_ID, LIMIT, page_answer, parsed, row_answer
+from services.metadata.http import (
+    IF_MATCH,
+    LEDGER_ID,
+    LIMIT,
+    SHOWN,
+    page_answer,
+    parsed,
+    row_answer,
+)
 
 _AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
@@ -64,7 +72,7 @@ async def get_log(request: web.Request, given: Given) -> web.Response:
 async def list_logs(request: web.Request, given: Given) -> web.Response:
     """Logs by name."""
     rows, following = await request.app[PARTS].logs.page(
-        after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
+        after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or "", shown=given[SHOWN]
     )
     return page_answer("logs", rows, following)
 
@@ -124,7 +132,7 @@ _LOG: Final = "/v1/logs/{name}"
 ROUTES: Final = (
     route("GET", "/v1/requests/{token}", find_request, TOKEN, CONTENT, gives=Done),
     route("POST", "/v1/logs", create_log, takes=LogCreateBody, gives=LogRow, status=201),
-    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, PREFIX, gives=LogListBody),
+    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, PREFIX, SHOWN, gives=LogListBody),
     route("GET", _LOG, get_log, NAME, gives=LogRow),
     route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
     route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),

@@ -48,7 +48,7 @@ from services.metadata.forks import (
     shared_among,
 )
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
-from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, utc
+from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, shown_like, utc
 
 ROW: Final = (
     f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
@@ -69,12 +69,18 @@ class LogStore(RowStore):
 
     @listing
     async def page(
-        self, connection: Connection, *, after: str, limit: int, prefix: str = ""
+        self,
+        connection: Connection,
+        *,
+        after: str,
+        limit: int,
+        prefix: str = "",
+        shown: str | None = None,
     ) -> tuple[list[bytes], str | None]:
-        """One page by name of the logs whose names begin with `prefix`, each row as its JSON, and the `after` of the next
-        page.
+        """One page by name of the logs whose names begin with `prefix` and that are `shown`, each row as its JSON, and the `after` of
+        the next page.
         """
-        records = await connection.fetch(PAGE, after, limit, prefix)
+        records = await connection.fetch(PAGE, after, limit, prefix, shown_like(shown, "logs"))
         return [_json_of(record) for record in records], records[-1]["name"] if has_more(
             records
         ) else None
@@ -263,7 +269,8 @@ _HEADS: Final = (
 )
 PAGE: Final = page_of(
     "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
-    " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)",
+    " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)"
+    " AND ($4::text[] IS NULL OR name LIKE ANY($4))",
     order="name",
     row=ROW,
     limit="$2",

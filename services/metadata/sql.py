@@ -1,5 +1,6 @@
 """SQL shared by the stores: rows as JSON, and pages that end by rows and by bytes."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,18 @@ named what is older: that waits for an operator (rule 18a)."""
 def utc(column: str) -> str:
     """The SQL of a column's time, as RFC 3339 in UTC."""
     return f"to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {column}"
+
+
+def shown_like(shown: str | None, kind: str) -> list[str] | None:
+    """The patterns of LIKE for names that a list may show (`wire/bodies.py`, SHOWN); None for any."""
+    if shown is None:
+        return None
+    named = (one.partition("/") for one in shown.split(",") if one)
+    names = (name for of, _, name in named if of == kind)
+    return [
+        re.sub(r"([_%\\])", r"\\\1", name.removesuffix("*")) + "%" * name.endswith("*")
+        for name in names
+    ]
 
 
 def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:

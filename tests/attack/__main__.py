@@ -31,6 +31,7 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "bodies": worst.bodies,
     "floods": worst.floods,
     "strangers": doors.strangers,
+    "names": doors.names,
     "guesses": doors.guesses,
     "handshakes": handshakes.handshakes,
 }

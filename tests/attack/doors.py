@@ -57,8 +57,61 @@ def expected(operation: Operation, *, is_known: bool) -> frozenset[int]:
     if access is not None and access.named is Named.SOME:
         # A list without what is not the token's; or a body that names nothing of it.
         return frozenset({200, 400, 403, 415, 422})
-    is_missing = operation.method == "DELETE" or "{transaction}" in operation.path
+    by_id = ("{transaction}", "{ledger_id}")
+    is_missing = operation.method == "DELETE" or any(one in operation.path for one in by_id)
     return frozenset({403, 404}) if is_missing else frozenset({403})
+
+
+async def names(arena: Arena) -> None:
+    """Ids that are counted up, and lists page by page, with a token for something else: no name of what is not the token's
+    is in an answer.
+    """
+    hidden = f"hidden-{secrets.token_hex(8)}"
+    metadata = f'{{"metadata":{{"namespace":"{hidden}","customer":"ACME"}}}}'
+    for method, path, body in (
+        ("PUT", f"/v1/logs/{hidden}", "{}"),
+        ("POST", f"/v1/logs/{hidden}/entries", '{"text":"a"}'),
+        ("POST", "/v1/ledgers", metadata),
+        ("POST", "/v1/ledgers", metadata),
+    ):
+        made = await arena.send("gateway-1", _with_body(method, path, body))
+        if made is None or made.status >= 300:
+            arena.find(Kind.ANSWER, f"{method} {path}: {made}", "gateway-1")
+    token = await made_token(arena.cluster, *ELSEWHERE)
+    lists = [
+        f"/v1/{path}&limit=1"
+        for path in (
+            "logs?prefix=hidden",
+            "logs?after=a",
+            "ledgers?metadata[customer]=ACME",
+            "consumers?prefix=a",
+        )
+    ]
+
+    async def one(method: str, path: str) -> None:
+        data = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n"
+            f"Authorization: Bearer {token}\r\n\r\n"
+        ).encode()
+        answer = await arena.send("gateway-2", data, is_bare=True)
+        if answer is None or answer.status in (429, 503):
+            return
+        is_told = hidden.encode() in answer.body or answer.status == 403
+        if is_told or (path in lists and b'"next":null' not in answer.body):
+            arena.find(Kind.ANSWER, f"{method} {path} tells of others: {answer}", "gateway-2", data)
+
+    await arena.crowd(
+        partial(one, method, path)
+        for path in [*lists, *(f"/v1/ledgers/{number}" for number in range(100))]
+        for method in (("GET",) if path in lists else ("GET", "DELETE"))
+    )
+
+
+def _with_body(method: str, path: str, body: str) -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
 
 
 def guess() -> str:

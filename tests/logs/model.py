@@ -808,8 +808,14 @@ class Store(MetadataLogs):
         return None
 
     async def list(
-        self, *, after: str | None = None, limit: int = 100, prefix: str = ""
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        prefix: str = "",
+        shown: Sequence[str] | None = None,
     ) -> tuple[list[LogMetadata], str | None]:
+        assert shown is None, "callers of the model may see everything"
         await self.gateway.ask()
         found = (name for name in self.cluster.logs if name.startswith(prefix))
         names = sorted(name for name in found if after is None or name > after)

@@ -13,13 +13,11 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.errors import Forbidden
+from quorumlog.errors import Forbidden, NoSuchLedger, NoSuchTransaction, QuorumLogError
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.token_bodies import IssuedToken
+from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.token_bodies import NAMESPACE, IssuedToken
 from services.gateway.edge.quotas import Usage
-
-NAMESPACE: Final = "namespace"
-"""The key of a ledger's custom metadata by which grants on ledgers are judged."""
 
 
 class Scope(StrEnum):
@@ -143,6 +141,7 @@ ACCESS: Final[Mapping[str, Access]] = {
 }
 """By the operation's name."""
 
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Scopes on everything (no kind), on the cluster, or on the logs and namespaces of a name or a prefix."""
@@ -211,7 +210,11 @@ class Caller:
         return f"jwt:{self.issued.subject}" if self.issued is not None else f"token:{self.id}"
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
-        """The scopes on a log, a namespace, or the cluster."""
+        """The scopes on a log, a namespace, or the cluster. The log of positions is the cluster's own: no name of a grant
+        stands for it.
+        """
+        if kind is Kind.LOGS and name == POSITIONS_LOG:
+            return self.everywhere
         return _union(grant for grant in self.grants if grant.covers(kind, name))
 
     def may(self, scope: Scope, kind: Kind, name: str) -> bool:
@@ -219,9 +222,35 @@ class Caller:
         return scope in self.everywhere or scope in self.scopes(kind, name)
 
     def check(self, scope: Scope, kind: Kind, name: str) -> None:
-        """Raises: Forbidden unless the caller has a scope on something."""
-        if not self.may(scope, kind, name):
-            raise self.lacks((scope,), told(kind, name))
+        """Raises: Forbidden unless the caller has a scope on something that it has named."""
+        self.check_found((scope,), kind, name, None)
+
+    def check_found(
+        self, needed: Iterable[Scope], kind: Kind, name: str, absent: QuorumLogError | None
+    ) -> frozenset[Scope]:
+        """The caller's scopes on something, one of `needed` among them. `absent`: what the caller gets where there is no
+        such thing, if it was found by an id that does not name it: who has no scope on it gets the same.
+
+        Raises: Forbidden, `absent`.
+        """
+        scopes = self.scopes(kind, name)
+        if scopes.isdisjoint(needed):
+            raise (
+                absent
+                if absent is not None and not scopes
+                else self.lacks(needed, told(kind, name))
+            )
+        return scopes
+
+    def listed(self, scope: Scope) -> tuple[str, ...] | None:
+        """What lists show to the caller: `logs/NAME` and `ledgers/NAMESPACE`, with `*` for any rest; None: everything."""
+        if scope in self.everywhere:
+            return None
+        return tuple(
+            f"{grant.kind}/{grant.name}{'*' * grant.is_prefix}"
+            for grant in self.grants
+            if scope in grant.scopes and grant.kind in (Kind.LOGS, Kind.LEDGERS)
+        )
 
     def lacks(self, scopes: Iterable[Scope], where: str) -> Forbidden:
         """The refusal of a caller without any of some scopes."""
@@ -253,12 +282,15 @@ def check_scope(request: web.Request, scope: Scope) -> None:
         raise caller_of(request).lacks((scope,), "what the request names")
 
 
-def check_named(request: web.Request, access: Access, kind: Kind, name: str) -> None:
-    """Raises: Forbidden unless the caller has what an operation needs on what the request names."""
-    scopes = request[CALLER].scopes(kind, name)
-    if access.scopes.isdisjoint(scopes):
-        raise request[CALLER].lacks(access.scopes, told(kind, name))
-    request[SCOPES] = scopes
+def check_named(
+    request: web.Request,
+    access: Access,
+    kind: Kind,
+    name: str,
+    absent: QuorumLogError | None = None,
+) -> None:
+    """Raises: Forbidden, or `absent`, unless the caller has what an operation needs on what the request names."""
+    request[SCOPES] = request[CALLER].check_found(access.scopes, kind, name, absent)
 
 
 def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
@@ -266,6 +298,16 @@ def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
     if row.log is not None:
         return Kind.LOGS, row.log
     return Kind.LEDGERS, dict(row.custom).get(NAMESPACE, "")
+
+
+def no_ledger(ledger_id: int) -> NoSuchLedger:
+    """What a caller without grants on a ledger gets, whether there is one, was one, or never was one."""
+    return NoSuchLedger(f"there is no ledger {ledger_id} for this token", ledger_id=ledger_id)
+
+
+def no_transaction(transaction: str) -> NoSuchTransaction:
+    """The same of a transaction."""
+    return NoSuchTransaction(f"there is no transaction {transaction} for this token")
 
 
 def told(kind: Kind, name: str) -> str:

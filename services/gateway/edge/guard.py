@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import Unauthenticated
+from quorumlog.errors import NoSuchLedger, NoSuchTransaction, Unauthenticated
 from quorumlog.net import audit
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -19,6 +19,8 @@ from services.gateway.edge.access import (
     Kind,
     Named,
     check_named,
+    no_ledger,
+    no_transaction,
     place_of,
 )
 from services.gateway.edge.callers import Callers
@@ -136,18 +138,31 @@ class Guard:
                 check_named(request, access, Kind.LOGS, self._stream_log(given["path"]))
             case Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
-                check_named(request, access, *place_of(await self._ledger(ledger_id)))
+                absent = no_ledger(ledger_id)
+                try:
+                    row = await self._ledger(ledger_id)
+                except NoSuchLedger as error:
+                    raise absent from error
+                check_named(request, access, *place_of(row), absent)
             case Named.TRANSACTION:
                 assert self._transactions is not None, "there is such a route"
                 asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
-                found = await self._transactions.get(asked)
-                check_named(request, access, Kind.LOGS, found.log)
+                log = await log_of_transaction(self._transactions, asked)
+                check_named(request, access, Kind.LOGS, log, no_transaction(asked))
             case Named.CLUSTER:
                 check_named(request, access, Kind.CLUSTER, "")
             case Named.EVERYTHING:
                 raise request[CALLER].lacks(access.scopes, "everything")
             case Named.SOME | Named.NOTHING:
                 pass
+
+
+async def log_of_transaction(transactions: Transactions, asked: str) -> str:
+    """The log of a transaction. Raises: NoSuchTransaction, as of one that is another's; MetadataUnavailable."""
+    try:
+        return (await transactions.get(asked)).log
+    except NoSuchTransaction as error:
+        raise no_transaction(asked) from error
 
 
 def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:

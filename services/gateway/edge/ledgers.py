@@ -10,10 +10,19 @@ from quorumlog.net.parameters import Given
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.token_bodies import NAMESPACE
 from services.gateway.edge import body
 from services.gateway.edge import ledger_operations as op
-from services.gateway.edge.access import NAMESPACE, Caller, Kind, Scope, caller_of, place_of
+from services.gateway.edge.access import (
+    Caller,
+    Kind,
+    Scope,
+    caller_of,
+    no_transaction,
+    place_of,
+)
 from services.gateway.edge.answers import json_value, no_content
+from services.gateway.edge.guard import log_of_transaction
 from services.gateway.edge.models import (
     AcceptLoss,
     LedgerCreate,
@@ -75,8 +84,9 @@ class LedgerRoutes:
         if self._transactions is None:
             raise NoSuchTransaction
         if Scope.APPEND not in caller.everywhere:
-            found = await self._transactions.get(wanted.transaction)
-            caller.check(Scope.APPEND, Kind.LOGS, found.log)
+            log = await log_of_transaction(self._transactions, wanted.transaction)
+            absent = no_transaction(wanted.transaction)
+            caller.check_found((Scope.APPEND,), Kind.LOGS, log, absent)
         whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
         return await self._transactions.create_ledger(whose, custom=custom, once=once)
@@ -96,14 +106,10 @@ class LedgerRoutes:
                 custom=given[op.METADATA],
                 limit=given[op.LIMIT],
                 after=given[op.AFTER],
+                shown=caller_of(request).listed(Scope.READ),
             )
         )
-        caller = caller_of(request)
-        shown = [
-            ledger_json(ledger)
-            for ledger in page.ledgers
-            if ledger.log != POSITIONS_LOG and caller.may(Scope.READ, *place_of(ledger))
-        ]
+        shown = [ledger_json(ledger) for ledger in page.ledgers if ledger.log != POSITIONS_LOG]
         return json_value({"ledgers": shown, "next": page.next})
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
@@ -114,9 +120,11 @@ class LedgerRoutes:
     async def recover(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/recover."""
         wanted = await body.read_model(request, self._room, Recover)
-        if wanted.declare_lost and Scope.ADMIN not in (caller := caller_of(request)).everywhere:
-            place = place_of(await self._engine.row(given[LEDGER_ID]))
-            caller.check(Scope.ADMIN, *place)
+        if Scope.ADMIN not in (caller := caller_of(request)).everywhere:
+            kind, name = place_of(await self._engine.row(given[LEDGER_ID]))
+            # A recovery fences the ledger's writer: of the log of positions, the writer for all consumers.
+            if wanted.declare_lost or name == POSITIONS_LOG:
+                caller.check(Scope.ADMIN, kind, name)
         ledger = await self._engine.recover(
             given[LEDGER_ID], password=given[PASSWORD], declare_lost=wanted.declare_lost
         )

@@ -6,7 +6,7 @@ from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import body
 from services.gateway.edge import log_operations as op
-from services.gateway.edge.access import Kind, Scope, caller_of
+from services.gateway.edge.access import Scope, caller_of
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.log_models import (
     LogArchived,
@@ -55,12 +55,11 @@ class LogRoutes:
 
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
-        caller = caller_of(request)
         views, following = await self._logs.page(
             after=given[op.AFTER],
             limit=given[op.LIMIT],
             prefix=given[op.PREFIX] or "",
-            is_shown=lambda name: caller.may(Scope.READ, Kind.LOGS, name),
+            shown=caller_of(request).listed(Scope.READ),
         )
         return json_value({"logs": [log_json(view) for view in views], "next": following})
 

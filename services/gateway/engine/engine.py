@@ -197,6 +197,7 @@ class Engine:
             metadata=dict(query.custom),
             after=query.after,
             limit=query.limit,
+            shown=query.shown,
         )
         return LedgerPage(tuple(rows), after)
 

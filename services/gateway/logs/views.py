@@ -6,8 +6,9 @@ asked about one by one: the owner is gone, or is changing.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from quorumlog.errors import LogReplaced, NoSuchLedger, NoSuchLog, QuorumLogError
@@ -56,17 +57,16 @@ class LogViews:
         after: str | None,
         limit: int,
         prefix: str = "",
-        is_shown: Callable[[str], bool] = lambda _name: True,
+        shown: tuple[str, ...] | None = None,
     ) -> tuple[list[LogView], str | None]:
-        """Those logs of one page by name that are shown, and the `after` of the next page."""
-        store = self._store
-        listed, following = await store.list(after=after, limit=limit, prefix=prefix)
+        """One page by name of the logs that `shown` names (`Caller.listed`; None: of all), and the `after` of the next page."""
+        list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
+        listed, following = await list_page(after=after)
         while following is not None and all(row.name == POSITIONS_LOG for row in listed):
-            listed, following = await store.list(after=following, limit=limit, prefix=prefix)
-        listed = [row for row in listed if row.name != POSITIONS_LOG]
+            listed, following = await list_page(after=following)
+        rows = [row for row in listed if row.name != POSITIONS_LOG]
         if following == POSITIONS_LOG:
-            following = listed[-1].name
-        rows = [row for row in listed if is_shown(row.name)]
+            following = rows[-1].name
         # The ends are read after the rows: they are above all that was acknowledged before this call.
         found = await self._of_owners(rows)
         room = asyncio.Semaphore(_AT_ONCE)

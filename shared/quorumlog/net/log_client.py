@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, RouteNotFound, VersionConflict
 from quorumlog.net.clocks import HeardClock
-from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
+from quorumlog.net.metadata_requests import (
+    MetadataRequests,
+    current_of,
+    new_attempt,
+    query_of,
+    shown_in,
+)
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
@@ -110,10 +116,17 @@ class LogClient:
         return None
 
     async def list(
-        self, *, after: str | None = None, limit: int = 100, prefix: str = ""
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        prefix: str = "",
+        shown: Sequence[str] | None = None,
     ) -> tuple[list[LogMetadata], str | None]:
-        """One page of the logs whose names begin with `prefix`, by name, and the `after` of the next one (None at the end)."""
-        query = query_of(limit=limit, after=after, prefix=prefix or None)
+        """One page of the logs whose names begin with `prefix`, by name, and the `after` of the next one (None at the end).
+        `shown`: only these (`wire/bodies.py`, SHOWN).
+        """
+        query = query_of(limit=limit, after=after, prefix=prefix or None) | shown_in(shown)
         page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
         return [self._core(row) for row in page.logs], page.next
 

@@ -13,7 +13,13 @@ from quorumlog.errors import (
     NoSuchLedger,
     VersionConflict,
 )
-from quorumlog.net.metadata_requests import MetadataRequests, current_of, new_attempt, query_of
+from quorumlog.net.metadata_requests import (
+    MetadataRequests,
+    current_of,
+    new_attempt,
+    query_of,
+    shown_in,
+)
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -223,9 +229,13 @@ class MetadataClient(MetadataRequests):
         metadata: Mapping[str, str] | None = None,
         after: int | None = None,
         limit: int = 100,
+        shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
-        """One page in the order of ids, and the `after` of the next one (None at the end)."""
+        """One page in the order of ids, and the `after` of the next one (None at the end). `shown`: whose ledgers
+        (`wire/bodies.py`, SHOWN).
+        """
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
+        query |= shown_in(shown)
         query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         page = await self.ask("GET", "/v1/ledgers", gives=LedgerListBody, query=query)
         return [row.to_core() for row in page.ledgers], page.next

@@ -329,6 +329,11 @@ def query_of(**parameters: str | int | None) -> dict[str, str]:
     return {name: str(value) for name, value in parameters.items() if value is not None}
 
 
+def shown_in(shown: Sequence[str] | None) -> dict[str, str]:
+    """What a list may show (`wire/bodies.py`, SHOWN), as a query."""
+    return {} if shown is None else {"shown": ",".join(shown)}
+
+
 def current_of(error: QuorumLogError, model: type[B]) -> B:
     """The current row, which the answer to a lost compare-and-swap carries."""
     return received(model, orjson.dumps(error.members["current"]))

@@ -20,6 +20,9 @@ GRANT: Final = rf"(read|append|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NA
 """A scope, and what it is for: logs by name, ledgers by namespace, the cluster as a whole, or everything. `*` at the
 end stands for any rest."""
 
+NAMESPACE: Final = "namespace"
+"""The key of a ledger's custom metadata by which grants on ledgers are judged."""
+
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 TokenName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=_PRINTABLE)]
