@@ -4,15 +4,20 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web_ws
+from aiohttp._websocket.reader import WebSocketDataQueue
 
+from services.gateway.edge.arrivals import TURN_MESSAGES
 from services.gateway.edge.limits import Limits
 from tests.gateway.conftest import Gateway, received, running, until_held, until_nothing_held
 from tests.support.waiting import until, within
 
 ENTRIES = "/v1/ledgers/1/entries"
+CLOSE = b"\x88\x80" + bytes(4)
 
 
 async def test_a_socket_appends_and_tells_what_is_acknowledged(gateway: Gateway) -> None:
@@ -229,6 +234,35 @@ async def test_a_message_of_empty_fragments_without_end_is_refused() -> None:
 
         async with raw_socket(gateway, fragments) as reader, within("the socket is told"):
             await reader.readuntil(b'"status":413')
+
+
+async def test_a_socket_that_was_refused_and_sends_on_leaves_others_their_turn(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.create()
+    taken = most = 0
+
+    class Counted(WebSocketDataQueue):
+        async def read(self) -> Any:
+            nonlocal taken, most
+            taken += 1
+            most = max(most, taken)
+            return await super().read()
+
+    async def watch() -> None:
+        nonlocal taken
+        while True:
+            await asyncio.sleep(0)
+            taken = 0
+
+    monkeypatch.setattr(web_ws, "WebSocketDataQueue", Counted)
+    watching = asyncio.create_task(watch())
+    sent = (b"\x82\x80" + bytes(4)) * 20_000 + CLOSE
+    async with raw_socket(gateway, sent) as reader, within("the socket is closed"):
+        await reader.read()
+    watching.cancel()
+
+    assert 1 < most <= 2 * TURN_MESSAGES
 
 
 async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() -> None:

@@ -7,7 +7,7 @@ so the bytes of an incomplete message count as a body's do.
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import WSMessage, WSMsgType, web
 
@@ -24,6 +24,23 @@ _CONTROL: Final = frozenset((WSMsgType.PING, WSMsgType.PONG))
 _DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
 _FREE_BYTES: Final = 1 << 20
 """Of an incomplete message, besides twice the bytes that a message may have: control frames that are not parsed yet."""
+
+
+class _InTurns:
+    """aiohttp's queue of a socket's messages, whose readers give others their turn: aiohttp takes all that come until the
+    peer's close frame without a pause, and a peer may go on sending.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue, self._turn = queue, 0
+        self.feed_data, self.set_exception = queue.feed_data, queue.set_exception
+
+    async def read(self) -> WSMessage:
+        self._turn = (self._turn + 1) % TURN_MESSAGES
+        if not self._turn:
+            await asyncio.sleep(0)
+        message: WSMessage = await self._queue.read()
+        return message
 
 
 class Arrivals:
@@ -47,11 +64,11 @@ class Arrivals:
         # aiohttp's compiled reader, and its queue of whole messages.
         self._parser: Any = socket._parser  # noqa: SLF001
         self._queue: Any = socket._reader  # noqa: SLF001
+        socket._reader = cast("Any", _InTurns(self._queue))  # noqa: SLF001
         self._socket, self._room, self._bodies = socket, room, room.bodies
         self._refuse = refuse
         self._usage = caller_of(request).usage
         self._incomplete_max = 2 * room.limits.body_bytes_max + _FREE_BYTES
-        self._turn = 0
         self._looked = 0
         """So many messages of the queue were looked at."""
         self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
@@ -101,9 +118,6 @@ class Arrivals:
         many messages have come. Raises: Overloaded.
         """
         while True:
-            self._turn = (self._turn + 1) % TURN_MESSAGES
-            if not self._turn:
-                await asyncio.sleep(0)
             if self._queue._buffer:  # noqa: SLF001
                 # At once: no wait that could be cut short, nor a place for one.
                 message = await self._socket.receive()
