@@ -401,6 +401,37 @@ def test_a_change_by_force_is_of_the_log_that_it_found_first() -> None:
     assert hand.questions(SwapLog) == []
 
 
+def test_a_change_by_force_that_finds_a_later_log_refuses_nobody_elses_request() -> None:
+    hand, row = owning()
+    hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed))
+    hand.answer(ReadLog, row)
+    hand.answer(RecoverLedger, closed(1, -1, ME))
+    hand.append("second")
+    hand.recover(-1, 1)
+    later = replace(EMPTY, created_at="later")
+    hand.answer(SwapLog, RowChanged(later))
+    hand.answer(Wait, None)
+    hand.answer(ReadLog, later)
+
+    assert isinstance(hand.answers["close"], LogReplaced)
+    assert isinstance(hand.answers["first"], NotTheOwner), "it had a place in the log before"
+    hand.own(later, 9)
+    assert [b"second" in payload for payload in hand.submitted] == [False, True]
+
+
+def test_a_change_is_not_taken_for_done_with_the_row_of_a_later_log() -> None:
+    hand = Hand()
+    hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed))
+    hand.answer(ReadLog, EMPTY)
+    later = replace(OTHERS, created_at="later")
+    hand.answer(SwapLog, later)
+
+    assert hand.answers == {}
+    hand.answer(Wait, None)
+    hand.answer(ReadLog, later)
+    assert isinstance(hand.answers["close"], LogReplaced)
+
+
 def test_a_request_under_way_to_another_owner_is_not_appended_here_as_well() -> None:
     hand, row = owning()
     hand.append("second", "third")

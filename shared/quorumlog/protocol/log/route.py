@@ -531,7 +531,10 @@ class LogRoute:
         else:
             answer = error
         self._resolve(handover.request, answer)
-        if handover.aim is not Aim.HEAL:
+        if isinstance(error, LogReplaced):
+            assert handover.row is not None, "it is of the later log"
+            self._refuse_for(handover.row)
+        elif handover.aim is not Aim.HEAL:
             self._refuse_again(error)
         if handover.aim is Aim.SEARCH:
             waiting, self._waiting = self._waiting, []
