@@ -95,7 +95,12 @@ class CookieStore(RowStore):
                 bookie=name,
                 current=None if old is None else old.model_dump(mode="json"),
             )
-        await self._validate(connection, name, old, request)
+        check_cookie(
+            name,
+            None if old is None else old.cookie,
+            request.cookie,
+            await _cluster_id(connection),
+        )
         is_new = old is None or request.cookie.instance != old.cookie.instance
         if is_new:
             named = await connection.fetchval(_NAMED, name)
@@ -177,28 +182,25 @@ class CookieStore(RowStore):
         await forget_holder(connection, name)
         await record_change(connection, f"retire {name}")
 
-    async def _validate(
-        self, connection: Connection, name: str, old: CookieRow | None, request: CookiePut
-    ) -> None:
-        new = request.cookie
-        problems: list[tuple[str, str]] = []
-        cluster_id = await _cluster_id(connection)
-        if new.cluster_id != cluster_id:
-            problems.append(("/cookie/cluster_id", f"this is cluster {cluster_id} (rule 18)"))
-        if old is not None:
-            before = old.cookie
-            if new.incarnation < before.incarnation:
-                problems.append(("/cookie/incarnation", "never goes back (rule 15)"))
-            if new.incarnation == before.incarnation and new.instance != before.instance:
-                problems.append(("/cookie/instance", "other data is a new incarnation (rule 15)"))
-            if new.instance == before.instance and new.boots < before.boots:
-                problems.append(("/cookie/boots", "never goes back (rule 15)"))
-        if problems:
-            raise InvalidRequest(
-                "; ".join(f"{pointer}: {detail}" for pointer, detail in problems),
-                bookie=name,
-                errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
-            )
+
+def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) -> None:
+    """Raise InvalidRequest unless a bookie's cookie may become this one (rules 15 and 18). `old`: None at first."""
+    problems: list[tuple[str, str]] = []
+    if new.cluster_id != cluster_id:
+        problems.append(("/cookie/cluster_id", f"this is cluster {cluster_id} (rule 18)"))
+    if old is not None:
+        if new.incarnation < old.incarnation:
+            problems.append(("/cookie/incarnation", "never goes back (rule 15)"))
+        if new.incarnation == old.incarnation and new.instance != old.instance:
+            problems.append(("/cookie/instance", "other data is a new incarnation (rule 15)"))
+        if new.instance == old.instance and new.boots < old.boots:
+            problems.append(("/cookie/boots", "never goes back (rule 15)"))
+    if problems:
+        raise InvalidRequest(
+            "; ".join(f"{pointer}: {detail}" for pointer, detail in problems),
+            bookie=name,
+            errors=[{"pointer": pointer, "detail": detail} for pointer, detail in problems],
+        )
 
 
 async def _get(connection: Connection, name: str) -> CookieRow:
