@@ -59,7 +59,7 @@ Tell = Callable[[RebuildLine], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Survey:
+class Survey:
     """What the first pass found."""
 
     ledgers: int = 0
@@ -277,8 +277,8 @@ class _Work:
             }
         )
 
-    async def _survey(self, sources: Sequence[Source]) -> _Survey:
-        found = _Survey()
+    async def _survey(self, sources: Sequence[Source]) -> Survey:
+        found = Survey()
         async for ledger_id, holding in merged(self._session, sources, -1):
             found.ledgers += 1
             # Higher ids were chosen by callers, and the sequence of ids never comes there.
@@ -290,7 +290,7 @@ class _Work:
                 await self._tell(RebuildLine(phase="survey", done=found.ledgers))
         return found
 
-    async def _stand_ins(self, sources: Sequence[Source], survey: _Survey) -> dict[str, StandIn]:
+    async def _stand_ins(self, sources: Sequence[Source], survey: Survey) -> dict[str, StandIn]:
         """The cookies to be written before the first ledger, by name (rule 15b)."""
         present = {name: one.incarnation for name, one in (await self._tables.registered()).items()}
         for source in sources:
@@ -313,7 +313,7 @@ class _Work:
         return Bookies(answering, frozenset(silent), registered)
 
     async def _decide_ledgers(
-        self, sources: Sequence[Source], bookies: Bookies, survey: _Survey
+        self, sources: Sequence[Source], bookies: Bookies, survey: Survey
     ) -> None:
         done = 0
         after = -1 if self._ask.after is None else self._ask.after

@@ -52,10 +52,14 @@ async def register(service: Service, name: str, incarnation: int = 1) -> None:
 async def service(stores: Stores) -> AsyncIterator[Service]:
     """Three bookies are registered; b3 was wiped once."""
     async with serving(stores, are_imagined=False) as running:
-        for name in ("b1", "b2", "b3", "b4"):
-            await register(running, name)
-        await register(running, "b3", 2)
+        await register_all(running)
         yield running
+
+
+async def register_all(service: Service) -> None:
+    for name in ("b1", "b2", "b3", "b4"):
+        await register(service, name)
+    await register(service, "b3", 2)
 
 
 def draft(*members: str) -> LedgerMetadata:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.sim.services.plan import BACK, CUT, ENDED, FAULT_KINDS, draw, draw_restores
+from tests.sim.services.plan import BACK, BOTH_LOST, CUT, ENDED, FAULT_KINDS, draw, draw_restores
 from tests.sim.services.run import run_plan, run_seed, shrink
 from tests.support.salted import printed_under_salts
 from tests.support.virtual import Deadlock, VirtualLoop
@@ -44,8 +44,9 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault_and_drop_garbage() -> N
         CUT,
         ENDED,
         BACK,
+        BOTH_LOST,
     }
-    assert all(plan.has_restores for plan in plans)
+    assert all(BOTH_LOST in {fault.kind for fault in plan.faults} for plan in plans)
     assert any(plan.dead for plan in plans)
     assert any(run_plan(plan).drops for plan in plans[:5])
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
@@ -18,7 +19,8 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.wire.bodies import BookieList
+from quorumlog.wire.bodies import BookieList, CookieRow
+from quorumlog.wire.witnesses import witness_of
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
@@ -35,10 +37,11 @@ from services.gateway.engine.peers import Peers
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.database import Database
 from tests.sim.services.judge import Judge
-from tests.sim.services.metadata import Metadata, tokens_of, urls_of
+from tests.sim.services.metadata import CLUSTER_ID, Metadata, tokens_of, urls_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
 from tests.sim.services.node import Bookies, Node
 from tests.sim.services.operator import Operator
+from tests.sim.services.tables import Registration
 
 Work = Callable[[], Awaitable[None]]
 
@@ -244,16 +247,29 @@ class Cluster:
         ]
         judge.restores.knowers = self._knowers
         for number in range(1, plan.bookies + 1):
-            self.nodes[f"b{number}"] = Node(f"b{number}", net, judge)
+            self._register(number)
+        self.database.committed()
         self._made = 0
         self.gateways = [self._gateway(index) for index in range(plan.gateways)]
         self.healers = [self._healer(f"healer-{number}") for number in (1, 2)]
         self.operator = Operator(self)
-        urls = {name: f"http://{name}:1" for name in self.nodes}
+        urls = {name: node.directory.url for name, node in self.nodes.items()}
         for metadata in self.metadatas:
-            metadata.registered = lambda: urls
+            metadata.heartbeats = lambda: urls
             if plan.has_restores:
                 metadata.ask_bookies()
+
+    def _register(self, number: int) -> None:
+        """A bookie is there before the clients come; the database, which was empty before, has its cookie."""
+        node = self.nodes[f"b{number}"] = Node(f"b{number}", self.net, self.judge)
+        directory, token = node.directory, str(uuid.UUID(int=number))
+        assert directory.cookie is not None
+        cookie = directory.cookie.cookie.model_copy(update={"url": directory.url})
+        row = CookieRow(name=node.name, version=1, cookie=cookie)
+        self.database.tables.cookies[node.name] = Registration(row, self.metadatas[0].utc)
+        self.database.tables.record(token, f"cookie {node.name}")
+        directory.witnesses = node.client.witnesses = (witness_of(CLUSTER_ID, token),)
+        node.serve(node.incarnation)
 
     def _healer(self, name: str) -> Healer:
         return Healer(name, self.net, self.nodes, self._recovers)
@@ -271,7 +287,10 @@ class Cluster:
 
     def _bookies(self) -> BookieList:
         """Liveness, which lies now and then (I31)."""
-        net, infos = self.net, [node.info for node in self.nodes.values()]
+        net, cookies = self.net, sorted(self.database.tables.cookies.items())
+        infos = [
+            self.nodes[name].info(one.row.cookie) for name, one in cookies if not one.is_retired
+        ]
         if self.lies_until > net.now:
             infos = [
                 info.model_copy(update={"state": net.rng.choice(("writable", "lost", info.state))})
@@ -352,6 +371,9 @@ class Cluster:
                 self.metadatas[target % len(self.metadatas)].restart()
             case "database-back":
                 self._go_back(target, other, until)
+            case "database-and-disk-lost":
+                self._go_back(target, other, until, to_nothing=other % 3 > 0)
+                self._lose_a_disk(nodes[target // 8 % len(nodes)], lasts)
             case "partition" | "one-way" | "clog":
                 self._links(kind, node, other, until)
             case "lies":
@@ -359,11 +381,11 @@ class Cluster:
             case _:
                 raise AssertionError(kind)
 
-    def _go_back(self, how: int, which: int, until: int) -> None:
+    def _go_back(self, how: int, which: int, until: int, *, to_nothing: bool = False) -> None:
         """Older tables: restored into the server that runs, or by another server, which some process finds
         later; processes of the service end with it, or live on.
         """
-        if not self.database.go_back(which, is_new_server=how % 4 > 0):
+        if not self.database.go_back(0 if to_nothing else which, is_new_server=how % 4 > 0):
             return
         for number, metadata in enumerate(self.metadatas):
             if how >> number & 4:
@@ -371,6 +393,15 @@ class Cluster:
             elif how % 4 > 1:
                 metadata.away_until = self.net.now + self.net.rng.choice((0, 1, 5)) * SECOND
         self.operator.went_back(not_before=until, wants_right=how % 2 == 0)
+
+    def _lose_a_disk(self, node: Node, lasts: int) -> None:
+        """The bookie starts empty under its old name: maybe before anybody knows that the database went back, maybe
+        about when the operator looks (after `lasts`), maybe later.
+        """
+        node.fall("wipe")
+        rng = self.net.rng
+        delay = rng.choice((0, SECOND, lasts + rng.randint(0, SECOND), 30 * SECOND))
+        self.net.after(delay, node.rise)
 
     def _break_streams(self, who: Process | None = None) -> None:
         for metadata in self.metadatas:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from quorumlog.wire.bodies import CookieRow
 from services.metadata.database import SERVER
 from tests.sim.services.net import Net
 from tests.sim.services.restores import Restores
@@ -36,6 +37,9 @@ class Database:
         """A change was made."""
         if not self._net.plan.has_restores:
             return
+        if self.restores.lost:
+            # A sender may repeat a lost change once the loss is accepted: then the database contains it.
+            self.restores.lost -= self.tables.attempts.keys()
         self._past.append(self.tables.copy())
         if len(self._past) > _PAST_MAX:
             half = _PAST_MAX // 2
@@ -105,24 +109,14 @@ class AskingDatabase:
 
 
 class Registered:
-    """The bookies that are registered: what the inquiry asks cookies and liveness for."""
+    """The bookies that are registered, and whose heartbeats came: what the inquiry asks cookies and liveness for."""
 
-    def __init__(self, urls: Callable[[], dict[str, str]]) -> None:
-        self._urls = urls
+    def __init__(self, database: Database, urls: Callable[[], dict[str, str]]) -> None:
+        self._database, self._urls = database, urls
 
-    async def list(self) -> list[Any]:
-        """No cookie's URL is known: Redis has them."""
-        return [_Row(name) for name in self._urls()]
+    async def list(self) -> list[CookieRow]:
+        cookies = self._database.tables.cookies
+        return [one.row for _, one in sorted(cookies.items()) if not one.is_retired]
 
     async def bookie_urls(self) -> dict[str, str]:
         return self._urls()
-
-
-class _NoUrl:
-    url = ""
-
-
-class _Row:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.cookie = _NoUrl()

@@ -1,6 +1,6 @@
 """The metadata service: its rules on dictionaries instead of Postgres.
 
-What may become of a row is judged by the service's own code (protocol/changes.py), and
+What may become of a row or a cookie is judged by the service's own code (protocol/changes.py), and
 so is what the database must contain (services/metadata/memory.py, rule 18a).
 All else behaves as its SQL says: one contract holds both (tests/sim/test_contract.py).
 """
@@ -28,7 +28,13 @@ from quorumlog.errors import (
     RouteNotFound,
     VersionConflict,
 )
-from quorumlog.protocol.changes import check_ledger, check_new_ledger, is_made_from, is_row
+from quorumlog.protocol.changes import (
+    added_members,
+    check_ledger,
+    check_new_ledger,
+    is_made_from,
+    is_row,
+)
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
@@ -59,6 +65,7 @@ from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_o
 from services.metadata.attempts import ACCEPTED
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory, Presented
+from tests.sim.services.cookies import Cookies
 from tests.sim.services.database import AskingDatabase, Database, Registered
 from tests.sim.services.net import Answer, Net, Process, Request
 from tests.sim.services.plan import ServicePlan
@@ -94,13 +101,13 @@ class Metadata(Process):
         """It has not found the server that took over."""
         self._bookies = bookies
         self._changed = changed
-        self.registered: Callable[[], dict[str, str]] = dict
-        """The bookies' URLs, by name."""
+        self.heartbeats: Callable[[], dict[str, str]] = dict
+        """The URL of each bookie's last heartbeat, by name."""
         database.processes.append(self)
         self._start()
         net.listeners[self.url] = self, self.handle
         ledger = r"/v1/ledgers/(?P<id>\d+)"
-        self.queue = RepairQueue(self)
+        self.queue, self.cookies = RepairQueue(self), Cookies(self)
         routes: tuple[ModelRoute, ...] = (
             ("GET", ledger, self._get, READS),
             ("PUT", ledger, self._change, CHANGES),
@@ -119,6 +126,7 @@ class Metadata(Process):
             ("GET", "/v1/cluster-id", lambda _request: ClusterId(cluster_id=CLUSTER_ID), RUNS),
             ("GET", "/health/ready", lambda _request: self._ready(), RUNS),
             *self.queue.routes,
+            *self.cookies.routes,
         )
         self._plain = {(m, path): (work, how) for m, path, work, how in routes if "(" not in path}
         self._with_names = [
@@ -148,7 +156,7 @@ class Metadata(Process):
 
     def ask_bookies(self) -> None:
         """Ask the bookies that are registered, for as long as the process lives."""
-        registered = cast("Any", Registered(self.registered))
+        registered = cast("Any", Registered(self.database, self.heartbeats))
         inquiry = Inquiry(cast("Any", self.asking), registered, registered)
         _ = self.spawn(self._ask(inquiry))
 
@@ -165,6 +173,12 @@ class Metadata(Process):
     def tables(self) -> Tables:
         """Those of the database."""
         return self.database.tables
+
+    @property
+    def utc(self) -> str:
+        """The database's clock."""
+        at = _EPOCH + timedelta(microseconds=self.net.now)
+        return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, and what its witnesses come to (rule 18a)."""
@@ -323,7 +337,8 @@ class Metadata(Process):
         body = LedgerCreateBody.model_validate_json(request.body)
         tables, ledger_id = self.tables, body.row.ledger_id
         chosen = -1 if ledger_id is None else ledger_id
-        self._legal(check_new_ledger, body.row.core(ledger_id=chosen, version=1, created_at=""))
+        wanted = body.row.core(ledger_id=chosen, version=1, created_at="")
+        self._legal(check_new_ledger, wanted)
         done = tables.attempts.get(body.attempt)
         if done not in (None, ACCEPTED):
             if not done.startswith(_CREATE):
@@ -331,14 +346,13 @@ class Metadata(Process):
             return self._row(int(done.removeprefix(_CREATE)))
         if body.once is not None and body.once.token in tables.once:
             return self._row(tables.once[body.once.token])
+        self.cookies.hold(added_members(None, wanted))
         while ledger_id is None:
             tables.last_id += 1
             ledger_id = None if tables.last_id in tables.rows else tables.last_id
         if ledger_id in tables.rows:
             raise LedgerExists(ledger_id=ledger_id)
-        at = _EPOCH + timedelta(microseconds=self.net.now)
-        created_at = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        core = body.row.core(ledger_id=ledger_id, version=1, created_at=created_at)
+        core = body.row.core(ledger_id=ledger_id, version=1, created_at=self.utc)
         tables.record(body.attempt, f"{_CREATE}{ledger_id}")
         if body.once is not None:
             tables.once[body.once.token] = ledger_id
@@ -351,12 +365,14 @@ class Metadata(Process):
         if body.row.ledger_id != int(id):
             raise InvalidRequest("the path and the row name different ledgers")
         old = self._row(int(id))
-        if self._is_settled(body.attempt, target):
+        if self.is_settled(body.attempt, target):
             return old
         if not is_made_from(old, body.row):
             current = old.model_dump(mode="json")
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
-        self._legal(check_ledger, old.to_core(), body.row.to_core())
+        before, after = old.to_core(), body.row.to_core()
+        self._legal(check_ledger, before, after)
+        self.cookies.hold(added_members(before, after), ledger_id=old.ledger_id)
         changed = {
             "version": old.version + 1,
             "attempt": body.attempt,
@@ -367,7 +383,7 @@ class Metadata(Process):
         new = body.row.model_copy(update=changed)
         self.tables.record(body.attempt, target)
         self.net.note("row", id, f"v{new.version}", new.state)
-        self._judge(old.to_core(), new.to_core())
+        self._judge(before, new.to_core())
         for missed in body.missed:
             self.queue.add(old.ledger_id, missed.member, ((missed.first, missed.last),))
         return self._put(new)
@@ -375,7 +391,7 @@ class Metadata(Process):
     def _delete(self, request: Request, id: str) -> Answer:  # noqa: A002
         body, ledger_id = LedgerDelete.model_validate_json(request.body), int(id)
         target = f"delete ledger {id}"
-        if ledger_id in self.tables.rows and self._is_settled(body.attempt, target):
+        if ledger_id in self.tables.rows and self.is_settled(body.attempt, target):
             return Answer(204)
         old = self._row(ledger_id)
         if not is_row(old, version=body.version, attempt=body.row_attempt):
@@ -397,7 +413,7 @@ class Metadata(Process):
         is_known = bool(self.heard & self.database.restores.lost)
         self._changed(before, after, now=self.net.now, is_known=is_known)
 
-    def _is_settled(self, attempt: str, target: str) -> bool:
+    def is_settled(self, attempt: str, target: str) -> bool:
         """Whether this attempt was applied already (rule 6); one whose loss was accepted was not."""
         found = self.tables.attempts.get(attempt)
         if found not in (None, ACCEPTED, target):

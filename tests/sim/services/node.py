@@ -35,15 +35,24 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import LacAsked, LacTold, RowTold
 from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 from quorumlog.wire import row_copies
-from quorumlog.wire.bodies import COPIES_PRESENTED_MAX, BookieInfo, BookieState, BookieWitnesses
+from quorumlog.wire.bodies import (
+    COPIES_PRESENTED_MAX,
+    BookieInfo,
+    BookieState,
+    BookieWitnesses,
+    Cookie,
+)
 from services.bookie.collect import Collector, MetadataRows
+from services.bookie.cookie import CookieRefused
 from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.store import Store
 from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
-from tests.sim.services.metadata import CLUSTER_ID, tokens_of, urls_of
+from tests.sim.services.metadata import CLUSTER_ID, urls_of
 from tests.sim.services.net import Answer, Net, Process, Request, Session
+from tests.sim.services.registration import Directory
 from tests.sim.services.tables import highest_assigned
+from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from tests.sim.services.judge import Judge
@@ -99,12 +108,17 @@ class _Surroundings:
 
 
 class Node(Process):
-    """One bookie. A killed one keeps its disk; a wiped one comes back as its next incarnation."""
+    """One bookie. A killed one keeps its disk; a wiped one comes back as a later incarnation. It serves once it is
+    registered; what a start or a rebuild of the metadata service asks, it answers before that too.
+    """
 
     def __init__(self, name: str, net: Net, judge: "Judge") -> None:
         super().__init__(name, net)
         self.judge = judge
+        self.directory = Directory(name, CLUSTER_ID)
         self.incarnation = 1
+        """After the loss of the disk one that it may not be, until it is registered."""
+        self.is_serving = False
         self.is_dead_for_good = False
         self.is_draining = False
         self.full_until = self.slow_until = 0
@@ -112,34 +126,29 @@ class Node(Process):
         self.deleted: dict[int, SimBookie] = {}
         """Ledgers that were given up on a tombstone: their ids stay (rule 16a)."""
         self.leaving: set[int] = set()
-        self.kept: tuple[str, ...] = ()
-        """The file of witnesses (services/bookie/witnesses.py)."""
         self._fresh = FreshCopies()
         self._noted: set[RowName] = set()
-        self._collect()
-        net.listeners[f"http://{name}:1"] = self, self.handle
+        self._open()
+        net.listeners[self.directory.url] = self, self.handle
 
     @property
     def me(self) -> str:
         """The member that it is now."""
         return member_of(self.name, self.incarnation)
 
-    @property
-    def kept_tokens(self) -> set[str]:
-        """What its disk knows that the database must contain (rule 18a)."""
-        return tokens_of(self.kept)
-
-    @property
-    def info(self) -> BookieInfo:
-        """Itself, as liveness that tells the truth has it."""
+    def info(self, cookie: Cookie) -> BookieInfo:
+        """Itself, as liveness that tells the truth has it: heartbeats of another process than the cookie's don't count."""
         state: BookieState = "writable"
-        if not self.is_alive:
+        mine = self.directory.cookie
+        if not self.is_serving or mine is None or mine.cookie.process != cookie.process:
             state = "lost"
         elif self.is_draining:
             state = "draining"
         elif self.full_until > self.net.now:
             state = "read-only"
-        return BookieInfo(id=self.me, state=state, url=f"http://{self.name}:1")
+        return BookieInfo(
+            id=member_of(self.name, cookie.incarnation), state=state, url=self.directory.url
+        )
 
     def ledger(self, ledger_id: int) -> SimBookie:
         """A ledger here, known or not."""
@@ -209,6 +218,7 @@ class Node(Process):
         if not self.is_alive and kind != "wipe":
             return
         self.kill()
+        self.is_serving = False
         self.leaving.clear()
         self.net.note(self.me, "falls", kind)
         for ledger_id in sorted(self.ledgers | self.deleted):
@@ -216,7 +226,7 @@ class Node(Process):
         if kind == "wipe":
             self.ledgers.clear()
             self.deleted.clear()
-            self.kept = ()
+            self.directory.empty()
             self.incarnation += 1
 
     def rise(self) -> None:
@@ -230,16 +240,40 @@ class Node(Process):
             if ledger_id in self.deleted and not ledger.replica.is_deleted:
                 # That it was deleted did not come to the disk: it is here as it was.
                 self.ledgers[ledger_id] = self.deleted.pop(ledger_id)
+        self._open()
+        _ = self.spawn(self._start())
+
+    def _open(self) -> None:
+        """A client and fresh copies of its own for each life of the process."""
+        client = self.client = MetadataClient(urls_of(self.net.plan), cast("Any", Session(self)))
+        client.witnesses = self.directory.witnesses
+        self._fresh, self._noted = FreshCopies(), set()
+
+    async def _start(self) -> None:
+        """Register, as often as it takes, and serve."""
+        directory = self.directory
+        while not self.is_serving:
+            has_data = bool(self.ledgers or self.deleted)
+            try:
+                incarnation = await directory.register(self.client, has_data=has_data)
+            except CookieRefused as refused:
+                self.net.note(self.name, "refuses to start:", refused)
+                await self.net.pause(1.0)
+            else:
+                self.serve(incarnation)
+
+    def serve(self, incarnation: int) -> None:
+        """It is registered as this incarnation."""
+        if incarnation != self.incarnation and (self.ledgers or self.deleted):
+            raise Violation(f"rule 15: {self.me} has its disk, and is now {incarnation}")
+        self.incarnation, self.is_serving = incarnation, True
+        self.net.note(self.me, "serves")
         self._collect()
 
     # --- garbage: what services/bookie/collect.py asks of the store ------------------------------
 
     def _collect(self) -> None:
-        """A collector of its own for each life of the process."""
-        client = self.client = MetadataClient(urls_of(self.net.plan), cast("Any", Session(self)))
-        client.witnesses = self.kept
-        rows = MetadataRows(client, partial(setattr, self, "kept"))
-        self._fresh, self._noted = FreshCopies(), set()
+        rows = MetadataRows(self.client, partial(setattr, self.directory, "witnesses"))
         rows.present(self._fresh, self.name, CLUSTER_ID)
         if self.net.plan.has_restores:
             _ = self.spawn(self._remember(rows))
@@ -456,7 +490,7 @@ class Bookies:
             net.send(node, process, answered, event)
 
         def arrive() -> None:
-            if not node.is_alive:
+            if not node.is_serving:
                 net.send(node, process, answered, None)
             elif ledger_id not in node.leaving:
                 judge(node, answer)

@@ -9,11 +9,15 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, decide
-from quorumlog.wire.bodies import Change, LedgerRow
+from quorumlog.protocol import rebuild
+from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, Registered, decide
+from quorumlog.wire.bodies import STAND_IN, Change, Cookie, CookieRow, LedgerRow
+from services.bookie.cookie import LocalCookie
 from services.metadata.attempts import ACCEPTED
+from services.metadata.rebuild import Survey
 from tests.sim.plan import SECOND
-from tests.sim.services.tables import highest_assigned
+from tests.sim.services.metadata import CLUSTER_ID
+from tests.sim.services.tables import Registration, highest_assigned
 
 if TYPE_CHECKING:
     from tests.sim.services.cluster import Cluster
@@ -45,6 +49,12 @@ class Operator:
         found = {token for process in database.processes for token in process.memory.missing}
         return found - database.tables.attempts.keys()
 
+    @property
+    def _refused(self) -> list[str]:
+        """Bookies that have their disks, and that a database without their cookies refuses."""
+        nodes = self._cluster.nodes.values()
+        return [n.name for n in nodes if n.directory.refusal and not n.directory.is_emptied]
+
     def went_back(self, *, not_before: int, wants_right: bool) -> None:
         """Somebody restored a database: when the operator looks, and whether the right one can be had."""
         self._not_before, self._wants_right = not_before, wants_right
@@ -60,12 +70,15 @@ class Operator:
         database, restores, now = self._cluster.database, self._judge.restores, self._net.now
         if now < self._not_before or database.down_until > now:
             return
-        if not self.missing:
+        if not (self.missing or self._refused):
             if restores.right is not None and now - restores.since > UNNOTICED:
                 restores.settled(database.tables.attempts)
             return
         nodes = self._cluster.nodes.values()
-        if any(not node.is_alive and not node.is_dead_for_good for node in nodes):
+        # One whose disk was lost may come when all is decided, as bookies do that are started after a rebuild.
+        if any(
+            not (node.is_alive or node.is_dead_for_good) and node.directory.cookie for node in nodes
+        ):
             return
         if restores.right is not None and self._wants_right and self._put_back():
             return
@@ -95,8 +108,19 @@ class Operator:
     def _rebuild(self) -> None:
         database, nodes = self._cluster.database, self._cluster.nodes
         tables = database.tables
-        answering = {node.name: node.incarnation for node in nodes.values() if node.is_alive}
-        bookies = Bookies(answering, frozenset(nodes.keys() - answering))
+        cookies = {
+            name: node.directory.cookie
+            for name, node in nodes.items()
+            if node.is_alive and not node.directory.is_emptied and node.directory.cookie is not None
+        }
+        answering = {name: cookie.incarnation for name, cookie in cookies.items()}
+        written = self._stand_in(answering)
+        registered = {
+            name: Registered(one.row.cookie.incarnation, one.born_at)
+            for name, one in tables.cookies.items()
+            if not one.is_retired
+        }
+        bookies = Bookies(answering, frozenset(nodes.keys() - answering), registered)
         contained = frozenset(t for t, target in tables.attempts.items() if target != ACCEPTED)
         ids = sorted({i for name in answering for i in (nodes[name].ledgers | nodes[name].deleted)})
         self.waiting.clear()
@@ -114,9 +138,62 @@ class Operator:
                 self._write(ledger_id, decision, held)
                 done[ledger_id] = decision
         tables.last_id = max(tables.last_id, highest_assigned(ids) + _UNWRITTEN_IDS)
-        if done:
+        tables.is_rebuilt = True
+        written |= self._put_cookies(cookies)
+        if done or written:
             self.rebuilds += 1
             self._record(done)
+
+    def _stand_in(self, answering: Mapping[str, int]) -> bool:
+        """Write the cookies that the shipped rebuild writes before the first row (rule 15b)."""
+        nodes, cookies = self._cluster.nodes, self._cluster.database.tables.cookies
+        survey = Survey()
+        for ledger_id in {
+            i for name in answering for i in (nodes[name].ledgers | nodes[name].deleted)
+        }:
+            held = (nodes[name].held(ledger_id) for name in answering)
+            rows = [row for one in held if one is not None for row in one.rows]
+            survey.note([LedgerRow.from_core(row).model_dump() for row in rows])
+        present = dict(answering)
+        for name, one in cookies.items():
+            if not one.is_retired:
+                present[name] = max(one.row.cookie.incarnation, present.get(name, 0))
+        added = rebuild.stand_ins(survey.incarnations, present)
+        for name, incarnation in sorted(added.items()):
+            is_retired = name not in survey.named
+            cookie = Cookie(
+                incarnation=incarnation,
+                cluster_id=CLUSTER_ID,
+                instance=STAND_IN,
+                may_fix=is_retired,
+            )
+            if name not in cookies or cookies[name].row.cookie.incarnation < incarnation:
+                self._net.note("operator", "stands in for", f"{name}@{incarnation}")
+                self._put(cookie, name, is_retired=is_retired)
+        return bool(added)
+
+    def _put_cookies(self, found: Mapping[str, LocalCookie]) -> bool:
+        """Last, the cookies of those that answered, where they are missing or older."""
+        cookies, written = self._cluster.database.tables.cookies, False
+        for name, local in sorted(found.items()):
+            present = cookies.get(name)
+            before = (-1, -1)
+            if present is not None:
+                before = present.row.cookie.incarnation, present.row.cookie.boots
+            if before < (local.incarnation, local.boots):
+                url = self._cluster.nodes[name].directory.url
+                self._put(local.cookie.model_copy(update={"url": url}), name)
+                written = True
+        return written
+
+    def _put(self, cookie: Cookie, name: str, *, is_retired: bool = False) -> None:
+        cookies = self._cluster.database.tables.cookies
+        before = cookies.get(name)
+        version = 1 if before is None else before.row.version + 1
+        is_same = before is not None and before.row.cookie.instance == cookie.instance
+        born_at = before.born_at if before is not None and is_same else ""
+        row = CookieRow(name=name, version=version, cookie=cookie)
+        cookies[name] = Registration(row, born_at, is_retired)
 
     def _write(self, ledger_id: int, decision: Decision, held: list[Held]) -> None:
         tables = self._cluster.database.tables

@@ -30,6 +30,8 @@ CUT = "metadata-cut"
 
 BACK = "database-back"
 """The metadata's database goes back to an earlier state."""
+BOTH_LOST = "database-and-disk-lost"
+"""The same, two of three times to the empty database, and a bookie loses its disk at the same moment."""
 ENDED = "metadata-killed"
 """A metadata process dies, and another one begins."""
 
@@ -76,12 +78,12 @@ class ServicePlan:
         """Whether the database goes back. Only then processes exchange witnesses each second:
         elsewhere nothing comes of it, and it would take as much time as all the rest.
         """
-        return any(fault.kind == BACK for fault in self.faults)
+        return any(fault.kind in (BACK, BOTH_LOST) for fault in self.faults)
 
 
 def draw(seed: int) -> ServicePlan:
-    """The plan of a seed: the database of each goes back; every third one cuts gateways off from metadata, and
-    every fourth one is made for what a database that went back does.
+    """The plan of a seed: the database of each goes back, and takes a bookie's disk along; every third one cuts gateways
+    off from metadata, and every fourth one is made for what a database that went back does.
     """
     plan = _drawn(seed)
     rng = random.Random(f"cuts-{seed}")
@@ -97,7 +99,7 @@ def draw_restores(seed: int) -> ServicePlan:
 
 def _with_return(plan: ServicePlan, rng: random.Random) -> ServicePlan:
     """The metadata's database goes back, whatever else happens."""
-    more = [(BACK, plan.heal_at // 8, plan.heal_at)]
+    more = [(BOTH_LOST, plan.heal_at // 8, plan.heal_at)]
     more += [(ENDED, 0, plan.heal_at)] * rng.choice((0, 0, 1, 2))
     return _with_faults(replace(plan, metadatas=rng.choice((1, 2))), rng, more)
 
@@ -160,7 +162,8 @@ def _with_restores(plan: ServicePlan, rng: random.Random) -> ServicePlan:
     """
     heal_at = max(plan.heal_at, 30 * SECOND)
     more = [
-        *((BACK, heal_at // 4, heal_at) for _ in range(rng.choice((1, 2)))),
+        (BOTH_LOST, heal_at // 4, heal_at),
+        *((BACK, heal_at // 4, heal_at) for _ in range(rng.choice((0, 1)))),
         *((ENDED, heal_at // 4, heal_at) for _ in range(rng.choice((0, 1, 2)))),
         *(("bookie-drained", 0, heal_at // 2) for _ in range(rng.choice((1, 2)))),
         *(("bookie-killed", 0, heal_at // 2) for _ in range(rng.choice((0, 1)))),

@@ -36,6 +36,7 @@ from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.metadata import inquiry
 from tests.sim.bookie import SimBookie
 from tests.sim.plan import SECOND
+from tests.sim.services import registration
 from tests.sim.services.cluster import Cluster
 from tests.sim.services.judge import Judge
 from tests.sim.services.metadata import ASKING, outcome_of
@@ -288,7 +289,7 @@ class Run:
         return {
             node.name
             for node in self.cluster.nodes.values()
-            if not node.is_alive or any(g.engine._directory.is_down(node.me) for g in gateways)
+            if not node.is_serving or any(g.engine._directory.is_down(node.me) for g in gateways)
         }
 
     def _others(self, row: LedgerMetadata, away: Collection[str]) -> Collection[str]:
@@ -502,7 +503,7 @@ class Run:
                 f"{member} has no copy of the row of {ledger_id}"
                 for member in row.all_members
                 if row.state is State.CLOSED
-                and self.cluster.nodes[member_name(member)].is_alive
+                and self.cluster.nodes[member_name(member)].is_serving
                 and not self._has_copy(row, member)
             ]
         return wrong
@@ -595,6 +596,7 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
             _checked(),
             patch.object(metadata_requests, "_jitter", jitter),
             patch.object(inquiry, "service_session", lambda *_how: Session(ASKING.get())),
+            registration.simulated(),
         ):
 
             async def main() -> None:

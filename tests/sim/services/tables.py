@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import CookieRow, LedgerRow
 from quorumlog.wire.repair_bodies import RepairSettings
 from services.metadata.attempts import ACCEPTED
 
@@ -39,6 +39,16 @@ class Held:
     expires_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A bookie's cookie."""
+
+    row: CookieRow
+    born_at: str = ""
+    """When a new directory registered; empty where a rebuild wrote the cookie."""
+    is_retired: bool = False
+
+
 @dataclass(slots=True)
 class Tables:
     """What the database holds; it survives the service."""
@@ -58,6 +68,9 @@ class Tables:
     settings: RepairSettings = field(default_factory=RepairSettings)
     last_id: int = 0
     """The last one of the sequence of ledger ids."""
+    cookies: dict[str, Registration] = field(default_factory=dict)
+    """By the bookie's name."""
+    is_rebuilt: bool = False
 
     def record(self, attempt: str, target: str) -> None:
         """A change is made by this attempt (rule 6): it is the last one."""
@@ -90,4 +103,6 @@ class Tables:
             self.repair_version,
             self.settings,
             self.last_id,
+            dict(self.cookies),
+            self.is_rebuilt,
         )
