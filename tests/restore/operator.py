@@ -1,8 +1,10 @@
 """What an operator does to a cluster whose database is gone or went back: the commands of the runbook."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -23,6 +25,8 @@ class Operator:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._emptied: list[str] = []
+        """Bookies whose disks were lost, until they serve again."""
 
     def named(self, kind: str) -> list[str]:
         """The processes of a kind."""
@@ -46,6 +50,14 @@ class Operator:
             if not self._cluster.is_alive(name):
                 self._cluster.start(name)
 
+    async def wipe(self, name: str) -> None:
+        """A bookie's disk is lost. From now on it is started with an operator's permission to be a new incarnation."""
+        await self.kill([name])
+        directory = Path(self._cluster.program(name).env["DATA_DIR"])
+        await asyncio.to_thread(shutil.rmtree, directory)
+        self._cluster.tell(name, AUTO_FIX_COOKIES="1")
+        self._emptied.append(name)
+
     async def until_told(self) -> None:
         """Wait until every metadata service tells that its database lacks changes."""
         self.start(self.named("metadata"))
@@ -59,10 +71,13 @@ class Operator:
             self.start(self.named(kind))
             for name in self.named(kind):
                 await until(partial(self._is_ready, name, 200, None), f"{name} is ready", SETTLED_S)
+        for name in self._emptied:
+            self._cluster.tell(name, AUTO_FIX_COOKIES="0")
+        self._emptied.clear()
 
     async def rebuild(self, *options: str) -> dict[str, Any]:
-        """The report of `quorumlog metadata rebuild`."""
-        bookies = self.named("bookie")
+        """The report of `quorumlog metadata rebuild`. Who lost its disk has nothing to tell."""
+        bookies = [name for name in self.named("bookie") if name not in self._emptied]
         self.start(bookies)
         for name in bookies:
             await until(partial(self._answers, name, "/v1/rows?limit=1"), f"{name} tells its rows")
@@ -89,13 +104,14 @@ class Operator:
     async def accept(self) -> None:
         """Accept what is still missing, until nobody tells of anything more."""
         names = self.named("metadata")
+        lost = [part for name in self._emptied for part in ("--lost", name)]
 
         async def is_over() -> bool:
             # Each metadata service tells of the witnesses that it was told of.
             for name in names:
                 found = await self._got(name, "/v1/witnesses")
                 if found and (missing := [each["witness"] for each in found[1]["missing"]]):
-                    await self._run(name, "cluster", "accept", *missing)
+                    await self._run(name, "cluster", "accept", *missing, *lost)
             return all([await self._is_ready(name, 200, None) for name in names])
 
         await until(is_over, "the loss is accepted", SETTLED_S, passing=(Refused,))

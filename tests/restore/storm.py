@@ -1,8 +1,9 @@
 """Restores, failovers and rebuilds at random points of a storm.
 
 Each ends as the runbook wants it: the newest database is put back, or the rows are rebuilt from the bookies and what
-is still missing is accepted. Until then the database lacks changes, the operator is waited for, and nothing that was
-acknowledged may go, nor what was deleted come back.
+is still missing is accepted. With each rebuild a bookie starts empty, whose disk was lost together with the database.
+Until then the database lacks changes, the operator is waited for, and nothing that was acknowledged may go, nor what was
+deleted come back.
 """
 
 import random
@@ -72,6 +73,8 @@ class Report:
     failovers: int = 0
     rebuilds: int = 0
     """In an empty database, and in one that went back."""
+    wiped: int = 0
+    """Bookies whose disks were lost together with the database."""
     waited: int = 0
     """How often the database lacked changes until an operator put the right one back or had its rows rebuilt."""
     committed: int = 0
@@ -85,7 +88,7 @@ class Report:
         found = self.found
         return (
             f"restore: {self.restores} restores, {self.failovers} failovers, {self.rebuilds} rebuilds,"
-            f" {found.ledgers} ledgers, {found.lost} lost, {found.truncated} truncated,"
+            f" {self.wiped} wiped bookies, {found.ledgers} ledgers, {found.lost} lost, {found.truncated} truncated,"
             f" {found.resurrected} resurrected, {self.waited} waited for an operator"
         )
 
@@ -114,6 +117,8 @@ class Storm:
         self._clients = Clients(cluster.gateways, seed, deleters)
         self._operator = Operator(cluster)
         self._has_standby = True
+        # Always the same one: an entry survives the loss of Qa - 1 of its copies.
+        self._fragile = self._dice.choice(self._operator.named("bookie"))
 
     async def run(self, steps: list[Step]) -> None:
         """Do these in a random order, then judge."""
@@ -211,6 +216,7 @@ class Storm:
         if self._dice.choice((True, False)):
             await operator.kill(operator.named("bookie"))
         await self._both.primary.sql(_WIPE)
+        await self._wipe_a_bookie()
         operator.start(operator.named("metadata"))
         await operator.kill(operator.named("autorecovery"))
         await self._accept_and_go_on(await operator.rebuild("--take-over"))
@@ -231,22 +237,26 @@ class Storm:
     async def _rebuild_and_accept(self) -> None:
         operator = self._operator
         await operator.kill(operator.named("autorecovery"))
+        await self._wipe_a_bookie()
+        if self._dice.choice((True, False)):
+            operator.start([self._fragile])  # it waits until the loss is accepted
         await self._accept_and_go_on(await operator.rebuild())
 
     async def _accept_and_go_on(self, report: dict[str, Any]) -> None:
         """Accept what is still missing, start the gateways anew, and settle what the rebuild told."""
         operator = self._operator
         self._report.rebuilds += 1
-        told = [found for found in report["findings"] if found["action"] in _TOLD]
-        counts = ", ".join(f"{count} {what}" for what, count in sorted(report["ledgers"].items()))
-        self._tell(f"rebuilt: {counts}; {len(told)} wait for an operator")
-        for finding in told:
-            await self._tell_copies(finding)
+        told = await self._told_by(report)
         await operator.accept()
         await operator.kill(operator.named("gateway"))
         # What the gateways told in between.
         await operator.accept()
         await operator.until_well()
+        if any("rebuild again" in finding["why"] for finding in told):
+            # A copy is of a bookie's last incarnation before its disk was lost. The bookie is a later one by now.
+            await operator.kill([*operator.named("gateway"), *operator.named("autorecovery")])
+            told = await self._told_by(await operator.rebuild())
+            await operator.until_well()
         for finding in told:
             # A log without any ledger left may have been truncated, and one that had none yet may have been written and
             # deleted since: who knows that it was deleted says so.
@@ -257,6 +267,15 @@ class Storm:
             if finding["action"] != "same" and finding["why"] != WITHOUT_COPIES:
                 self._report.findings.append(finding)
         await self._clients.ledgers.make_one()
+
+    async def _told_by(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a rebuild leaves to the operator."""
+        told = [found for found in report["findings"] if found["action"] in _TOLD]
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(report["ledgers"].items()))
+        self._tell(f"rebuilt: {counts}; {len(told)} wait for an operator")
+        for finding in told:
+            await self._tell_copies(finding)
+        return told
 
     async def _tell_copies(self, finding: dict[str, Any]) -> None:
         self._tell(str(finding))
@@ -270,6 +289,11 @@ class Storm:
         """The newest database alone has these."""
         await self._hurt_a_bookie()
         await self._clients.ledgers.make_one()
+
+    async def _wipe_a_bookie(self) -> None:
+        """A disk is lost together with the database."""
+        await self._operator.wipe(self._fragile)
+        self._report.wiped += 1
 
     async def _kill_gateways(self) -> None:
         """None, one or all of them; they stay away until the right database is back."""
