@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from quorumlog.errors import DatabaseWentBack, NoSuchEntry, QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.spread import RowSpread
-from quorumlog.protocol import recovery
+from quorumlog.protocol import changes, rebuild, recovery
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -34,7 +34,7 @@ from services.metadata.memory import Memory
 from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch
-from tests.sim.services.plan import draw_losses, draw_restores
+from tests.sim.services.plan import draw_both_lost, draw_losses, draw_restores
 
 
 def gone_if_unnamed(_original: Any) -> Any:
@@ -359,5 +359,15 @@ SERVICES: Final = (
         (Patch(Checker, "_queue_placed", not_queued),),
         is_of_services=True,
         draw_services=draw_restores,
+    ),
+    Mutant(
+        "a disk that is lost with the database comes back as the same member",
+        "rule 15b, X18",
+        (
+            Patch(rebuild, "stand_ins", always({})),
+            Patch(changes, "check_new_incarnation", always(None)),
+        ),
+        is_of_services=True,
+        draw_services=draw_both_lost,
     ),
 )

@@ -248,3 +248,31 @@ def draw_losses(seed: int) -> ServicePlan:
         max_lost_copies=quorum[2] - 1,
         faults=tuple(faults),
     )
+
+
+def draw_both_lost(seed: int) -> ServicePlan:
+    """The plan of a seed in which the database is lost together with a disk. Another bookie is slow and loses its power
+    at that moment, so that one copy is left of much that was acknowledged.
+    """
+    plan = _drawn(seed)
+    rng = random.Random(f"both-lost-{seed}")
+    at, (slow, wiped) = rng.randint(2, 6) * SECOND, rng.sample(range(3), 2)
+    faults = (
+        Fault(at - SECOND, "bookie-slow", SECOND, slow, 0),
+        Fault(at, "bookie-power-cut", SECOND, slow, 0),
+        # The odd target: nobody has the right database. The last number: the database is empty.
+        Fault(at, BOTH_LOST, 2 * SECOND, 8 * wiped + 1, rng.choice((1, 2))),
+        *(Fault(at, "gateway-killed", SECOND, gateway, 0) for gateway in range(plan.gateways)),
+    )
+    return replace(
+        plan,
+        quorum=(3, 3, 2),
+        bookies=3,
+        clients=4,
+        work=30,
+        heal_at=20 * SECOND,
+        dead=0,
+        max_lost_copies=1,
+        faults=faults,
+        pauses=(0.001, 0.05),
+    )
