@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services.bookie.index import Index
+from services.bookie.segments import NO_ROOM
 
 log = logging.getLogger(__name__)
 
@@ -82,4 +83,4 @@ def open_index(path: Path) -> Index:
 
 def is_disk_full_error(error: Exception) -> bool:
     """Whether an error of RocksDB, which has one exception class for all, means a full disk."""
-    return "No space left" in str(error)
+    return any(os.strerror(code) in str(error) for code in NO_ROOM)

@@ -2,11 +2,10 @@
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from services.bookie.options import StoreOptions
-from services.bookie.writer import keep_reserve
+from services.bookie.writer import has_room, keep_reserve
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class Disk:
         self.is_read_only = False
         self.is_full = False
         """Recovery and repair have no room either."""
-        if shutil.disk_usage(directory).free < options.reserve_bytes:
+        if not has_room(directory, options.reserve_bytes):
             self.release_reserve()
 
     def release_reserve(self) -> None:

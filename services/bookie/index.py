@@ -11,7 +11,6 @@ a file while the write-ahead log after it exists: entries would be denied.)
 
 import contextlib
 import errno
-import shutil
 import struct
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
 from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.parts import Part, decode_part, stored_at
-from services.bookie.writer import Position
+from services.bookie.writer import Position, has_room
 
 _PART_KEY: Final = struct.Struct(">cQq")
 _LEDGER_KEY: Final = struct.Struct(">cQ")
@@ -174,7 +173,7 @@ class Index:
         if self.is_failed:
             # After an error, as of a full disk, RocksDB refuses writes until it is reopened.
             # Reopening needs room; until there is some, the open database still serves reads.
-            if shutil.disk_usage(self.path).free < REOPEN_BYTES:
+            if not has_room(self.path.parent, REOPEN_BYTES):
                 raise OSError(errno.ENOSPC, "No space left to open the index again")
             self.close()
             self._db = self._open_database()

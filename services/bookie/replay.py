@@ -61,7 +61,7 @@ def replay_log(
     if not numbers:
         if checkpoint is not None or segments.gone() or segments.first() > 1:
             raise LogDamaged(f"{segments.directory}: the log's segments are missing")
-        head, fd, end = segments.create(1, 1, 0)
+        head, fd, end = segments.create(1, 1, 0, may_be_short=True)
         return Replayed(head, fd, Position(1, end, 1), was_clean=True)
     last = numbers[-1]
     at = checkpoint or _start(segments)
@@ -195,7 +195,9 @@ def _last_segment(
             buffers += made
         return buffers
 
-    new_head, fd, new_end = segments.create(number + 1, first_sequence, previous_end, fill)
+    new_head, fd, new_end = segments.create(
+        number + 1, first_sequence, previous_end, fill, may_be_short=True
+    )
     for record in (record for records in copies for record in records):
         (body,) = record.parts
         stored = StoredRecord(

@@ -99,10 +99,14 @@ class Segments:
         first_sequence: int,
         previous_end: int,
         fill: Callable[[SegmentHead], list[bytes]] | None = None,
+        *,
+        may_be_short: bool = False,
     ) -> tuple[SegmentHead, int, int]:
         """A new segment: its head, its file, and the offset after the content that `fill` returns.
 
-        Raises: OSError; ENOSPC leaves nothing behind.
+        `may_be_short`: without room for a whole segment, allocate the content only: a bookie that starts on a
+        full disk answers reads. The file's size is what is allocated.
+        Raises: OSError; one of NO_ROOM leaves nothing behind.
         """
         head = SegmentHead(
             segment,
@@ -117,7 +121,13 @@ class Segments:
         end = sum(map(len, buffers))
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
-            allocate(fd, max(end, self.segment_bytes))
+            try:
+                allocate(fd, max(end, self.segment_bytes))
+            except OSError as error:
+                if not may_be_short or error.errno not in NO_ROOM:
+                    raise
+                os.ftruncate(fd, 0)
+                allocate(fd, end)
             write_all(fd, buffers, 0)
             os.fsync(fd)
             new.rename(path)
@@ -199,6 +209,11 @@ class Segments:
     def close(self) -> None:
         """Close all files."""
         self._open.clear()
+
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a write that finds no room: on the disk, within the user's quota, or within the largest file.
+Somebody may make room, so that the bookie is read-only meanwhile."""
 
 
 def allocate(fd: int, size: int) -> None:

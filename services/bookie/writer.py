@@ -5,7 +5,6 @@ notifies the loop once. The next batch gathers during the sync, so no timer is n
 written in the order in which they were appended.
 """
 
-import errno
 import os
 import threading
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from services.bookie.log import (
     batch_bytes,
     encode_batch,
 )
-from services.bookie.segments import Segments, allocate, write_all
+from services.bookie.segments import NO_ROOM, Segments, allocate, write_all
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """A batch that has reached this size takes no further record (taste: some 10 ms of a disk)."""
@@ -75,6 +74,7 @@ class LogWriter:
         self._offset = position.offset
         self._sequence = position.sequence
         self._filled = position.offset
+        self._allocated = os.fstat(fd).st_size
         self._reserve = reserve
         self._on_synced = on_synced
         self._on_fatal = on_fatal
@@ -136,7 +136,7 @@ class LogWriter:
     def _write(self, records: list[QueuedRecord], flags: int = 0) -> None:
         size = batch_bytes(records)
         if self._offset + size > self._segments.segment_bytes and self._offset > SEGMENT_HEAD.size:
-            self._roll(size)
+            self._roll()
         # Everything below `_offset` is synced: each batch is, before the next one begins.
         buffers = encode_batch(
             self._head,
@@ -147,8 +147,9 @@ class LogWriter:
             flags=flags,
         )
         end = self._offset + size
+        self._allocate(end)
         if size <= SMALL_BATCH_BYTES and end > self._filled:
-            ahead = max(0, min(len(ZEROS), self._segments.segment_bytes - end))
+            ahead = min(len(ZEROS), self._allocated - end)
             self._filled = end + ahead
             buffers.append(ZEROS[:ahead])
         write_all(self._fd, buffers, self._offset)
@@ -161,7 +162,7 @@ class LogWriter:
         """Sync what was written. An error ends the log (rule 3)."""
         os.fdatasync(self._fd)
 
-    def _roll(self, size: int) -> None:
+    def _roll(self) -> None:
         """Begin a new segment. The old one is on disk whole; the new head says where it ends."""
         number = self._head.segment + 1
         created = self._with_room(
@@ -171,8 +172,13 @@ class LogWriter:
         os.close(self._fd)
         self._head, self._fd, self._offset = created
         self._filled = self._offset
-        if self._offset + size > self._segments.segment_bytes:
-            self._with_room(lambda: allocate(self._fd, self._offset + size))
+        self._allocated = os.fstat(self._fd).st_size
+
+    def _allocate(self, end: int) -> None:
+        """Allocate the blocks of a batch that is larger than a segment, or of a segment that began without room."""
+        if end > self._allocated:
+            self._with_room(lambda: allocate(self._fd, end))
+            self._allocated = end
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Run `work`, which allocates blocks. On a full disk, release the reserve for it: what was
@@ -183,7 +189,7 @@ class LogWriter:
             try:
                 done = work()
             except OSError as error:
-                if error.errno != errno.ENOSPC or self._is_ending.is_set():
+                if error.errno not in NO_ROOM or self._is_ending.is_set():
                     raise
                 self.is_full = True
                 try:
@@ -207,8 +213,17 @@ def keep_reserve(path: Path, size: int) -> bool:
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in NO_ROOM:
             raise
         path.unlink(missing_ok=True)
         return False
     return True
+
+
+def has_room(directory: Path, size: int) -> bool:
+    """Whether so many bytes can be allocated. The disk's free space does not tell: a quota may be exhausted."""
+    probe = directory / "room"
+    probe.unlink(missing_ok=True)
+    is_there = keep_reserve(probe, size)
+    probe.unlink(missing_ok=True)
+    return is_there

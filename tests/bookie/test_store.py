@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
 from services.bookie import extents, reads
 from services.bookie import writer as writers
-from services.bookie.directory import DirectoryInUse
+from services.bookie.directory import DirectoryInUse, is_disk_full_error
 from services.bookie.log import QueuedRecord
 from services.bookie.store import ReadAnswer
 from tests.bookie.support import (
@@ -183,15 +184,16 @@ async def test_a_filling_disk_makes_the_bookie_read_only_and_room_makes_it_writa
     await store.stop()
 
 
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 async def test_on_a_full_disk_the_reserve_holds_accepted_records(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, full: int
 ) -> None:
     store = started(root / "d")
     create = store.segments.create
 
     def without_room(*args: Any) -> object:
         if (root / "d" / "reserve").exists():
-            raise OSError(errno.ENOSPC, "full")
+            raise OSError(full, "full")
         return create(*args)
 
     monkeypatch.setattr(store.segments, "create", without_room)
@@ -206,6 +208,53 @@ async def test_on_a_full_disk_the_reserve_holds_accepted_records(
     assert store.disk.is_read_only
     assert (await fence(store, 7)).status is Status.OK
     await store.stop()
+
+
+async def test_a_store_without_room_for_its_reserve_is_read_only_and_answers(root: Path) -> None:
+    """The kernel refuses to allocate, as at a quota, though the disk has room."""
+    store = started(root / "d")
+    assert (await add(store, run_of(7, [0]))).status is Status.OK
+    await store.stop()
+    options = replace(SMALL, reserve_bytes=1 << 20)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (options.reserve_bytes - 1, before[1]))
+    try:
+        store = started(root / "d", options)
+        assert store.disk.is_read_only
+        assert (await add(store, run_of(7, [1]))).status is Status.READ_ONLY
+        assert ids_of(await read(store, 7, 0, 0)) == [0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    store.check_space()
+    assert (await add(store, run_of(7, [1]))).status is Status.OK
+    await store.stop()
+
+
+async def test_a_store_starts_without_room_for_a_segment_and_writes_what_has_room(
+    root: Path,
+) -> None:
+    store = started(root / "d")
+    assert (await add(store, run_of(7, [0]))).status is Status.OK
+    await store.stop()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL.segment_bytes - 1, before[1]))
+    try:
+        store = started(root / "d")
+        assert ids_of(await read(store, 7, 0, 0)) == [0]
+        assert (await add(store, run_of(7, [1], "x" * 5000))).status is Status.OK
+        assert (await fence(store, 7)).status is Status.OK
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    await store.stop()
+    store = started(root / "d")
+    assert ids_of(await read(store, 7, 0, 1)) == [0, 1]
+    await store.stop()
+
+
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_an_index_that_finds_no_room_is_not_taken_for_damaged(full: int) -> None:
+    assert is_disk_full_error(Exception(f"IO error: {os.strerror(full)}: While appending"))
+    assert not is_disk_full_error(Exception(f"IO error: {os.strerror(errno.EIO)}"))
 
 
 async def test_one_process_owns_a_directory(root: Path) -> None:
