@@ -6,7 +6,7 @@ outcome of the work is unknown.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -59,6 +59,13 @@ SERVER: Final = "SELECT pg_postmaster_start_time()::text"
 """Which server this is, since when."""
 
 
+_SETTINGS: Final = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
+
+
+class SettingsDropped(ConnectionError):
+    """Something between this service and Postgres drops settings of the connection."""
+
+
 class Connection(_Connection):
     """A connection to Postgres."""
 
@@ -89,6 +96,9 @@ _UNAVAILABLE: Final = (
     asyncpg.UndefinedFunctionError,
     asyncpg.InvalidCachedStatementError,
     asyncpg.OutdatedSchemaCacheError,
+    # A pooler gives each transaction another connection.
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.DuplicatePreparedStatementError,
 )
 """Errors of a database that cannot work now: shutting down, read-only, full, locked, gone."""
 
@@ -300,7 +310,7 @@ class Database:
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
         """A connection to the primary outside the pool; the caller closes it.
 
-        Raises: as asyncpg does; SeveralPrimaries (a ConnectionError).
+        Raises: as asyncpg does; SeveralPrimaries, SettingsDropped (ConnectionErrors).
         """
         async with asyncio.timeout(self._deadline_s if timeout_s is None else timeout_s):
             if len(self._dsns) == 1:
@@ -311,25 +321,33 @@ class Database:
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
         limit_ms = str(int(self._deadline_s * 1000))
+        wanted = {
+            "application_name": _APPLICATION,
+            # Without it a crash of the database loses answered changes (I4).
+            "synchronous_commit": "on",
+            # After waiting for a lock, a statement must see what the transaction before it
+            # committed: the stores rely on that, whatever the database's default is.
+            "default_transaction_isolation": "read committed",
+            "statement_timeout": limit_ms,
+            # A COMMIT has no timeout, but waits for the lock that an earlier COMMIT with a notification holds
+            # while that waits for a standby.
+            "lock_timeout": settings.get("statement_timeout", limit_ms),
+            "idle_in_transaction_session_timeout": limit_ms,
+        } | settings
         connection: Connection = await asyncpg.connect(
             dsn,
             connection_class=Connection,
             target_session_attrs=_PRIMARY_ONLY,
-            server_settings={
-                "application_name": _APPLICATION,
-                # Without it a crash of the database loses answered changes (I4).
-                "synchronous_commit": "on",
-                # After waiting for a lock, a statement must see what the transaction before it
-                # committed: the stores rely on that, whatever the database's default is.
-                "default_transaction_isolation": "read committed",
-                "statement_timeout": limit_ms,
-                # A COMMIT has no timeout, but waits for the lock that an earlier COMMIT with a notification holds
-                # while that waits for a standby.
-                "lock_timeout": settings.get("statement_timeout", limit_ms),
-                "idle_in_transaction_session_timeout": limit_ms,
-            }
-            | settings,
+            server_settings=wanted,
         )
+        try:
+            await _check_settings(connection, wanted)
+        except BaseException as error:
+            if connection.is_closed() and isinstance(error, Exception):
+                # asyncpg raises AttributeError where a connection is cut between two steps.
+                raise ConnectionError("the connection was lost while it was checked") from error
+            connection.terminate()
+            raise
         connection.key_ring, connection.clock = self.key_ring, self.clock
         return connection
 
@@ -386,6 +404,16 @@ class Database:
                 self._idle.append(connection)
             else:
                 connection.terminate()
+
+
+async def _check_settings(connection: Connection, wanted: Mapping[str, str]) -> None:
+    """Raise SettingsDropped unless the connection has the settings that were asked for."""
+    found = {row["name"]: row["setting"] for row in await connection.fetch(_SETTINGS, list(wanted))}
+    if dropped := sorted(name for name, value in wanted.items() if found.get(name) != value):
+        raise SettingsDropped(
+            f"the connection to Postgres lacks {', '.join(dropped)}: a pooler in between drops them"
+            " (ignore_startup_parameters of PgBouncer). Connect to Postgres itself"
+        )
 
 
 async def ages_count(connection: Connection) -> bool:
