@@ -75,7 +75,7 @@ def printed_by(job: str, packages: Path, folder: Path, **asked: Any) -> Any:
         check=False,
         env=environment,
     )
-    if LOST_WORKER in done.stderr:
+    if done.returncode and LOST_WORKER in done.stderr:
         raise DeadlineMissed(LOST_WORKER, done.stderr[-300:], 10)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import pyspark
@@ -40,6 +41,17 @@ def copy(checkpoint: str, **options: str) -> None:
     assert query.trigger(availableNow=True).start().awaitTermination(300)
 
 
+def patiently(call: Callable[[], Any]) -> Any:
+    """Repeat what fails because a Python process did not start within Spark's 10 s: each step may be repeated."""
+    for _ in range(10):
+        try:
+            return call()
+        except Exception as error:
+            if "to connect back" not in str(error):
+                raise
+    raise TimeoutError("ten times")
+
+
 def refused(call: Any) -> str:
     try:
         call()
@@ -49,21 +61,22 @@ def refused(call: Any) -> str:
 
 
 # The sources are found by the names of their modules: ours, and the one of somebody else.
-others = spark.read.format("other").load().count()
+others = patiently(lambda: spark.read.format("other").load().count())
 rows = spark.range(100, numPartitions=2).selectExpr("CAST(id AS string) AS value", "'k' AS key")
 for _ in range(2):
-    write(rows, asked["one"], 1)
+    patiently(lambda: write(rows, asked["one"], 1))
 folder = tempfile.mkdtemp()
-copy(folder)
-write(rows.limit(5), asked["one"], 2)
+patiently(lambda: copy(folder))
+patiently(lambda: write(rows.limit(5), asked["one"], 2))
 for _ in range(2):
-    copy(folder)
+    patiently(lambda: copy(folder))
+counts = [patiently(records(log).count) for log in (asked["one"], asked["other"])]
 sys.stdout.write(
     json.dumps(
         {
             "version": pyspark.__version__,
             "others": others,
-            "counts": [records(log).count() for log in (asked["one"], asked["other"])],
+            "counts": counts,
             "limited": refused(lambda: copy(tempfile.mkdtemp(), maxOffsetsPerTrigger="40")),
             "filtered": refused(lambda: records(asked["one"], pushFilters="true").count()),
         }
