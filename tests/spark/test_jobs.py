@@ -312,15 +312,17 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
 def test_only_what_this_place_has_from_the_logs_first_offset_on_is_truncated(
     spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    log = cluster.create("in-two-places", roll_entries=1)
+    log = cluster.create("in-two-places")
     one, other = str(tmp_path / "a place"), str(tmp_path / "other")
 
     def archived(root: str, **wanted: Any) -> job.JobResult:
         return archive.run(spark, cluster.urls, log=log, path=root, **wanted)
 
     cluster.append(log, "a", "b")
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
     archived(one, through=2)
     cluster.append(log, "c")
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
     elsewhere = archived(other, through=3, truncate=True)
     assert (elsewhere.report["records"], elsewhere.report["first_offset"]) == (1, 0)
     assert (elsewhere.status, elsewhere.notes[0][:21]) == (job.FAILED, "nothing from offset 0")
@@ -383,8 +385,9 @@ def test_the_files_of_a_run_that_is_not_done_are_no_reason_to_truncate(
     spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """The run loses to another one if that advances the log first, and then removes its files."""
-    log = cluster.create("undone", roll_entries=1)
+    log = cluster.create("undone")
     cluster.append(log, "a")
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
     cluster.append(log, "b")
     archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1)
     manifests = tmp_path / "_manifests" / log
