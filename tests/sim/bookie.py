@@ -258,12 +258,15 @@ class SimBookie:
         assert isinstance(holdings, HeldEntries)
         return holdings
 
+    @property
+    def copies_on_disk(self) -> list[RowName]:
+        """The copies of rows that are on the disk."""
+        synced = self.log[: self.synced]
+        return [record.row.name for record in synced if isinstance(record, RowKept)]
+
     def has_copy(self, version: int) -> bool:
         """Whether a copy of the row of this version, or of a later one, is on the disk."""
-        return any(
-            isinstance(record, RowKept) and record.row.name.version >= version
-            for record in self.log[: self.synced]
-        )
+        return any(name.version >= version for name in self.copies_on_disk)
 
     def peek(self, entry_id: int) -> bytes | None:
         """The payload of an entry that is durable and whole here."""
