@@ -64,7 +64,7 @@ from tests.mutants.services import SERVICES
 from tests.regressions.machines import OUTLIVED, drawn_like
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
-from tests.sim.plan import draw_forks, draw_moves, draw_repairs
+from tests.sim.plan import draw_early, draw_forks, draw_moves, draw_repairs
 from tests.sim.store import Store
 
 ONE: Final = Scope("one entry, one recoverer")
@@ -276,6 +276,7 @@ MACHINES: Final = (
         "a rebuild writes rows of incarnations that were given out again",
         "rules 15b and 18d",
         (Patch(rebuild.Bookies, "without_data_of", always("")),),
+        draw=draw_early,
     ),
     Mutant(
         "a change adds members that nobody is registered as",

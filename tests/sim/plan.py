@@ -289,5 +289,39 @@ def draw_forks(seed: int) -> Plan:
     )
 
 
+def draw_early(seed: int) -> Plan:
+    """The plan of a seed in which the store goes back before the ledger's creation, a disk is lost at that moment, and its
+    bookie may register before anybody knows. Another bookie was slow and loses its power, so that one copy is left of
+    what was acknowledged last.
+    """
+    rng = random.Random(f"early-{seed}")
+    quorum = Quorum(3, 3, 2)
+    # tests/sim/restores.py reads these numbers so: all is lost, the operator waits for bookies, one registers early.
+    target, other = 4 * rng.randint(2, 7) + 1, rng.choice((1, 3, 17, 19, 33, 35, 49, 51))
+    slow = rng.choice([n for n in range(3) if n != (target + 1) % 3])
+    faults = [
+        Fault(200 * MS, "slow", 200 * MS, slow),
+        Fault(345 * MS, "writer-dies", SECOND, 0),
+        Fault(349 * MS, "power-cut", 5 * MS, slow),
+        Fault(350 * MS, STORE_BACK, rng.choice((20, 40)) * MS, target, other),
+    ]
+    return Plan(
+        seed=seed,
+        quorum=quorum,
+        bookies=3,
+        appends=tuple((20 * MS * n + rng.randint(0, 20 * MS), 1) for n in range(16)),
+        close_at=None,
+        recoveries=(400 * MS, 500 * MS, 2500 * MS),
+        replaces=(),
+        reads=(),
+        repairs=(),
+        heal_at=4 * SECOND,
+        request_timeout=20 * MS,
+        timers=0.02,
+        max_lost_copies=quorum.ack_quorum - 1,
+        faults=_in_order(faults),
+    )
+
+
 def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind, fault.target)))

@@ -80,7 +80,7 @@ class Restores:
             bookie = world.bookies[f"b{(fault.target + 1) % world.plan.bookies + 1}"]
             bookie.crash("wipe")
             world.after(fault.lasts // 2, bookie.restart)
-            self.is_unnoticed = fault.other % EARLY_EVERY == 0
+            self.is_unnoticed = fault.other // 4 % EARLY_EVERY == 0
         states = self._states(fault)
         world.store.go_back(states)
         is_restart = fault.other % RESTARTED_EVERY == 0
