@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog import header
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
@@ -110,7 +110,10 @@ async def serving(
     timeout = aiohttp.ClientTimeout(total=2 * PATIENT_S)
     async with (
         listening(
-            build(config), host=config.host, port=port, limits=ListenLimits(drain_timeout_s=1.0)
+            build(config),
+            host=config.host,
+            port=port,
+            limits=replace(config.listen_limits(), drain_timeout_s=1.0),
         ),
         aiohttp.ClientSession(timeout=timeout, headers=config.credentials.headers) as session,
     ):

@@ -86,6 +86,9 @@ _CONNECTION: Final[ContextVar["_Connection | None"]] = ContextVar("connection", 
 _ids = itertools.count(1)
 _process = secrets.token_hex(4)
 
+HEAD_LINE_BYTES: Final = 8190
+"""The longest line of a request's head that clients may send: aiohttp's own bound."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListenLimits:
@@ -100,7 +103,7 @@ class ListenLimits:
     """An idle connection: longer than the 60 s for which proxies commonly keep one."""
     stalled_answer_timeout_s: float = 60.0
     """How long a client may pause reading its answer."""
-    head_line_bytes_max: int = 8190
+    head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     drain_timeout_s: float = 20.0
 

@@ -43,6 +43,7 @@ from quorumlog.net.identity import (
 )
 from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
+    HEAD_LINE_BYTES,
     ListenLimits,
     PortUnusable,
     error_of_http,
@@ -272,8 +273,10 @@ class ServiceSettings(Settings):
         return ClusterSecret(self.cluster_secret.get_secret_value(), self.file_of("cluster_secret"))
 
     def listen_limits(self) -> ListenLimits:
-        """The limits of the listening socket."""
-        return ListenLimits(drain_timeout_s=self.drain_s)
+        """The limits of the listening socket. A gateway adds what a list may show, up to 6.7 KB (`wire/bodies.py`, SHOWN), to
+        a query that may be as long as its own client's.
+        """
+        return ListenLimits(drain_timeout_s=self.drain_s, head_line_bytes_max=2 * HEAD_LINE_BYTES)
 
     @property
     def hosts(self) -> Hosts:

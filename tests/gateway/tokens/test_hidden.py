@@ -107,6 +107,21 @@ async def test_the_end_of_a_page_names_nothing_that_is_not_shown(gateways: Guard
     assert await pages(gateways, nothing, "/v1/ledgers?", "ledgers") == [([], None)]
 
 
+async def test_a_token_with_as_many_and_as_long_grants_as_it_may_have_lists_with_a_filter(
+    gateways: Guarded,
+) -> None:
+    long = [f"read:ledgers/{'n' * 196}{number}*" for number in range(31)]
+    secret, _ = await gateways.token(*long, f"read:ledgers/{NAMESPACE}")
+    unlike = "&".join(f"metadata[{key}]={'v' * 250}" for key in "abcdefgh")
+
+    shown = await gateways.ask(secret, "GET", f"/v1/ledgers?{ACME}")
+    none = await gateways.ask(secret, "GET", f"/v1/ledgers?{unlike}")
+
+    assert (shown.status, none.status) == (200, 200), none
+    assert none.json["ledgers"] == []
+    assert {one["metadata"]["namespace"] for one in shown.json["ledgers"]} == {NAMESPACE}
+
+
 async def test_ledgers_of_the_log_of_positions_are_reached_with_no_grant_on_logs(
     gateways: Guarded,
 ) -> None:
