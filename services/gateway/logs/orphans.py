@@ -43,7 +43,7 @@ class Orphans:
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
         with contextlib.suppress(QuorumLogError):
-            for ledger in await self._engine.existing(ledger_ids):
+            for ledger in await self._store.unshared(await self._engine.existing(ledger_ids)):
                 with contextlib.suppress(QuorumLogError):
                     await self.delete(ledger.ledger_id)
 
@@ -54,10 +54,10 @@ class Orphans:
         Raises: OwnedByLog, NoSuchLedger if another gateway deletes it at this moment, and what a recovery raises.
         """
         for ledger in await self._engine.existing([ledger_id]):
-            if ledger.state is not State.CLOSED:
-                ledger = await self._engine.recover(ledger_id)  # noqa: PLW2901
+            is_closed = ledger.state is State.CLOSED
+            closed = ledger if is_closed else await self._engine.recover(ledger_id)
             await self._store.delete_unnamed(ledger_id)
-            await self._engine.tell_deleted([ledger])
+            await self._engine.tell_deleted([closed])
             log.info("orphan-deleted", extra={"ledger": ledger_id})
 
     async def delete_some(self, *, older_than_s: float) -> bool:
