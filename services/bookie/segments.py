@@ -213,7 +213,7 @@ class Segments:
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a write that finds no room: on the disk, within the user's quota, or within the largest file.
-Somebody may make room, so that the bookie is read-only meanwhile."""
+An operator can make room, so the bookie becomes read-only and does not exit."""
 
 
 def allocate(fd: int, size: int) -> None:

@@ -55,7 +55,7 @@ class LedgerQuery:
     limit: int = 100
     after: int | None = None
     shown: tuple[str, ...] | None = None
-    """Whose ledgers: `logs/NAME` and `ledgers/NAMESPACE`, with `*` for any rest; None: everyone's."""
+    """The logs and namespaces whose ledgers the page has (`wire/bodies.py`, SHOWN); None: all."""
 
 
 @dataclass(frozen=True, slots=True)

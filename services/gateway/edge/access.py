@@ -228,8 +228,8 @@ class Caller:
     def check_found(
         self, needed: Iterable[Scope], kind: Kind, name: str, absent: QuorumLogError | None
     ) -> frozenset[Scope]:
-        """The caller's scopes on something, one of `needed` among them. `absent`: what the caller gets where there is no
-        such thing, if it was found by an id that does not name it: who has no scope on it gets the same.
+        """The caller's scopes on a log or namespace, with at least one of `needed`. `absent`: the answer for an id that does not
+        exist. A caller without any scope gets it too, because it has named an id, and must not learn that it exists.
 
         Raises: Forbidden, `absent`.
         """
@@ -243,7 +243,7 @@ class Caller:
         return scopes
 
     def listed(self, scope: Scope) -> tuple[str, ...] | None:
-        """What lists show to the caller: `logs/NAME` and `ledgers/NAMESPACE`, with `*` for any rest; None: everything."""
+        """The logs and namespaces on which the caller has a scope, as lists take them (`wire/bodies.py`, SHOWN); None: all."""
         if scope in self.everywhere:
             return None
         return tuple(
@@ -301,12 +301,12 @@ def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
 
 
 def no_ledger(ledger_id: int) -> NoSuchLedger:
-    """What a caller without grants on a ledger gets, whether there is one, was one, or never was one."""
+    """The answer to a caller without any grant on a ledger. It does not show whether the ledger exists."""
     return NoSuchLedger(f"there is no ledger {ledger_id} for this token", ledger_id=ledger_id)
 
 
 def no_transaction(transaction: str) -> NoSuchTransaction:
-    """The same of a transaction."""
+    """The answer to a caller without any grant on the transaction's log. It does not show whether the transaction exists."""
     return NoSuchTransaction(f"there is no transaction {transaction} for this token")
 
 

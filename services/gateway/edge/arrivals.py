@@ -23,7 +23,8 @@ TURN_MESSAGES: Final = 16
 _CONTROL: Final = frozenset((WSMsgType.PING, WSMsgType.PONG))
 _DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
 _FREE_BYTES: Final = 1 << 20
-"""Of an incomplete message, besides twice the bytes that a message may have: control frames that are not parsed yet."""
+"""Bytes that may wait in front of the parser on top of twice the longest message: control frames that have arrived and are not
+parsed yet."""
 
 
 class _InTurns:
@@ -70,7 +71,7 @@ class Arrivals:
         self._usage = caller_of(request).usage
         self._incomplete_max = 2 * room.limits.body_bytes_max + _FREE_BYTES
         self._looked = 0
-        """So many messages of the queue were looked at."""
+        """How many messages at the head of the queue `_look` has counted."""
         self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
@@ -98,7 +99,7 @@ class Arrivals:
         return parsed
 
     def _look(self) -> None:
-        """Take the bytes of messages that are whole by now out of those of the incomplete one."""
+        """Subtract the messages that became complete from the bytes of the incomplete message."""
         for message, size in islice(self._queue._buffer, self._looked, None):  # noqa: SLF001
             is_data = message.type in _DATA
             self._partial = 0 if is_data else max(self._partial - size - _CONTROL_HEAD_BYTES, 0)

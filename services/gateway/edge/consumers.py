@@ -177,7 +177,7 @@ def _maker(request: web.Request) -> str:
 
 
 def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None:
-    """What marks the copies of a change, where the client repeats it."""
+    """By what the keeper recognises copies of a change; None without `Idempotency-Key`."""
     once = once_of(request, given, body)
     if once is None:
         return None

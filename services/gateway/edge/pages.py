@@ -40,7 +40,7 @@ class Pages(ABC, Generic[P]):
         return self.name
 
     def id_end(self, page: P) -> bytes:
-        """What follows an item's number in its id as an event, by which a client comes back."""
+        """The second half of an event's id, after the item's number. A client sends the id to continue (`Last-Event-ID`)."""
         del page
         return b""
 

@@ -265,9 +265,8 @@ class Takeover:
         if isinstance(value, RowChanged):
             self._give_up(None)  # another one won: yield to it (rule 22)
         elif value.created_at != self._log.created_at:
-            self._give_up(
-                None
-            )  # it was done, and the log was deleted and created again since (rule 27b)
+            # It was done, and the log was deleted and created again since (rule 27b).
+            self._give_up(None)
         elif self._new is not None and not is_last(value, self._new):
             self._give_up(None)  # it was done, and another one has taken over since
         else:
