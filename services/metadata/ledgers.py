@@ -50,7 +50,6 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.repair_bodies import RepairAdd
-from quorumlog.wire.token_bodies import NAMESPACE
 from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
     found_once,
@@ -73,7 +72,7 @@ from services.metadata.forks import shared_among
 from services.metadata.kept import HeldCopies, check_held, lost_of
 from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
-from services.metadata.sql import has_more, json_rest, page_of, shown_like, utc
+from services.metadata.sql import has_more, is_shown, json_rest, page_of, utc
 
 ROW: Final = (
     "ledger_id, version, attempt::text AS attempt, first_offset, lineage::text AS lineage,"
@@ -308,11 +307,8 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
         )
     if wanted.shown is not None:
         # What is not shown ends no page: the end of a page would tell of it.
-        logs, namespaces = (shown_like(wanted.shown, kind) for kind in ("logs", "ledgers"))
-        conditions.append(
-            f"(l.log LIKE ANY({value(logs)}::text[]) AND l.log <> '{POSITIONS_LOG}' OR l.log IS NULL"
-            f" AND coalesce(l.body #>> '{{metadata,{NAMESPACE}}}', '') LIKE ANY({value(namespaces)}::text[]))"
-        )
+        conditions.append(is_shown("l.owner", wanted.shown, value))
+        conditions.append(f"l.log IS DISTINCT FROM '{POSITIONS_LOG}'")
     rows = (
         "SELECT ledger_id, version, attempt, first_offset, lineage, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"

@@ -48,7 +48,7 @@ from services.metadata.forks import (
     shared_among,
 )
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
-from services.metadata.sql import IS_AFTER_LOSS, has_more, json_rest, page_of, shown_like, utc
+from services.metadata.sql import IS_AFTER_LOSS, has_more, is_shown, json_rest, page_of, utc
 
 ROW: Final = (
     f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
@@ -56,6 +56,8 @@ ROW: Final = (
 )
 """`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
 26a)."""
+_OWNER: Final = "('logs/' || name) COLLATE \"C\""
+"""The expression of the index `logs_by_owner`."""
 
 
 class LogStore(RowStore):
@@ -80,7 +82,8 @@ class LogStore(RowStore):
         """One page by name of the logs whose names begin with `prefix` and that are `shown`, each row as its JSON, and the `after` of
         the next page.
         """
-        records = await connection.fetch(PAGE, after, limit, prefix, shown_like(shown, "logs"))
+        query, values = page_query(prefix, shown, after=after, limit=limit)
+        records = await connection.fetch(query, *values)
         return [_json_of(record) for record in records], records[-1]["name"] if has_more(
             records
         ) else None
@@ -267,14 +270,6 @@ _HEADS: Final = (
     " (body -> 'items' -> -1 ->> 'ledger_id')::bigint AS last_ledger FROM logs"
     " WHERE name = ANY($1::text[]) ORDER BY name"
 )
-PAGE: Final = page_of(
-    "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
-    " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)"
-    " AND ($4::text[] IS NULL OR name LIKE ANY($4))",
-    order="name",
-    row=ROW,
-    limit="$2",
-)
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -287,6 +282,25 @@ ORPHANS_OF_LOG: Final = (
     f" AND since < now() - make_interval(secs => $1::int) AND {NOT_SHARED} AND {IS_AFTER_LOSS}"
     " ORDER BY ledger_id LIMIT $3"
 )
+
+
+def page_query(
+    prefix: str, shown: str | None, *, after: str, limit: int
+) -> tuple[str, list[object]]:
+    """The SQL of a page, and its values."""
+    values: list[object] = [after, limit, prefix]
+
+    def value(given: object) -> str:
+        values.append(given)
+        return f"${len(values)}"
+
+    allowed = "true" if shown is None else is_shown(_OWNER, shown, value)
+    rows = (
+        "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
+        " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)"
+        f" AND {allowed}"
+    )
+    return page_of(rows, order="name", row=ROW, limit="$2"), values
 
 
 def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:

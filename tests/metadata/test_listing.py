@@ -19,8 +19,7 @@ from quorumlog.wire.bodies import Cookie
 from services.metadata.cookies import REPAIRS_COUNT, USES, USES_COUNT
 from services.metadata.forks import KEPT
 from services.metadata.ledgers import NAMING, LedgerFilter, list_query
-from services.metadata.logs import ORPHANS, ORPHANS_OF_LOG
-from services.metadata.logs import PAGE as LOG_PAGE
+from services.metadata.logs import ORPHANS, ORPHANS_OF_LOG, page_query
 from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
 from services.metadata.sql import PAGE_BYTES_MAX, PAGE_ROWS_MAX
@@ -114,7 +113,7 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (list_query(LedgerFilter(), after=40, limit=9), "ledgers_live"),
     (list_query(LedgerFilter(state=State.IN_RECOVERY), after=0, limit=9), "ledgers_by_state"),
     (list_query(LedgerFilter(log="log-7"), after=0, limit=9), "ledgers_by_log"),
-    (list_query(LedgerFilter(shown="logs/log-7*,ledgers/a"), after=0, limit=9), "ledgers_live"),
+    (list_query(LedgerFilter(shown="logs/log-7*,ledgers/a"), after=0, limit=9), "ledgers_by_owner"),
     (list_query(LedgerFilter(metadata={"n": "7"}), after=0, limit=9), "ledger_tags_pkey"),
     (
         list_query(
@@ -130,9 +129,9 @@ QUERIES: list[tuple[tuple[str, list[Any]], str]] = [
     (("SELECT target FROM attempts WHERE attempt = $1", ["0" * 32]), "attempts_pkey"),
     (("SELECT FROM cookies WHERE name = $1", ["b7"]), "cookies_pkey"),
     (("SELECT FROM logs WHERE name = $1 FOR UPDATE", ["log-7"]), "logs_pkey"),
-    ((LOG_PAGE, ["log-7", 9, "", None]), "logs_live"),
-    ((LOG_PAGE, ["", 9, "log-7", None]), "logs_live"),
-    ((LOG_PAGE, ["", 9, "", ["log-7", "log-8%"]]), "logs_live"),
+    (page_query("", None, after="log-7", limit=9), "logs_live"),
+    (page_query("log-7", None, after="", limit=9), "logs_live"),
+    (page_query("", "logs/log-7,logs/log-8*", after="", limit=9), "logs_by_owner"),
     ((ORPHANS, [7, 40, 9]), "unnamed_ledgers_pkey"),
     ((ORPHANS_OF_LOG, [7, 40, 9, "log-7"]), "ledgers_by_log"),
     ((KEPT, ["log-7"]), "forks_of"),
