@@ -1,6 +1,7 @@
 """The gateway's settings."""
 
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Self
 
@@ -8,6 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from quorumlog.net.clocks import CLOCK_SETTING
 from quorumlog.net.listen import ListenLimits
+from quorumlog.net.proxies import Proxies, ProxiesSend
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
@@ -73,6 +75,14 @@ class GatewaySettings(ServiceSettings, Limits):
     )
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Origins whose pages may call; `*` for all. Off by default."
+    )
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = Field(
+        default=(),
+        description="Networks of the proxies before this gateway (`10.0.0.0/8`), which say whose requests they pass on.",
+    )
+    proxies_send: ProxiesSend = Field(
+        default="x-forwarded-for",
+        description="How they name the client.",
     )
     quorum_timeout_s: float = Field(
         default=10.0,
@@ -206,4 +216,7 @@ class GatewaySettings(ServiceSettings, Limits):
             connections_max=self.connections_max,
             peer_connections_max=self.peer_connections_max,
             stalled_answer_timeout_s=self.stalled_answer_s,
+            proxies=Proxies(self.trusted_proxies, self.proxies_send)
+            if self.trusted_proxies
+            else None,
         )

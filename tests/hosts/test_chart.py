@@ -74,6 +74,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
         "gateway": {
             "publicCertificateSecret": "edge",
             "allowedHosts": ["logs.example"],
+            "trustedProxies": ["10.0.0.0/8", "2001:db8::/32"],
+            "proxiesSend": "proxy-protocol",
             "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "edge"},
             "tolerations": [{"key": "edge", "operator": "Exists"}],
@@ -144,6 +146,21 @@ def test_each_service_takes_the_settings_of_its_pod(
         assert names.keys() - known <= _OWN
         assert not [each for each in container["env"] if "secretKeyRef" in str(each)]
         assert str(settings.port) in {str(port["containerPort"]) for port in container["ports"]}
+
+
+def test_gateways_stay_reachable_while_there_is_no_metadata_service(tmp_path: Path) -> None:
+    for name, pod in pods(rendered(tmp_path)).items():
+        [container] = pod["containers"]
+        probe = str(container["readinessProbe"])
+        assert ("/health/live" in probe) == name.endswith("-gateway"), probe
+        assert ("/health/ready" in probe) != name.endswith("-gateway"), probe
+
+
+def test_a_load_balancer_of_connections_keeps_the_addresses_of_clients(tmp_path: Path) -> None:
+    for kind, policy in (("LoadBalancer", "Local"), ("NodePort", "Local"), ("ClusterIP", None)):
+        found = rendered(tmp_path, gateway={"service": {"type": kind}})
+        public = of_kind(found, "Service")["demo-quorumlog"]
+        assert public["spec"].get("externalTrafficPolicy") == policy
 
 
 def test_a_stranger_in_the_cluster_reaches_the_public_port_only(tmp_path: Path) -> None:

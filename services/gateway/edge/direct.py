@@ -26,7 +26,7 @@ from multidict import CIMultiDictProxy
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.net import trace
-from quorumlog.net.budget import PEER
+from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.direct import DirectConnection
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
@@ -123,7 +123,7 @@ class DirectRequests:
         for name in _OTHERS:
             if name in headers:
                 return False
-        room, size, peer = self._room, len(body), connection.peer
+        room, size, peer = self._room, len(body), peer_of(connection.client_of(headers))
         try:
             find = self._append if method == hdrs.METH_POST else self._commit
             plain = find(message.path, headers, body)
@@ -140,7 +140,8 @@ class DirectRequests:
             return False
         room.requests.back(peer)
         room.bodies.back(peer, size)
-        begun.add_done_callback(partial(self._answer, connection, plain, size, instance, started))
+        taken = (peer, size)
+        begun.add_done_callback(partial(self._answer, connection, plain, taken, instance, started))
         return True
 
     def _append(self, path: str, headers: CIMultiDictProxy[str], body: bytes) -> _Plain | None:
@@ -184,13 +185,13 @@ class DirectRequests:
         self,
         connection: DirectConnection,
         plain: _Plain,
-        size: int,
+        taken: tuple[str, int],
         instance: str,
         started: float,
         done: asyncio.Future[Any],
     ) -> None:
         """Give the answer, and give back what the request took."""
-        room, peer, operation = self._room, connection.peer, plain.operation
+        room, operation, (peer, size) = self._room, plain.operation, taken
         room.requests.give(peer)
         room.bodies.give(peer, size)
         if done.cancelled():

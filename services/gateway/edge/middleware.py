@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from quorumlog.errors import (
     BadRequest,
+    MetadataUnavailable,
     MethodNotAllowed,
     QuorumLogError,
     ShuttingDown,
@@ -25,7 +26,7 @@ from quorumlog.errors import (
 from quorumlog.net import audit, trace
 from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import error_of_http, forgotten, problem_response, request_id
+from quorumlog.net.listen import as_sent, error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
 from services.gateway.edge.guard import Guard
 from services.gateway.edge.packing import PACKS, pack
@@ -114,6 +115,7 @@ def edge_middleware(
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.perf_counter()
+        request = as_sent(request)
         instance = request_id(request.headers.get("X-Request-Id"))
         request[REQUEST_ID] = instance
         trace.begin(instance, request.headers.get(trace.HEADER))
@@ -147,6 +149,9 @@ def edge_middleware(
                     pack(request, room, response)
             except QuorumLogError as error:
                 response = problem_response(error, instance)
+                if isinstance(error, MetadataUnavailable):
+                    # A balancer of connections may give the next one to a gateway that reaches the service.
+                    response.force_close()
             except web.HTTPException as error:
                 response = _answer_to(request, error, instance)
             except (asyncio.CancelledError, ConnectionError):

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 from contextlib import aclosing
 from typing import Final, Generic
 
+from quorumlog.net.listen import client_listens_only
 from services.gateway.edge.follows import P, SharedPage, shared_tail
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.room import Room
@@ -189,6 +190,11 @@ class PageStream(Generic[P]):
             left is not None and left <= 0 for left in (self._left, self._bytes_left)
         )
 
+    @property
+    def _is_ending(self) -> bool:
+        # A client that is gone also looks like one that only listens: its place is given back at once.
+        return self.room.is_ending or client_listens_only()
+
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
         """The next page, maybe empty. At the end waits for news, or for the end to be final."""
         pages = self.pages
@@ -211,7 +217,7 @@ class PageStream(Generic[P]):
 
     async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
         """Pages without an end, an empty one whenever nothing came for a while. Ends after the page
-        that nothing can follow, at the limits, or when this process is about to end.
+        that nothing can follow, at the limits, when the client sends no more, or when this process is about to end.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
@@ -219,7 +225,7 @@ class PageStream(Generic[P]):
             page = await self.page(wait_s)
             yield SharedPage(page)
             wait_s = self.room.limits.comment_every_s
-            if self.pages.is_end(page) or self.is_over or self.room.is_ending:
+            if self.pages.is_end(page) or self.is_over or self._is_ending:
                 return
         tail = shared_tail(
             self.room.follows,
@@ -232,5 +238,5 @@ class PageStream(Generic[P]):
         async with aclosing(tail):
             async for shared in tail:
                 yield shared
-                if self.room.is_ending:
+                if self._is_ending:
                     return

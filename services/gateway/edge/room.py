@@ -56,7 +56,8 @@ class Room:
 
     async def wait(self, work: Awaitable[T]) -> T | None:
         """The result of `work`, which only waits: meanwhile the request gives up its place among those in
-        work. None if the wait was cut short because the client went away or this process is about to end.
+        work. None if the wait was cut short because the client went away or sends no more, or this process is about to
+        end.
         Raises: Overloaded.
         """
         peer = PEER.get()
@@ -70,8 +71,8 @@ class Room:
         self._waits.add(limit)
         self.requests.give(peer)
         try:
-            with ending_with_the_connection(limit):
-                async with limit:
+            async with limit:
+                with ending_with_the_connection(limit):
                     return await work
         except TimeoutError:
             if limit.expired():

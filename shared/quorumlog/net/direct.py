@@ -16,6 +16,9 @@ from aiohttp import hdrs, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from quorumlog.net.proxies import Proxies
 
 _TURNS: Final = 2
 """Of the event loop, which a request's body may still take: the sender is in the middle of one system call (measured)."""
@@ -47,17 +50,27 @@ class DirectConnection(RequestHandler):
     While `_is_coming`, the one request that is queued has not all of its body, and nobody was woken for it.
     """
 
-    __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "peer")
+    __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "address", "peer", "proxies")
 
     def __init__(self, manager: web.Server, direct: Direct | None, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._direct = direct
+        self.address = ""
+        """Of who has connected."""
         self.peer = ""
-        """Who has connected, as budgets count them."""
+        """Who has connected, as the budget of connections counts them."""
+        self.proxies: Proxies | None = None
+        """Set if that is a trusted proxy, whose requests are those of others."""
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered directly."""
         self._is_coming = False
+
+    def client_of(self, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> str:
+        """The address of the client of a request with such headers."""
+        return (
+            self.address if self.proxies is None else self.proxies.client_of(headers, self.address)
+        )
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of requests."""

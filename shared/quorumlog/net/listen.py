@@ -39,6 +39,7 @@ from quorumlog.errors import (
 from quorumlog.net.awake import awake
 from quorumlog.net.budget import Budget, peer_of
 from quorumlog.net.direct import DIRECT, DirectConnection
+from quorumlog.net.proxies import Proxies, read_header
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire import problems
 
@@ -105,6 +106,8 @@ class ListenLimits:
     """How long a client may pause reading its answer."""
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
+    proxies: Proxies | None = None
+    """Those that say whose requests they pass on. Their connections have no share: they are of many clients."""
     drain_timeout_s: float = 20.0
 
 
@@ -161,6 +164,15 @@ def forgotten(error: ConnectionError) -> ConnectionError:
     return error.with_traceback(None)
 
 
+def as_sent(request: web.Request) -> web.Request:
+    """A request with the address of its client, if a trusted proxy passed it on."""
+    connection = request.protocol
+    if not isinstance(connection, _Connection):
+        return request  # of a server of aiohttp's own
+    client = connection.client_of(request.headers)
+    return request if client in ("", request.remote) else request.clone(remote=client)
+
+
 def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
     """Whether a request is a handshake for the socket as RFC 6455 defines it."""
     try:
@@ -180,14 +192,22 @@ def end_limits(limits: Iterable[asyncio.Timeout]) -> None:
 
 @contextlib.contextmanager
 def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
-    """End a limit early where the connection of the request that is being handled is lost."""
+    """End a limit early where the client of the request that is being handled is gone, or sends no more."""
     connection = _CONNECTION.get()
     waits = set() if connection is None else connection.waits
     waits.add(limit)
+    if client_listens_only():
+        end_limits(waits)
     try:
         yield
     finally:
         waits.discard(limit)
+
+
+def client_listens_only() -> bool:
+    """Whether the client of the request that is being handled has said that it sends no more."""
+    connection = _CONNECTION.get()
+    return connection is not None and connection.is_half_closed
 
 
 UPGRADES: Final = web.AppKey("upgrades", bool)
@@ -221,6 +241,7 @@ class _Connection(DirectConnection):
         "_stall_timer",
         "_stalled_at",
         "hand_over",
+        "is_half_closed",
         "waits",
     )
 
@@ -234,6 +255,8 @@ class _Connection(DirectConnection):
         self._chunked_bytes = 0
         self._is_dropping = False
         """Whether what still comes is of no use."""
+        self.is_half_closed = False
+        """Whether the client has said that it sends no more."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.waits: set[asyncio.Timeout] = set()
@@ -242,7 +265,12 @@ class _Connection(DirectConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it where there are too many."""
         peer = transport.get_extra_info("peername")
-        self.peer = peer_of(peer[0] if isinstance(peer, tuple) else None)
+        if isinstance(peer, tuple):
+            self.address = self.address or peer[0]
+        self.peer = peer_of(self.address)
+        proxies = self._listener.limits.proxies
+        if proxies is not None and proxies.trusts(self.address):
+            self.proxies, self.peer = proxies, f"{self.address} {peer[1]}"
         if self.hand_over is not None:
             self.hand_over()
         try:
@@ -264,6 +292,28 @@ class _Connection(DirectConnection):
         self._cancel_stall_timer()
         super().connection_lost(exc)
         end_limits(self.waits)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's always ends the connection
+        """Answer what the client has asked for before it said that it sends no more, and end the connection then."""
+        transport = self.transport
+        if (
+            self._is_idle()
+            or self._upgraded
+            or self._payload_parser is not None
+            or transport is None
+            # asyncio can't keep one direction of TLS open.
+            or transport.get_extra_info("ssl_object") is not None
+        ):
+            return False
+        assert self._parser is not None
+        try:
+            self._parser.feed_eof()
+        except HttpProcessingError:
+            return False  # in the middle of a body
+        self.is_half_closed = True
+        self._close = not self._messages
+        end_limits(self.waits)
+        return True
 
     @property
     def in_progress(self) -> str:
@@ -404,6 +454,7 @@ class _Connection(DirectConnection):
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
+        self._close = self._close or (self.is_half_closed and not self._messages)
         return super().finish_response(request, resp, start_time)
 
 
@@ -579,11 +630,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def _listening_securely(
-    listener: Listener, bound: socket.socket, context: ssl.SSLContext
+async def _listening_on(
+    listener: Listener, bound: socket.socket, context: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Accept connections over TLS until the end of the block. A handshake counts as a connection and has a deadline:
-    asyncio's server would begin any number at once, whose peers may say nothing.
+    """Accept connections that begin with a handshake, or with what a proxy says, until the end of the block. Each counts as
+    a connection from its start and has a deadline: asyncio's server would begin any number at once, whose peers may say
+    nothing.
     """
     bound.setblocking(False)
     bound.listen(_BACKLOG)
@@ -598,7 +650,7 @@ async def _listening_securely(
 
 
 async def _accept_all(
-    listener: Listener, bound: socket.socket, context: ssl.SSLContext, tasks: Tasks
+    listener: Listener, bound: socket.socket, context: ssl.SSLContext | None, tasks: Tasks
 ) -> None:
     loop = asyncio.get_running_loop()
     while True:
@@ -613,7 +665,7 @@ async def _accept_all(
             give = _take_place(listener, peer_of(address[0]))
             if give is not None:
                 refused.pop_all()
-                tasks.start(_secure(listener, accepted, context, give))
+                tasks.start(_welcome(listener, accepted, address[0], context, give))
 
 
 def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
@@ -629,11 +681,16 @@ def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
     return partial(listener.connections.give, peer)
 
 
-async def _secure(
-    listener: Listener, accepted: socket.socket, context: ssl.SSLContext, give: Callable[[], None]
+async def _welcome(
+    listener: Listener,
+    accepted: socket.socket,
+    address: str,
+    context: ssl.SSLContext | None,
+    give: Callable[[], None],
 ) -> None:
-    """Do the handshake of a connection, which then serves itself."""
+    """Read what a proxy says of a connection and do its handshake; it serves itself then."""
     connection, has_place = listener.connection(), True
+    proxies, limit_s = listener.limits.proxies, listener.limits.head_timeout_s
 
     def hand_over() -> None:
         nonlocal has_place
@@ -642,13 +699,16 @@ async def _secure(
 
     connection.hand_over = hand_over
     try:
+        if proxies is not None and proxies.begins(address):
+            async with asyncio.timeout(limit_s):
+                connection.address = await read_header(accepted) or ""
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: connection,
             accepted,
             ssl=context,
-            ssl_handshake_timeout=listener.limits.head_timeout_s,
+            ssl_handshake_timeout=None if context is None else limit_s,
         )
-    except OSError:  # of TLS, of time, of the connection
+    except (OSError, ValueError):  # of TLS, of time, of the connection, of the proxy
         accepted.close()
     finally:
         if has_place:
@@ -681,8 +741,8 @@ async def listening(
     try:
         listener = Listener(runner, limits)
         waits_for = listener.waits_for
-        if context is not None:
-            async with _listening_securely(listener, bound or bind(host, port), context):
+        if context is not None or limits.proxies is not None:
+            async with _listening_on(listener, bound or bind(host, port), context):
                 yield listener
             return
         with _naming(host, port):

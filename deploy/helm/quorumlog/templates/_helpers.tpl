@@ -246,8 +246,10 @@ spec:
             {{- include $probe (merge (dict "path" "/health/live") .) | nindent 12 }}
             periodSeconds: 5
             failureThreshold: 60
+          # A gateway that reaches no metadata service still appends to open ledgers and reads: while there is none, clients
+          # must not be left without gateways.
           readinessProbe:
-            {{- include $probe (merge (dict "path" "/health/ready") .) | nindent 12 }}
+            {{- include $probe (merge (dict "path" (ternary "/health/live" "/health/ready" (eq .role "gateway"))) .) | nindent 12 }}
             periodSeconds: 10
           livenessProbe:
             {{- include $probe (merge (dict "path" "/health/live") .) | nindent 12 }}
