@@ -266,11 +266,16 @@ class Database:
         self.waiting_commits = await connection.fetchval(_WAITING, self._deadline_s)
 
     async def probe(self) -> None:
-        """Check that the database answers, with all changes known to have been answered.
+        """Check that the database answers and takes changes, with all changes known to have been answered.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
         await self.run(self._check)
+        if (
+            await self.run(lambda connection: connection.fetchval("SHOW transaction_read_only"))
+            == "on"
+        ):
+            raise MetadataUnavailable("the database is read-only")
 
     async def learn(self, presented: Presented) -> None:
         """Check what somebody knows of the database, outside a request.
