@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from loadtest.cluster import running
-from tests.attack import crowds, doors, handshakes, hostile, raw, slow, worst
+from tests.attack import crowds, doors, halves, handshakes, hostile, raw, slow, worst
 from tests.attack.arena import Arena, Campaign, attack, made_token
 from tests.attack.meters import Meters
 from tests.attack.report import Report
@@ -34,6 +34,8 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "names": doors.names,
     "guesses": doors.guesses,
     "handshakes": handshakes.handshakes,
+    "half-closed": halves.half_closed,
+    "stores": halves.stores,
 }
 
 

@@ -140,17 +140,18 @@ class Arena:
         must_refuse: bool = False,
         may_end: bool = False,
         is_bare: bool = False,
+        ends: bool = False,
     ) -> Answer | None:
         """Send bytes to a service and judge what comes back.
 
         `must_refuse`: HTTP forbids to do what these bytes ask. `may_end`: they are no request, and
-        deserve no answer. `is_bare`: no credentials are added.
+        deserve no answer. `is_bare`: no credentials are added. `ends`: the client says at once that it sends no more.
         """
         peer, data = self.peer(), data if is_bare else self.shown(name, data)
         self.report.requests += 1
         try:
             answer = await raw.ask(
-                self.address(name), data, peer=peer, method=method, hang_s=self.hang_s
+                self.address(name), data, peer=peer, method=method, hang_s=self.hang_s, ends=ends
             )
         except Hang as error:
             self.find(Kind.HANG, str(error), name, data, peer)

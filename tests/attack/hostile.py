@@ -243,18 +243,18 @@ async def requests(arena: Arena) -> None:
     dice = arena.dice
     maker = Maker(arena, dice)
     # Every operation as often as the others, whatever their number; gateways take turns.
-    turns = _turns(found, dice, arena.requests)
+    turns = turns_of(found, dice, arena.requests)
 
     async def one(name: str, operation: Operation) -> None:
         made = maker.request(operation)
         data = made.bytes(arena.address(name))
-        meant = _meant(found, operation.kind, made)
-        await arena.send(name, data, operation=meant, method=made.method)
+        operation_meant = meant(found, operation.kind, made)
+        await arena.send(name, data, operation=operation_meant, method=made.method)
 
     await arena.crowd(partial(one, name, operation) for name, operation in turns)
 
 
-def _meant(found: Sequence[Operation], kind: str, made: Request) -> Operation | None:
+def meant(found: Sequence[Operation], kind: str, made: Request) -> Operation | None:
     """The operation that a request is for; changed paths and methods may be for none, or another."""
     method = "GET" if made.method == "HEAD" else made.method
     given = made.target.partition("?")[0].split("/")
@@ -271,7 +271,7 @@ def _fits(operation: Operation, given: Sequence[str]) -> bool:
     )
 
 
-def _turns(
+def turns_of(
     found: Sequence[Operation], dice: random.Random, count: int
 ) -> Iterator[tuple[str, Operation]]:
     order: list[Operation] = []
@@ -295,8 +295,8 @@ async def numbers(arena: Arena) -> None:
             headers = (*headers, (header.FORWARDED_WRITER, arena.instance))
         made = Request(operation.method, target, headers, b"")
         data = made.bytes(arena.address(name))
-        meant = _meant(found, operation.kind, made)
-        await arena.send(name, data, operation=meant, method=made.method)
+        operation_meant = meant(found, operation.kind, made)
+        await arena.send(name, data, operation=operation_meant, method=made.method)
 
     def each() -> Iterator[Callable[[], Awaitable[object]]]:
         for operation in found:

@@ -62,15 +62,24 @@ async def connected(
 
 
 async def ask(
-    address: str, data: bytes, *, peer: str, method: str = "GET", hang_s: float = HANG_S
+    address: str,
+    data: bytes,
+    *,
+    peer: str,
+    method: str = "GET",
+    hang_s: float = HANG_S,
+    ends: bool = False,
 ) -> Answer | None:
-    """The final answer to these bytes; None where the connection ended without one.
+    """The final answer to these bytes; None where the connection ended without one. `ends`: the client says at once that it
+    sends no more.
 
     Raises: Hang.
     """
     try:
         async with asyncio.timeout(hang_s), connected(address, peer) as (reader, writer):
             writer.write(data)
+            if ends:
+                writer.write_eof()
             return await answer_of(reader, has_body=method != "HEAD")
     except TimeoutError as error:
         raise Hang(f"neither an answer nor an end within {hang_s:g} s") from error
