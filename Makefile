@@ -217,8 +217,9 @@ rebuild: setup ## what a rebuild of the metadata from the bookies costs with 10,
 	@exec $(PY) -m loadtest.rebuild $(ARGS)
 
 .PHONY: test-spark
-test-spark: setup ## Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1.4", installed below build/), Connect, killed drivers
-	@PYSPARK_VERSIONS="$(or $(VERSIONS),4.0.5)" $(PYTEST) -n 0 -rs tests/spark/test_versions.py tests/spark/test_chaos.py $(ARGS)
+test-spark: setup ## Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1.4", installed below build/), Connect, killed drivers, executors with a zip
+	@PYSPARK_VERSIONS="$(or $(VERSIONS),4.0.5)" $(PYTEST) -n 0 -rs tests/spark/test_versions.py tests/spark/test_chaos.py \
+		tests/spark/test_zip.py $(ARGS)
 
 chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are killed, for TIME=: ROWS= RESTARTS=
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \

@@ -37,10 +37,11 @@ class StoreServers:
         self._redis = redis
         self._numbers = itertools.count(1)
 
-    def fresh(self) -> Stores:
-        """A new database in both."""
+    def fresh(self, *, like: str = "") -> Stores:
+        """A new database in both. `like`: the DSN of one to which nobody is connected, and which Postgres copies."""
         number = next(self._numbers)
-        self._postgres.run_sql(f"CREATE DATABASE test_{number}")
+        template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
+        self._postgres.run_sql(f"CREATE DATABASE test_{number}{template}")
         return Stores(self._postgres.dsn(f"test_{number}"), self._redis.url(number))
 
 

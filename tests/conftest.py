@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import asyncpg
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,8 @@ from hypothesis import HealthCheck, settings
 from loadtest import cluster, forked
 from loadtest.stores import Stores, StoreServers, store_servers
 from services.local.process import die_with
+from services.metadata.database import Connection
+from services.metadata.migrate import migrate
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PURE: Final = (
@@ -59,10 +63,33 @@ def servers() -> Iterator[StoreServers]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def template(servers: StoreServers) -> str:
+    """The DSN of a database with tables: a copy of it is made in a third of the time that the migrations take."""
+    dsn = servers.fresh().postgres_dsn
+
+    async def fill() -> None:
+        connection = await asyncpg.connect(dsn, connection_class=Connection)
+        try:
+            await migrate(connection)
+        finally:
+            await connection.close()
+
+    # In a thread of its own: a test's event loop may run in this one.
+    thread = threading.Thread(target=asyncio.run, args=(fill(),))
+    thread.start()
+    thread.join()
+    return dsn
+
+
 @pytest.fixture
-def stores(servers: StoreServers) -> Stores:
-    """A fresh database in Postgres and in Redis."""
-    return servers.fresh()
+def stores(servers: StoreServers, request: pytest.FixtureRequest) -> Stores:
+    """A new database in Postgres and in Redis, in Postgres with nothing but tables. The mark `without_tables` of a test or
+    module: without those too.
+    """
+    if request.node.get_closest_marker("without_tables"):
+        return servers.fresh()
+    return servers.fresh(like=request.getfixturevalue("template"))
 
 
 def pytest_asyncio_loop_factories(

@@ -16,7 +16,7 @@ from tests.attack.arena import Arena
 from tests.attack.hostile import Maker, Request, meant, turns_of
 from tests.attack.report import Kind
 
-TROUBLE_REQUESTS: Final = 600
+TROUBLE_REQUESTS: Final = 150
 """Of strangers, in each trouble."""
 JSON: Final = (("Content-Type", "application/json"),)
 MENDED_S: Final = 30.0

@@ -14,9 +14,9 @@ from services.local.process import Become, in_child
 from tests.support.waiting import DeadlineMissed
 
 SEED: Final = 1
-KILLS: Final = 10
-POWER_CUTS: Final = 4
-PARTITIONS: Final = 2
+KILLS: Final = 6
+POWER_CUTS: Final = 2
+PARTITIONS: Final = 1
 FAILOVERS: Final = 1
 MISSED_STATUS: Final = 3
 LAST_LINE: Final = re.compile(

@@ -18,6 +18,8 @@ from services.metadata.migrate import Kind, TablesTooNew, kind_of, migrate, migr
 from tests.metadata.support import DRAFT, PATIENT_S, WAITING, is_ready, serving
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.without_tables
+
 TAKES_AWAY = re.compile(r"\b(DROP|RENAME|SET NOT NULL|ALTER COLUMN \w+ TYPE)\b", re.IGNORECASE)
 
 EXPAND = "0090_later.sql"

@@ -26,6 +26,8 @@ from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
 
+pytestmark = pytest.mark.without_tables
+
 SEED = 20261122
 
 CLUSTER: Final = "SELECT cluster_id::text FROM cluster"

@@ -9,8 +9,8 @@ from tests.sim.services.run import run_plan, run_seed, shrink
 from tests.support.salted import printed_under_salts
 from tests.support.virtual import Deadlock, VirtualLoop
 
-SEEDS = 64
-"""Bounded by count. About 30 s on one core."""
+SEEDS = 24
+"""Bounded by count; many: `make sim OF=services`. About 15 s on one core."""
 
 SHARES = 8
 

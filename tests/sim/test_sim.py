@@ -8,8 +8,8 @@ from tests.sim.plan import FAULT_KINDS, STORE_BACK, draw
 from tests.sim.run import run_plan, run_seed, shrink
 from tests.support.salted import printed_under_salts
 
-SEEDS = 2_000
-"""Bounded by count, not by time: the same on every machine. About 20 s on one core."""
+SEEDS = 800
+"""Bounded by count, not by time: the same on every machine; many: `make sim`. About 10 s on one core."""
 
 SHARES = 8
 

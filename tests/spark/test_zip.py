@@ -13,6 +13,7 @@ import pytest
 
 from loadtest.spark_cluster import SparkCluster
 from quorumlog.spark import config
+from tests.spark.slow import SLOW
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
@@ -56,6 +57,7 @@ spark.stop()
 """
 
 
+@SLOW
 def test_executors_need_pyspark_and_a_zip_and_nothing_else(
     cluster: SparkCluster, tmp_path: Path
 ) -> None:
