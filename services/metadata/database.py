@@ -39,6 +39,8 @@ P = ParamSpec("P")
 
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
+_ROLLED_BACK: Final = "ERROR"
+"""The severity with which Postgres ends a transaction without effect. FATAL ends the session, maybe after the commit."""
 
 _LISTING_WAIT_S: Final = 1.0
 """How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
@@ -155,8 +157,8 @@ class Database:
         """Run `work` on a connection of its own, outside a transaction. Half the time is for the work: in a crowd
         everybody would get a connection late, be cut in the middle of the work, and cost the next one a new connection.
 
-        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has
-        begun.
+        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has begun, unless the
+        server has refused it.
         """
         if not self.is_open:
             raise MetadataUnavailable("the database was not reached yet")
@@ -325,7 +327,9 @@ class Database:
             )
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
-        limit_ms = str(int(self._deadline_s * 1000))
+        # Below what is left of the deadline, at which the connection is cut and nobody knows what was done.
+        limit_ms = str(int(self._deadline_s * 750))
+        lock_ms = str(int(self._deadline_s * 400))
         wanted = {
             "application_name": _APPLICATION,
             # Without it a crash of the database loses answered changes (I4).
@@ -336,7 +340,7 @@ class Database:
             "statement_timeout": limit_ms,
             # A COMMIT has no timeout, but waits for the lock that an earlier COMMIT with a notification holds
             # while that waits for a standby.
-            "lock_timeout": settings.get("statement_timeout", limit_ms),
+            "lock_timeout": settings.get("statement_timeout", lock_ms),
             "idle_in_transaction_session_timeout": limit_ms,
         } | settings
         connection: Connection = await asyncpg.connect(
@@ -400,6 +404,8 @@ class Database:
             # Probably all connections are broken: reconnect, rather than wait one deadline for
             # each.
             await self.close()
+            if isinstance(error, asyncpg.PostgresError) and error.severity_en == _ROLLED_BACK:
+                raise MetadataUnavailable(f"the database can't do this now: {error}") from error
             raise MetadataUnavailable(
                 "the database did not answer in time or went away", outcome=UNKNOWN
             ) from error

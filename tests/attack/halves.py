@@ -10,6 +10,7 @@ import asyncpg
 from redis.asyncio import Redis
 
 from loadtest.waiting import DeadlineMissed, until
+from quorumlog.client import Client
 from services.local.embedded import USER
 from tests.attack.api import Operation, operations
 from tests.attack.arena import Arena
@@ -144,6 +145,8 @@ async def stores(arena: Arena) -> None:
     """Ordinary requests while a store fails by half: documented answers, and what needs no store goes on."""
     found = await operations(arena.cluster)
     dice = arena.dice
+    async with Client(arena.cluster.gateways[0], token=arena.token or None) as client:
+        ledger_id = (await client.create_ledger()).ledger_id
 
     async def one(trouble: str) -> None:
         method, path, text = dice.choice(ORDINARY)
@@ -163,13 +166,13 @@ async def stores(arena: Arena) -> None:
         name = trouble.__name__
         async with trouble(arena):
             jobs = [partial(one, name) for _ in range(min(arena.requests, TROUBLE_REQUESTS))]
-            await arena.crowd([*jobs, *[partial(_works, arena, name)] * 5])
+            await arena.crowd([*jobs, *[partial(_works, arena, name, ledger_id)] * 5])
         await _mended(arena, name)
 
 
-async def _works(arena: Arena, trouble: str) -> None:
+async def _works(arena: Arena, trouble: str, ledger_id: int) -> None:
     """An append to an open ledger and a read need no store."""
-    entries = f"/v1/ledgers/{arena.ledger_id}/entries"
+    entries = f"/v1/ledgers/{ledger_id}/entries"
     for made in (
         Request("POST", entries, (("Content-Type", "application/octet-stream"),), b"x"),
         Request("GET", f"{entries}?limit=1", (), b""),
