@@ -102,3 +102,13 @@ async def test_half_a_request_changes_nothing(gateway: Gateway) -> None:
         assert await answers(gateway, part) == b""
 
     assert (await gateway.ask("GET", ENTRIES)).json["entries"] == []
+
+
+@pytest.mark.parametrize(
+    "lines", [("Host: localhost",), ("Max-Forwards: 0",) * 2, ("A b: c",)], ids=str
+)
+async def test_malformed_http_is_answered(gateway: Gateway, lines: tuple[str, ...]) -> None:
+    got = await answers(gateway, read(ENTRIES, *lines))
+
+    assert b" 400 " in got.split(b"\r\n")[0]
+    assert b"application/problem+json" in got

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web, web_response
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
 from quorumlog import header
 from quorumlog.errors import (
@@ -308,8 +308,10 @@ class _Connection(DirectConnection):
         assert self._parser is not None
         try:
             self._parser.feed_eof()
-        except HttpProcessingError:
+        except PayloadEncodingError:
             return False  # in the middle of a body
+        except HttpProcessingError:
+            pass  # malformed, which is answered
         self.is_half_closed = True
         self._close = not self._messages
         end_limits(self.waits)
