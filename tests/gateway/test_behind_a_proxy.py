@@ -8,8 +8,9 @@ import pytest
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.proxies import Proxies
 from services.gateway.edge.limits import Limits
-from tests.gateway.conftest import running
+from tests.gateway.conftest import received, running
 from tests.gateway.test_budgets import OCTETS, ask, strangers, until_gauge
+from tests.support.waiting import within
 
 ENTRIES = "/v1/ledgers/1/entries"
 LISTEN = ListenLimits(
@@ -45,6 +46,26 @@ async def test_each_client_of_a_proxy_has_its_own_share() -> None:
         assert done.status == 201
         await until_gauge(gateway, "held_bytes", 0, "all is given back")
         assert gateway.listener.connections.of("127.0.0.1") == 0
+
+
+async def test_streams_and_sockets_pass_a_proxy() -> None:
+    async with running(listen=LISTEN) as gateway:
+        ledger_id = await gateway.create()
+        path = f"{gateway.url}/v1/ledgers/{ledger_id}"
+        lines = {"Content-Type": "application/x-ndjson", **by("192.0.2.1")}
+        streamed = await gateway.ask("POST", ENTRIES, b'{"json":1}\n{"json":2}\n', headers=lines)
+        async with gateway.session.ws_connect(f"{path}/ws", headers=by("192.0.2.2")) as sent:
+            await sent.send_str('{"text":"a"}')
+            acknowledged = await received(sent)
+        accept = {"Accept": "text/event-stream", **by("192.0.2.3")}
+        async with (
+            within("an event comes"),
+            gateway.session.get(f"{path}/entries", headers=accept) as tail,
+        ):
+            event = await tail.content.readuntil(b"\n\n")
+
+    assert (streamed.status, acknowledged["last_entry"]) == (200, 2)
+    assert b"data: " in event
 
 
 async def test_the_audit_log_names_the_client_s_address(caplog: pytest.LogCaptureFixture) -> None:
