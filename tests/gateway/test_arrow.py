@@ -1,8 +1,12 @@
 """Arrow streams as bodies of appends and reads of ledgers: what is taken, and what is refused."""
 
+import functools
+import importlib
 import struct
 import subprocess
 import sys
+import threading
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -103,11 +107,33 @@ async def test_no_flipped_byte_of_a_stream_makes_more_than_a_refusal(gateway: Ga
     assert statuses <= {201, 400, 413, 422}
 
 
+async def test_the_first_request_for_arrow_loads_it_in_a_thread(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the event loop it stopped everybody for more than a second."""
+    threads = []
+    load = importlib.import_module
+
+    def noted(name: str) -> ModuleType:
+        threads.append(threading.current_thread())
+        return load(name)
+
+    await gateway.create()
+    arrow._columns.cache_clear()
+    monkeypatch.setattr(importlib, "import_module", noted)
+    for _ in range(2):
+        answer = await gateway.ask("GET", ENTRIES, headers={"Accept": ARROW})
+        assert answer.status == 200
+
+    assert len(threads) == 2, "two modules, once"
+    assert threading.main_thread() not in threads
+
+
 async def test_a_gateway_without_pyarrow_says_what_to_install(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await gateway.create()
-    monkeypatch.setattr(arrow, "_columns", lambda: "numpy")
+    monkeypatch.setattr(arrow, "_columns", functools.cache(lambda: "numpy"))
 
     sent = await gateway.ask("POST", ENTRIES, stream(of(b"x")), headers=SENT)
     read = await gateway.ask("GET", ENTRIES, headers=WANTED)

@@ -4,11 +4,14 @@ pyarrow is 170 MB, so a gateway can do without it; the routes then say what to i
 batch costs no Python call per record, and appending one costs a quarter of what base64 costs.
 """
 
+import asyncio
 import importlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
+
+from aiohttp import hdrs, web
 
 from quorumlog.errors import (
     BadRequest,
@@ -42,6 +45,14 @@ def _columns() -> ModuleType | str:
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     return columns
+
+
+async def load(request: web.Request) -> None:
+    """Import pyarrow, in a thread, for the first request that names its media type: everybody else would wait for a second."""
+    if not _columns.cache_info().currsize and any(
+        ARROW in request.headers.get(name, "") for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE)
+    ):
+        await asyncio.to_thread(_columns)
 
 
 def _for_bodies() -> ModuleType:

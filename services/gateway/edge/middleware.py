@@ -28,6 +28,7 @@ from quorumlog.net.budget import PEER, peer_of
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import as_sent, error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
+from services.gateway.edge import arrow
 from services.gateway.edge.guard import Guard
 from services.gateway.edge.packing import PACKS, pack
 from services.gateway.edge.room import Room
@@ -141,6 +142,7 @@ def edge_middleware(
                         place = 1
                     if guard is not None:
                         await guard.admit(request, route)
+                await arrow.load(request)
                 response = await handler(request)
                 if size := large_bytes(response):
                     room.keep(request, size)
