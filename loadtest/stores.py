@@ -38,7 +38,7 @@ class StoreServers:
         self._numbers = itertools.count(1)
 
     def fresh(self, *, like: str = "") -> Stores:
-        """A new database in both. `like`: the DSN of one to which nobody is connected, and which Postgres copies."""
+        """Create a new database in both. `like`: the DSN of a database that Postgres copies. It must have no connections."""
         number = next(self._numbers)
         template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
         self._postgres.run_sql(f"CREATE DATABASE test_{number}{template}")

@@ -40,7 +40,7 @@ P = ParamSpec("P")
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
 _ROLLED_BACK: Final = "ERROR"
-"""The severity with which Postgres ends a transaction without effect. FATAL ends the session, maybe after the commit."""
+"""After an error of this severity Postgres rolls the transaction back. FATAL also ends the session, possibly after the commit."""
 
 _LISTING_WAIT_S: Final = 1.0
 """How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
@@ -157,8 +157,8 @@ class Database:
         """Run `work` on a connection of its own, outside a transaction. Half the time is for the work: in a crowd
         everybody would get a connection late, be cut in the middle of the work, and cost the next one a new connection.
 
-        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has begun, unless the
-        server has refused it.
+        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has begun, unless Postgres
+        answered with an error.
         """
         if not self.is_open:
             raise MetadataUnavailable("the database was not reached yet")
@@ -327,7 +327,7 @@ class Database:
             )
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
-        # Below what is left of the deadline, at which the connection is cut and nobody knows what was done.
+        # Shorter than the deadline: at the deadline this process cuts the connection, and the outcome is unknown.
         limit_ms = str(int(self._deadline_s * 750))
         lock_ms = str(int(self._deadline_s * 400))
         wanted = {

@@ -18,10 +18,10 @@ from tests.attack.hostile import Maker, Request, meant, turns_of
 from tests.attack.report import Kind
 
 TROUBLE_REQUESTS: Final = 100
-"""Of strangers, in each trouble."""
+"""Requests that are sent during each failure."""
 JSON: Final = (("Content-Type", "application/json"),)
 MENDED_S: Final = 30.0
-"""Until a ledger is created again."""
+"""How long it may take after a failure until a ledger can be created."""
 SPOOFED: Final = (
     "X-Forwarded-For: 127.0.0.1, 192.0.2.9",
     'Forwarded: for="[2001:db8::1]";proto=https',
@@ -152,7 +152,7 @@ ORDINARY: Final = (
     ("GET", "/v1/cluster", ""),
     ("GET", "/v1/logs/halves-%d/entries?from=0", ""),
 )
-"""What anybody may ask."""
+"""Valid requests of ordinary clients."""
 
 
 async def stores(arena: Arena) -> None:

@@ -11,8 +11,10 @@ import orjson
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog.errors import NOT_DONE, UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.bodies import LedgerDraft
+from services.metadata.database import Database
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.support.waiting import until
 
@@ -22,7 +24,7 @@ CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$;
 CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON ledgers FOR EACH ROW EXECUTE FUNCTION no_room();
 """
-"""What Postgres answers whose disk is full."""
+"""Make Postgres answer each change of a ledger as it does when its disk is full."""
 HAS_ROOM: Final = "DROP TRIGGER no_room ON ledgers; DROP FUNCTION no_room()"
 
 
@@ -43,7 +45,7 @@ async def as_operator(stores: Stores) -> AsyncIterator[Any]:
 
 
 async def create(service: Service) -> tuple[int, Any]:
-    """One request, which nobody repeats."""
+    """Send one request to create a ledger, without retries."""
     draft = orjson.loads(LedgerDraft.draft_of(DRAFT).model_dump_json())
     return await service.send("POST", CREATE, {"row": draft, "attempt": new_attempt()})
 
@@ -109,3 +111,21 @@ async def test_changes_that_wait_too_long_are_refused_and_reads_go_on(
 
     assert (await create(service))[0] == 201
     assert await count(service) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"), [("pg_cancel_backend", NOT_DONE), ("pg_terminate_backend", UNKNOWN)]
+)
+async def test_the_outcome_is_known_only_where_the_session_outlives_the_error(
+    stores: Stores, function: str, outcome: str
+) -> None:
+    """A session may be ended while its commit waits for a standby: nobody knows then whether the change was made."""
+    database = Database(stores.postgres_dsn, connections_max=1, deadline_s=60)
+    database.is_open = True
+    try:
+        with pytest.raises(MetadataUnavailable) as caught:
+            await database.run(lambda it: it.execute(f"SELECT {function}(pg_backend_pid())"))
+        assert caught.value.outcome == outcome
+        assert await database.run(lambda it: it.fetchval("SELECT 1")) == 1
+    finally:
+        await database.close()

@@ -1,4 +1,4 @@
-"""A client behind trusted proxies has the address that they name; nobody else names one."""
+"""Requests through a trusted proxy have the address that it names; what other senders name is ignored."""
 
 import asyncio
 import contextlib

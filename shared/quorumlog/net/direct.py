@@ -56,11 +56,11 @@ class DirectConnection(RequestHandler):
         super().__init__(manager, **kwargs)
         self._direct = direct
         self.address = ""
-        """Of who has connected."""
+        """The address of the client, or of the trusted proxy that has connected."""
         self.peer = ""
-        """Who has connected, as the budget of connections counts them."""
+        """The peer that this connection counts for in the budget of connections."""
         self.proxies: Proxies | None = None
-        """Set if that is a trusted proxy, whose requests are those of others."""
+        """Set if a trusted proxy has connected: its requests come from other addresses."""
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered directly."""

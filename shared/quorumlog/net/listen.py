@@ -107,7 +107,7 @@ class ListenLimits:
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     proxies: Proxies | None = None
-    """Those that say whose requests they pass on. Their connections have no share: they are of many clients."""
+    """The trusted proxies. Their connections have no share of the budget, since each carries requests of many clients."""
     drain_timeout_s: float = 20.0
 
 
@@ -165,7 +165,7 @@ def forgotten(error: ConnectionError) -> ConnectionError:
 
 
 def as_sent(request: web.Request) -> web.Request:
-    """A request with the address of its client, if a trusted proxy passed it on."""
+    """Return the request with the address of its client as `remote`, if it came through a trusted proxy."""
     connection = request.protocol
     if not isinstance(connection, _Connection):
         return request  # of a server of aiohttp's own

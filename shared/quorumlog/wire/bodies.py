@@ -54,7 +54,7 @@ LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 """A log's name (docs/guides/http.md, Bounds)."""
 _SHOWN = r"(logs|ledgers)/([A-Za-z0-9._-]{1,200}\*?|\*)"
 SHOWN = rf"({_SHOWN}(,{_SHOWN}){{0,31}})?"
-"""What a list may show, from a token's grants: `logs/NAME` for a log and its ledgers, `ledgers/NAMESPACE` for ledgers without a
+"""The names that a list may contain, by the grants of the caller's token: `logs/NAME` for a log and its ledgers, `ledgers/NAMESPACE` for ledgers without a
 log. A `*` at the end stands for any further characters. Empty: nothing."""
 
 
