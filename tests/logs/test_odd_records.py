@@ -1,6 +1,7 @@
 """Whatever one record has that an append takes, every reader of its log gets it and all around it."""
 
 import asyncio
+import functools
 from typing import Any, Final
 
 import orjson
@@ -125,7 +126,8 @@ async def test_spark_has_all_with_arrow_and_without(
     odd: Http, monkeypatch: pytest.MonkeyPatch, speaks_arrow: bool
 ) -> None:
     if not speaks_arrow:
-        monkeypatch.setattr("services.gateway.edge.arrow._columns", lambda: "pyarrow")
+        missing = functools.cache(lambda: "pyarrow")
+        monkeypatch.setattr("services.gateway.edge.arrow._columns", missing)
 
     def read() -> list[Any]:
         with Gateways(odd.urls[0]) as gateways:
