@@ -79,7 +79,9 @@ async def attacked(asked: argparse.Namespace) -> Report:
             token=await made_token(cluster, "admin:*"),
             bystanders_token=await made_token(cluster, *BYSTANDERS),
         )
-        await attack(arena, campaigns, say=lambda line: print(line, flush=True))
+        await attack(
+            arena, campaigns, control=crowds.control, say=lambda line: print(line, flush=True)
+        )
     return report
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import resource
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -31,6 +32,9 @@ LISTINGS: Final = 3
 """Of each lister, one after another."""
 MESSAGES: Final = 60
 MESSAGE_BYTES: Final = (16 << 20) - 1024
+ENTRIES: Final = 16
+ENTRY_CHARS: Final = (1 << 20) - 256
+"""Of a batch that makes a message of about `MESSAGE_BYTES`, in Base64."""
 PIECE_BYTES: Final = 256 << 10
 FLOOD_S: Final = 60.0
 
@@ -156,9 +160,38 @@ async def _came(arena: Arena, name: str, path: str) -> bool:
     return False
 
 
+async def control(arena: Arena) -> None:
+    """The load of the other campaigns, from clients who ask for what they may: small requests first, then large messages.
+    What the bystander waits for here is the price of a busy machine.
+    """
+    names = ("gateway-1", "gateway-2")
+    path = f"/v1/ledgers/{arena.ledger_id}/entries"
+    read = f"GET {path}?limit=20 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    write = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n"
+        f"Content-Type: application/octet-stream\r\n\r\n{'x' * 1000}"
+    ).encode()
+
+    async def one(number: int) -> None:
+        name = names[number % 2]
+        await arena.send(name, arena.signed(name, (read, write)[number // 2 % 2]))
+
+    await arena.crowd(partial(one, number) for number in range(arena.requests))
+    batch = orjson.dumps({"entries": [{"data": "x" * ENTRY_CHARS}] * ENTRIES})
+    await _large_messages(arena, batch, _first_message)
+
+
 async def messages(arena: Arena) -> None:
     """Large WebSocket messages that are all but complete: what is not yet taken counts as well."""
-    whole = message(b" " * MESSAGE_BYTES + b"x")
+    # Each message is no JSON: a problem comes, and the end.
+    await _large_messages(arena, b" " * MESSAGE_BYTES + b"x", raw.ended)
+
+
+async def _large_messages(
+    arena: Arena, data: bytes, answered: Callable[[asyncio.StreamReader], Awaitable[None]]
+) -> None:
+    """Send `MESSAGES` messages at the same time, whose last bytes come together, and wait until all are `answered`."""
+    whole = message(data)
     async with AsyncExitStack() as stack:
         talks = []
         for number in range(MESSAGES):
@@ -171,9 +204,19 @@ async def messages(arena: Arena) -> None:
         await asyncio.gather(*(_sent(writer, most) for _, writer in talks))
         for _, writer in talks:
             writer.write(whole[-1:])
-        # Each message is no JSON: a problem comes, and the end.
         for number, (reader, _) in enumerate(talks):
-            await _ended(arena, f"gateway-{1 + number % 2}", reader, hello)
+            try:
+                async with asyncio.timeout(arena.hang_s):
+                    await answered(reader)
+            except TimeoutError:
+                name = f"gateway-{1 + number % 2}"
+                arena.find(Kind.HANG, "has no end for a large message", name, hello, "127.0.0.2")
+
+
+async def _first_message(reader: asyncio.StreamReader) -> None:
+    """Read to the first message that comes, or to the connection's end."""
+    if await raw.answer_of(reader) is not None:
+        await reader.read(1)
 
 
 async def _sent(writer: asyncio.StreamWriter, data: memoryview) -> None:
@@ -183,11 +226,3 @@ async def _sent(writer: asyncio.StreamWriter, data: memoryview) -> None:
             for start in range(0, len(data), PIECE_BYTES):
                 writer.write(data[start : start + PIECE_BYTES])
                 await writer.drain()
-
-
-async def _ended(arena: Arena, name: str, reader: asyncio.StreamReader, hello: bytes) -> None:
-    try:
-        async with asyncio.timeout(arena.hang_s):
-            await raw.ended(reader)
-    except TimeoutError:
-        arena.find(Kind.HANG, "keeps a socket whose message is no JSON", name, hello, "127.0.0.2")

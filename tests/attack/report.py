@@ -76,6 +76,11 @@ class Report:
         return max((figures.p50_times for figures in self.campaigns.values()), default=1.0)
 
     @property
+    def slowest_ms(self) -> float:
+        """The bystander's slowest append in any campaign."""
+        return max((figures.slowest_ms for figures in self.campaigns.values()), default=0.0)
+
+    @property
     def rss_times(self) -> float:
         """The process that kept most memory, by its figure before."""
         return max((after / before for before, after in self.rss_mib.values()), default=1.0)
@@ -115,6 +120,7 @@ class Report:
             f"attack: {self.requests} requests, {len(self.peers)} peers,"
             f" {self.count(Kind.SERVER_ERROR)} undocumented 5xx, {self.count(Kind.HANG)} hangs,"
             f" {self.count(Kind.LOST)} lost, bystander p50 {self.p50_times:.1f} times,"
+            f" slowest {self.slowest_ms:.0f} ms,"
             f" RSS {self.rss_times:.1f} times"
         )
 
@@ -126,7 +132,11 @@ class Report:
             "peers": sorted(self.peers),
             "statuses": dict(self.statuses),
             "campaigns": {name: asdict(figures) for name, figures in self.campaigns.items()},
-            "bystander": {**self.bystander, "p50_times": self.p50_times},
+            "bystander": {
+                **self.bystander,
+                "p50_times": self.p50_times,
+                "slowest_ms": self.slowest_ms,
+            },
             "rss_mib": self.rss_mib,
             "rss_times": self.rss_times,
             "descriptors": self.descriptors,

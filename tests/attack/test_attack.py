@@ -106,7 +106,7 @@ def test_the_last_line_counts_what_was_found() -> None:
 
     assert report.last_line() == (
         "attack: 7 requests, 1 peers, 1 undocumented 5xx, 1 hangs, 1 lost,"
-        " bystander p50 1.0 times, RSS 1.0 times"
+        " bystander p50 1.0 times, slowest 0 ms, RSS 1.0 times"
     )
     assert "FOUND by readers (lost): closed by others" in report.page()
 

@@ -26,7 +26,7 @@ async def test_strangers_get_documented_answers_and_a_bystander_does_not_notice(
     report = Report(seed=SEED)
     arena = Arena(cluster, Meters(cluster), report, requests=200, seconds=600.0)
 
-    await attack(arena, CAMPAIGNS, before_s=0.5, has_bounds=False)
+    await attack(arena, CAMPAIGNS, before_s=0.5)
 
     assert not report.findings, report.page()
     assert report.requests > 600

@@ -27,7 +27,6 @@ from services.gateway.edge.limits import CONTROL_BYTES_MAX, CONTROL_MARKS_MAX, I
 from services.gateway.edge.media import check_charset
 from services.gateway.edge.room import Room
 
-Message = str | bytes
 T = TypeVar("T")
 
 _MARK_BYTES: Final = 80
@@ -129,13 +128,19 @@ async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[
     """
     if len(data) <= INLINE_BYTES_MAX:
         return use(data)
-    async with room.parsing:
+    await room.parsing.acquire()
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    try:
         count = _MARK_BYTES * min(strict.marks(data), strict.MARKS_MAX)
         room.hold(request, count)
         try:
             return await asyncio.to_thread(use, data)
         finally:
             room.drop(request, count)
+    finally:
+        # Parsers hold the interpreter for most of their time: others have as much of it before the next large body.
+        loop.call_later(loop.time() - began_at, room.parsing.release)
 
 
 def _check_total(total: int, bytes_max: int, does: str = "has") -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog.net.operations import JSON, Route
 from quorumlog.net.parameters import Given, invalid
@@ -11,7 +11,6 @@ from quorumlog.protocol import batch
 from services.gateway.edge import arrow, body
 from services.gateway.edge import entry_operations as op
 from services.gateway.edge.answers import json_bytes, json_value, octets
-from services.gateway.edge.body import Message
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
 from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
@@ -154,29 +153,29 @@ class EntryRoutes:
         pages = LedgerPages(self._engine, ledger_id, password=password)
         target = SocketTarget(
             self._pipe(ledger_id, password),
-            lambda data: self._payloads_of(request, data),
+            lambda message: self._payloads_of(request, message),
             lambda done: {
                 "first_entry": done.first,
                 "last_entry": done.last,
                 "last_add_confirmed": done.last_add_confirmed,
             },
-            lambda data: self._append_message(request, ledger_id, password, data),
+            lambda message: self._append_message(request, ledger_id, password, message),
             lambda start, _created_at: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
 
     async def _append_message(
-        self, request: web.Request, ledger_id: int, password: str | None, data: Message
+        self, request: web.Request, ledger_id: int, password: str | None, message: WSMessage
     ) -> bytes:
-        payloads = await self._payloads_of(request, data)
+        payloads = await self._payloads_of(request, message)
         done = await self._engine.append(ledger_id, payloads, password=password)
         return _appended_batch(ledger_id, done)
 
-    async def _payloads_of(self, request: web.Request, data: Message) -> list[bytes]:
+    async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
-        if isinstance(data, bytes):
-            return from_frames(data, self._room.limits.entry_bytes_max)
-        return (await self._made(request, data.encode(), from_json))[0]
+        if message.type == WSMsgType.BINARY:
+            return from_frames(message.data, self._room.limits.entry_bytes_max)
+        return (await self._made(request, message.data, from_json))[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:

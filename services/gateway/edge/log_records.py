@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import header
 from quorumlog.net.operations import Route
@@ -12,7 +12,6 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from services.gateway.edge import arrow, body
 from services.gateway.edge import record_operations as op
 from services.gateway.edge.answers import json_bytes, octets
-from services.gateway.edge.body import Message
 from services.gateway.edge.log_operations import CREATED
 from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import (
@@ -119,9 +118,9 @@ class RecordRoutes:
         created_at = (await self._logs.get(name)).log.created_at
         target = SocketTarget(
             self._pipe(name, created_at, token),
-            lambda data: self._records_of(request, data),
+            lambda message: self._records_of(request, message),
             lambda done: {"first_offset": done.first, "last_offset": done.last},
-            lambda data: self._append_message(request, name, token, data),
+            lambda message: self._append_message(request, name, token, message),
             lambda start, created: PageStream(
                 LogPages(self._logs, name, created or created_at), self._room, start
             ),
@@ -130,18 +129,18 @@ class RecordRoutes:
         return await serve(request, self._room, target)
 
     async def _append_message(
-        self, request: web.Request, name: str, token: int | None, data: Message
+        self, request: web.Request, name: str, token: int | None, message: WSMessage
     ) -> bytes:
-        records = await self._records_of(request, data)
+        records = await self._records_of(request, message)
         call = Append.of(records, None, token=token)
         return _appended(name, await self._logs.append(name, call))
 
-    async def _records_of(self, request: web.Request, data: Message) -> list[Record]:
+    async def _records_of(self, request: web.Request, message: WSMessage) -> list[Record]:
         """The records of a socket's message: frames, or the JSON of an append."""
-        if isinstance(data, str):
-            made = await body.in_turn(request, self._room, data.encode(), records_from_json)
+        if message.type == WSMsgType.TEXT:
+            made = await body.in_turn(request, self._room, message.data, records_from_json)
             return list(made)
-        records = [Record(value) for value in from_frames(data, BATCH_BYTES_MAX, "record")]
+        records = [Record(value) for value in from_frames(message.data, BATCH_BYTES_MAX, "record")]
         check_size(records)
         return records
 

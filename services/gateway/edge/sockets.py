@@ -29,7 +29,6 @@ from quorumlog.net.parameters import invalid
 from quorumlog.wire import problems, strict
 from services.gateway.edge.access import Scope, caller_of, check_scope
 from services.gateway.edge.arrivals import Arrivals
-from services.gateway.edge.body import Message
 from services.gateway.edge.follows import P
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.pages import PageStream
@@ -51,6 +50,8 @@ _TAIL: Final = {"from", "encoding", "created"}
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
+Message = str | bytes
+"""Of this gateway: text or frames."""
 Tail = AsyncGenerator[Message, None]
 
 
@@ -59,11 +60,11 @@ class SocketTarget(Generic[T, P]):
     """What a socket appends to and follows."""
 
     pipe: Pipe[T]
-    items: Callable[[Message], Awaitable[list[T]]]
-    """What a message appends. Raises BadRequest, InvalidRequest or TooLarge."""
+    items: Callable[[WSMessage], Awaitable[list[T]]]
+    """What a message, whose data are bytes, appends. Raises BadRequest, InvalidRequest or TooLarge."""
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
-    append: Callable[[Message], Awaitable[bytes]]
+    append: Callable[[WSMessage], Awaitable[bytes]]
     """Append what a message has, and give HTTP's answer. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
     """The pages from a position on, of the log that was created then (None: of the ledger or log of this socket)."""
@@ -80,6 +81,7 @@ async def serve(
         max_msg_size=room.limits.body_bytes_max,
         compress=False,
         autoping=False,  # `Arrivals` answers pings
+        decode_text=False,  # the JSON parser reads bytes, and refuses what is no UTF-8
         protocols=(header.APPENDS_PROTOCOL,),
     )
     if not wants_socket(socket, request):
@@ -123,7 +125,7 @@ class _Appends:
         request: web.Request,
         socket: web.WebSocketResponse,
         room: Room,
-        append: Callable[[Message], Awaitable[bytes]],
+        append: Callable[[WSMessage], Awaitable[bytes]],
     ) -> None:
         self._request, self._usage = request, caller_of(request).usage
         self._socket, self._room, self._append = socket, room, append
@@ -180,7 +182,7 @@ class _Appends:
             return False
         self._arrivals.take(len(message.data))
         await self._arrivals.paced(message.data)
-        answer = await self._append(message.data)
+        answer = await self._append(message)
         if self._usage is not None:
             self._usage.charge(len(answer))
         self._arrivals.take(0)
@@ -214,18 +216,19 @@ class _Session(Generic[T, P]):
                     break
                 self._arrivals.take(len(message.data))
                 await self._arrivals.paced(message.data)
-                if not self._is_for_the_tail(message.data):
+                if not self._is_for_the_tail(message):
                     check_scope(self._request, Scope.APPEND)
-                    await pipe.put(await self._target.items(message.data))
+                    await pipe.put(await self._target.items(message))
                 del message
                 self._arrivals.take(0)
             pipe.finish()
 
-    def _is_for_the_tail(self, data: Message) -> bool:
+    def _is_for_the_tail(self, message: WSMessage) -> bool:
         """Whether a message asks for the tail, which then starts."""
-        if isinstance(data, bytes) or len(data) > _CONTROL_BYTES_MAX or "tail" not in data:
+        data = message.data
+        if message.type != WSMsgType.TEXT or len(data) > _CONTROL_BYTES_MAX or b"tail" not in data:
             return False
-        value = strict.loads(data.encode())
+        value = strict.loads(data)
         if type(value) is not dict or "tail" not in value:
             return False
         asked = value["tail"]

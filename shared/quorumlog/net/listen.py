@@ -66,6 +66,10 @@ _CHUNKS_FREE_BYTES: Final = 1 << 20
 """Twice the bytes of a body that come while its chunks' heads are longer than half of it. aiohttp's parser keeps one read of
 256 KiB unparsed at most, which counts too.
 """
+_TURN_BYTES: Final = 128 << 10
+"""After a read of so many bytes the other connections have their turn: libuv reads up to 32 times from one before it looks at the
+next (`uv__read`), with 256 KiB each.
+"""
 _CHUNKS_READ_BYTES: Final = 32 << 10
 """Parsed between two looks at that: 10 ms of chunks of one byte (measured)."""
 _REFUSED_S: Final = 1.0
@@ -327,6 +331,9 @@ class _Connection(DirectConnection):
         """Start the head's timer when a head arrives incomplete, and refuse a body in tiny chunks."""
         if self._is_dropping:
             return
+        if len(data) >= _TURN_BYTES:
+            self._pause_transport_reading()
+            self._loop.call_soon(self._read_on)
         request = self._current_request
         # Without bytes aiohttp goes on with what its parser has, in the middle of a read of the body.
         if not data or request is None or not request._message.chunked:  # noqa: SLF001
@@ -347,6 +354,10 @@ class _Connection(DirectConnection):
             part = data[start : start + _CHUNKS_READ_BYTES]
             self._chunked_bytes += len(part)
             self._take(part)
+
+    def _read_on(self) -> None:
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
 
     def _take(self, data: bytes) -> None:
         count = self._request_count
