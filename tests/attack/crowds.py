@@ -161,7 +161,7 @@ async def _came(arena: Arena, name: str, path: str) -> bool:
 
 
 async def control(arena: Arena) -> None:
-    """The load of the other campaigns, from clients who ask for what they may: small requests first, then large messages.
+    """The load of the other campaigns, from clients who ask for what they may: small requests, large messages, many ledgers.
     What the bystander waits for here is the price of a busy machine.
     """
     names = ("gateway-1", "gateway-2")
@@ -179,6 +179,7 @@ async def control(arena: Arena) -> None:
     await arena.crowd(partial(one, number) for number in range(arena.requests))
     batch = orjson.dumps({"entries": [{"data": "x" * ENTRY_CHARS}] * ENTRIES})
     await _large_messages(arena, batch, _first_message)
+    await listings(arena)
 
 
 async def messages(arena: Arena) -> None:
