@@ -160,26 +160,10 @@ async def _came(arena: Arena, name: str, path: str) -> bool:
     return False
 
 
-async def control(arena: Arena) -> None:
-    """The load of the other campaigns, from clients who ask for what they may: small requests, large messages, many ledgers.
-    What the bystander waits for here is the price of a busy machine.
-    """
-    names = ("gateway-1", "gateway-2")
-    path = f"/v1/ledgers/{arena.ledger_id}/entries"
-    read = f"GET {path}?limit=20 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-    write = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n"
-        f"Content-Type: application/octet-stream\r\n\r\n{'x' * 1000}"
-    ).encode()
-
-    async def one(number: int) -> None:
-        name = names[number % 2]
-        await arena.send(name, arena.signed(name, (read, write)[number // 2 % 2]))
-
-    await arena.crowd(partial(one, number) for number in range(arena.requests))
+async def honest_messages(arena: Arena) -> None:
+    """As many messages as in `messages`, as large, which are batches to append."""
     batch = orjson.dumps({"entries": [{"data": "x" * ENTRY_CHARS}] * ENTRIES})
     await _large_messages(arena, batch, _first_message)
-    await listings(arena)
 
 
 async def messages(arena: Arena) -> None:

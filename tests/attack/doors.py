@@ -74,7 +74,8 @@ async def names(arena: Arena) -> None:
         ("POST", "/v1/ledgers", metadata),
         ("POST", "/v1/ledgers", metadata),
     ):
-        made = await arena.send("gateway-1", _with_body(method, path, body))
+        asked = arena.signed("gateway-1", _with_body(method, path, body))
+        made = await arena.send("gateway-1", asked)
         if made is None or made.status >= 300:
             arena.find(Kind.ANSWER, f"{method} {path}: {made}", "gateway-1")
     token = await made_token(arena.cluster, *ELSEWHERE)

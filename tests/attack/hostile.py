@@ -115,6 +115,17 @@ class Maker:
             )
         return made
 
+    def honest(self, operation: Operation) -> Request:
+        """A request on an operation with nothing that is wrong, but that what it names may not be there."""
+        plain = self._plain(operation, self.path(operation))
+        examples = list(operation.bodies.get(JSON, {}).values())
+        if not examples or _is_delicate(operation):
+            return plain
+        headers = (("Content-Type", JSON),)
+        return Request(
+            operation.method, plain.target, headers, orjson.dumps(self._dice.choice(examples))
+        )
+
     def _bad_path(self, operation: Operation) -> Request:
         value = self._dice.choice(garbage.VALUES)
         return self._plain(operation, self.path(operation, hostile=value))
@@ -239,6 +250,15 @@ def _dumped(value: Any) -> bytes:
 
 async def requests(arena: Arena) -> None:
     """Requests on every route of every service, each wrong in some place."""
+    await _on_all(arena, lambda maker, operation: maker.request(operation))
+
+
+async def honest_requests(arena: Arena) -> None:
+    """Requests on every route of every service, with nothing wrong in them."""
+    await _on_all(arena, lambda maker, operation: maker.honest(operation))
+
+
+async def _on_all(arena: Arena, make: Callable[[Maker, Operation], Request]) -> None:
     found = await operations(arena.cluster)
     dice = arena.dice
     maker = Maker(arena, dice)
@@ -246,7 +266,7 @@ async def requests(arena: Arena) -> None:
     turns = turns_of(found, dice, arena.requests)
 
     async def one(name: str, operation: Operation) -> None:
-        made = maker.request(operation)
+        made = make(maker, operation)
         data = made.bytes(arena.address(name))
         operation_meant = meant(found, operation.kind, made)
         await arena.send(name, data, operation=operation_meant, method=made.method)
