@@ -14,7 +14,7 @@ from quorumlog.net.operations import add_routes
 from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.frames import MESSAGE_BYTES_MAX
-from quorumlog.wire.versions import CHANNEL, SOCKET_CHANNEL, shown
+from quorumlog.wire.versions import CHANNEL, shown
 from services.bookie import directory, index
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
@@ -63,7 +63,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={
-            "channel": shown((SOCKET_CHANNEL, *CHANNEL)),
+            "channel": shown(CHANNEL),
             "directory": str(directory.FORMAT),
             "index": index.FORMAT.decode(),
         },

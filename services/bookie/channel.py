@@ -83,10 +83,10 @@ class Peer:
 
     def to_send(self) -> tuple[bytes, ...]:
         """The frame of the next answers."""
-        message = self.next_message()
+        message = self._next_message()
         return () if message is None else frames.frame_of(message)
 
-    def next_message(self) -> Message | None:
+    def _next_message(self) -> Message | None:
         """Answers of one member, as many as there are and one message takes."""
         out = self._out
         if not out:

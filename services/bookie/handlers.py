@@ -5,7 +5,7 @@ import base64
 import hashlib
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -23,7 +23,6 @@ from quorumlog.errors import (
 from quorumlog.net import bodies
 from quorumlog.net.framed import Framed, accept
 from quorumlog.net.json_bodies import answer, parsed
-from quorumlog.net.listen import wants_socket
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -41,7 +40,7 @@ from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked
 from quorumlog.wire import versions
 from quorumlog.wire.bodies import BookieStatePut
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
-from quorumlog.wire.frames import MESSAGE_BYTES_MAX, BadFrame
+from quorumlog.wire.frames import BadFrame
 from quorumlog.wire.rebuild_bodies import RowsPage
 from services.bookie import channel
 from services.bookie.bodies import (
@@ -58,7 +57,6 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import IndexRow
-from services.bookie.older_channel import OlderConnection
 from services.bookie.pending import resolve
 from services.bookie.rows import rows_page
 from services.bookie.runtime import BookieRuntime
@@ -130,7 +128,7 @@ T = TypeVar("T")
 
 
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
-    """All operations, pipelined, as frames (`wire/frames.py`): the connection is upgraded to `quorumlog-channel/2`."""
+    """All operations, pipelined, as frames (`wire/frames.py`): the connection is upgraded to `quorumlog-channel/1`."""
     store = _store(request)
     told = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
     offered = [name.strip().lower() for name in told.split(",")]
@@ -140,7 +138,7 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
             peer = channel.Peer(store)
             framed, answer = await accept(request, peer, name)
             peer.connection = framed
-            await _serve(request.app[BOOKIE], framed, framed.closed)
+            await _serve(request.app[BOOKIE], framed)
             return answer
     if versions.versions_in(offered):
         request.app[BOOKIE].channel_refusals += 1
@@ -149,25 +147,14 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
             f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md",
             headers={hdrs.UPGRADE: ", ".join(spoken)},
         )
-    socket = web.WebSocketResponse(
-        max_msg_size=MESSAGE_BYTES_MAX, compress=False, protocols=(versions.SUBPROTOCOL,)
-    )
-    if not wants_socket(socket, request):
-        raise BadRequest(f"this route is a channel: the request asks for no upgrade to {spoken[0]}")
-    await socket.prepare(request)
-    peer, older = channel.Peer(store), OlderConnection(socket)
-    peer.connection = older
-    await _serve(request.app[BOOKIE], older, older.serve(peer))
-    return socket
+    raise BadRequest(f"this route is a channel: the request asks for no upgrade to {spoken[0]}")
 
 
-async def _serve(
-    bookie: BookieRuntime, connection: Framed | OlderConnection, served: Awaitable[None]
-) -> None:
+async def _serve(bookie: BookieRuntime, connection: Framed) -> None:
     """Wait for a channel's end. An end for whatever reason breaks the connection, so that the peer stops waiting."""
     bookie.channels.add(connection)
     try:
-        await served
+        await connection.closed
     except BadFrame as error:
         log.warning("channel-bad-frame", extra={"why": str(error)})
     except OSError:

@@ -33,7 +33,6 @@ from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
 from services.bookie.fresh import FRESH_MAX, witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
-from services.bookie.older_channel import OlderConnection
 from services.bookie.pace import Pace
 from services.bookie.registration import (
     Displaced,
@@ -79,7 +78,7 @@ class BookieRuntime:
         self.store: Store | None = None
         self.limbo: Limbo | None = None
         self.cluster_id = ""
-        self.channels: set[Framed | OlderConnection] = set()
+        self.channels: set[Framed] = set()
         self.is_registered = False
         self.channel_refusals = 0
         """Handshakes of processes that speak no version of the channel in common with this one."""

@@ -46,7 +46,6 @@ from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
-from services.metadata.older import answers_older_services
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
@@ -77,7 +76,7 @@ _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0
 """In between, the other processes go on with the table that the migration waits for."""
 _MIGRATION_S: Final = 3600.0
-"""A migration may rewrite the largest table (0011 reads every body), or wait for another process's: under a
+"""A migration may rewrite the largest table, or wait for another process's: under a
 shorter limit the tables of a large cluster would never reach this version."""
 
 
@@ -105,7 +104,6 @@ def build(config: Config) -> web.Application:
     app = web.Application(
         middlewares=[
             measures,
-            answers_older_services,
             witness_handlers.presents_witnesses,
             answers_problems,
             keeps_audited,

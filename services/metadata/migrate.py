@@ -15,7 +15,6 @@ from services.metadata.database import Connection
 _FOLDER: Final = Path(__file__).parent / "migrations"
 _FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
 _LOCK: Final = 0x71756F72  # any number that no other application of this database uses
-_HAS_KIND: Final = "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'migrations'::regclass AND attname = 'kind')"
 _TABLE_LOCK_MS: Final = 1000
 """How long a migration waits for a table that somebody reads, as a dump does. Whoever asks for the table later waits
 behind it: less than the deadline of other processes' work on the database."""
@@ -56,12 +55,8 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
         await connection.execute(f"SET LOCAL lock_timeout = {_TABLE_LOCK_MS}")
         await connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, name text NOT NULL,"
-            " applied_at timestamptz NOT NULL DEFAULT now())"
+            " kind text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        # Asked first: the change locks the table, though the column is there, and would wait for a dump.
-        if not await connection.fetchval(_HAS_KIND):
-            # Null: applied by a release from before there were kinds.
-            await connection.execute("ALTER TABLE migrations ADD COLUMN kind text")
         rows = await connection.fetch("SELECT number, name, kind FROM migrations ORDER BY number")
         known = {number_of(path): path for path in migration_files()}
         _check_unknown(
@@ -98,7 +93,7 @@ def kind_of(path: Path) -> Kind:
     return Kind.CONTRACT if path.name.endswith(".contract.sql") else Kind.EXPAND
 
 
-def _check_unknown(kinds: dict[str, str | None]) -> None:
+def _check_unknown(kinds: dict[str, str]) -> None:
     """Raises: TablesTooNew if a migration that this release lacks is not known to leave its tables usable."""
     refused = [name for name, kind in kinds.items() if kind != Kind.EXPAND]
     if refused:

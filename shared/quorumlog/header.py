@@ -35,8 +35,7 @@ AUDITED: Final = "Quorumlog-Audited"
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the instance that the sender takes for the ledger's or log's writer (rule 11)."""
 RELEASE: Final = "Quorumlog-Release"
-"""Between processes, in a request to the metadata service: the sender's release. One from before it was said refuses
-answers with fields that it does not know."""
+"""Between processes, in a request to the metadata service: the sender's release."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes, in a request: witnesses to look for in the database, in the same transaction or
 snapshot. In the answer: the database has them, and these witnesses stand for them from now on."""

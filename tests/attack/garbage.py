@@ -70,7 +70,7 @@ METHODS: Final = (
 
 _UPGRADE: Final = b" HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 _CHANNEL: Final = (
-    b"GET /v1/channel HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: quorumlog-channel/2\r\n"
+    b"GET /v1/channel HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: quorumlog-channel/1\r\n"
     b"Connection: Upgrade\r\n\r\n"
 )
 _POST: Final = b"POST /v1/ledgers/0/entries HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -343,20 +343,20 @@ async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:
 
 
 async def test_the_highest_common_version_is_used(served: Served) -> None:
-    offered = ("quorumlog-channel/3", "quorumlog-channel/2")
+    offered = ("quorumlog-channel/2", "quorumlog-channel/1")
     async with channel(served.session, served.url, *offered) as line:
         line.send(frames.read_lac_request(1, ME, 7))
         assert frames.parse_answers(*await received(line))[0] == ME
 
 
 async def test_a_caller_without_a_common_version_is_told_so_and_counted(served: Served) -> None:
-    asked = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/4, quorumlog-channel/3"}
+    asked = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/3, quorumlog-channel/2"}
     async with served.session.get(f"{served.url}/v1/channel", headers=asked) as refused:
         assert refused.status == 400
-        assert refused.headers["Upgrade"] == "quorumlog-channel/2"
+        assert refused.headers["Upgrade"] == "quorumlog-channel/1"
         said = (await refused.json(content_type=None))["detail"]
 
-    assert said.startswith("this bookie speaks version 2 of the channel, and the caller 3, 4")
+    assert said.startswith("this bookie speaks version 1 of the channel, and the caller 2, 3")
     assert served.bookie.channel_refusals == 1
 
 
@@ -365,7 +365,7 @@ async def test_a_request_without_an_upgrade_is_told_which_one_it_takes(served: S
         assert refused.status == 400
         said = (await refused.json(content_type=None))["detail"]
 
-    assert "asks for no upgrade to quorumlog-channel/2" in said
+    assert "asks for no upgrade to quorumlog-channel/1" in said
 
 
 async def received(line: Line) -> Message:

@@ -23,7 +23,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 KEY = {"X-Ledger-Key": "A" * 43 + "="}
-UPGRADE = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/2"}
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "quorumlog-channel/1"}
 WRONG = {"Authorization": f"Bearer {'0' * 64}"}
 FUTURE = 20
 """Ledgers that are fenced before they are created."""

@@ -300,7 +300,6 @@ GUARDS: Final = (
 
 async def played(scenario: Scenario, stores: Stores) -> None:
     async with serving(stores) as service, logs_of(service, stores) as found:
-        await found.database.execute("ALTER TABLE ledgers DISABLE TRIGGER keep_shared_ledger")
         await scenario(found)
 
 

@@ -18,8 +18,6 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import PREDECESSORS_KEPT, LedgerMetadata, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.log_bodies import LogRow
-from services.metadata.database import Connection
-from services.metadata.migrate import migrate
 from tests.metadata.support import DRAFT, Service
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -127,24 +125,6 @@ async def test_forgotten_end_never_decreases(logs: LogClient) -> None:
 
     with pytest.raises(InvalidRequest, match="forgotten_end"):
         await logs.cas(replace(row, forgotten_end=6))
-
-
-async def test_a_log_row_stored_before_rule_26a_is_readable(
-    service: Service, logs: LogClient, stores: Stores
-) -> None:
-    row, _ = await logs.create(LOG)
-    await logs.cas(replace(first(row, await ledger(service)), first_offset=0))
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    await connection.execute(
-        "UPDATE logs SET body = jsonb_set(body - 'forgotten_end' - 'appended_ms',"
-        " '{items,0,first_offset}', '30') || '{\"producers_forgotten\": true}'"
-    )
-    await connection.close()
-
-    old = await logs.get("a-log")
-    done, new = await logs.cas(old)
-
-    assert (old.forgotten_end, done, new.forgotten_end) == (30, True, 30)
 
 
 async def test_a_log_names_only_ledgers_that_were_made_for_it(
@@ -272,23 +252,6 @@ async def test_a_ledger_that_its_log_lets_go_of_keeps_its_place(
     await logs.cas(replace(named, items=(), first_offset=0))
 
     assert await service.client.get(one.ledger_id) == placed(one, named, 0)
-
-
-async def test_ledgers_of_an_older_database_are_placed_by_the_migration(
-    service: Service, logs: LogClient, stores: Stores
-) -> None:
-    row, _ = await logs.create(LOG)
-    one, other = await ledger(service), await ledger(service)
-    _, row = await logs.cas(first(row, one))
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await connection.execute("ALTER TABLE ledgers DROP COLUMN first_offset")
-    await connection.execute("DELETE FROM migrations WHERE number = 13")
-
-    await migrate(connection)
-    await connection.close()
-
-    assert await service.client.get(one.ledger_id) == placed(one, row, 0)
-    assert await service.client.get(other.ledger_id) == other
 
 
 async def test_orphans_come_in_pages_by_id(service: Service, logs: LogClient) -> None:

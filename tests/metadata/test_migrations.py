@@ -9,8 +9,6 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog import header
-from quorumlog.wire.versions import RELEASE
 from services.metadata import app
 from services.metadata import migrate as module
 from services.metadata.database import Connection
@@ -74,9 +72,9 @@ async def test_an_older_process_serves_tables_that_a_later_release_has_expanded(
         assert await service.client.get(row.ledger_id) == row
 
 
-@pytest.mark.parametrize("kind", ["contract", "rewrite", None])
+@pytest.mark.parametrize("kind", ["contract", "rewrite"])
 async def test_an_older_process_does_not_touch_tables_that_it_may_not_understand(
-    connection: Connection, kind: str | None
+    connection: Connection, kind: str
 ) -> None:
     await migrate(connection)
     await connection.execute(
@@ -160,17 +158,3 @@ async def test_the_kind_of_each_migration_is_stored_for_older_processes(
     rows = await connection.fetch("SELECT name, kind FROM migrations WHERE number >= 90")
 
     assert {row["name"]: row["kind"] for row in rows} == {EXPAND: "expand", CONTRACT: "contract"}
-
-
-async def test_a_service_that_says_no_release_gets_no_field_that_it_would_refuse(
-    stores: Stores,
-) -> None:
-    async with serving(stores) as service:
-        row = await service.client.create(DRAFT)
-        url = f"{service.url}/v1/ledgers/{row.ledger_id}"
-        shown = []
-        for headers in ({}, {header.RELEASE: RELEASE}, {"User-Agent": "curl/8.0"}):
-            async with service.session.get(url, headers=headers) as answer:
-                shown.append(await answer.json())
-
-    assert ["lineage" in row for row in shown] == [False, True, True]

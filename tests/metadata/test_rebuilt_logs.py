@@ -367,7 +367,6 @@ REBUILT = {
     "ledger_members": "",
     "ledger_tags": "",
     "attempts": "idempotency keys",
-    "create_keys": "",
     "logs": "logs without records",
     "unnamed_ledgers": "",
     "shared_ledgers": "",

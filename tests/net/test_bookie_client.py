@@ -444,7 +444,7 @@ async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
         assert await add(bookies) is Status.UNKNOWN
 
     assert bookie.seen == []
-    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/2 was asked" in told(caplog)
+    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/1 was asked" in told(caplog)
 
 
 async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
@@ -458,7 +458,7 @@ async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
         bookie.refusal = problem_response(refusal, "1")
         assert await add(bookies) is Status.UNKNOWN
 
-    assert f"no upgrade to quorumlog-channel/2: 400, {refusal.detail}" in told(caplog)
+    assert f"no upgrade to quorumlog-channel/1: 400, {refusal.detail}" in told(caplog)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:

@@ -33,7 +33,7 @@ from tests.net.mutual_tls import Authority
 from tests.support.framed import Line
 from tests.support.waiting import until, within
 
-NAME = "quorumlog-channel/2"
+NAME = "quorumlog-channel/1"
 BOOKIE = ExpectedServer(Role.BOOKIE)
 MIB = 1 << 20
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
@@ -377,7 +377,7 @@ async def test_the_end_of_a_listener_ends_upgraded_connections() -> None:
 
 HEAD = (
     b"GET /line HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
-    b"Upgrade: quorumlog-channel/2\r\n\r\n"
+    b"Upgrade: quorumlog-channel/1\r\n\r\n"
 )
 
 
@@ -463,7 +463,7 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
         within("it is told"),
     ):
         url = f"http://127.0.0.1:{listener.port}/line"
-        with pytest.raises(aiohttp.ClientError, match="no upgrade to quorumlog-channel/2: 200"):
+        with pytest.raises(aiohttp.ClientError, match="no upgrade to quorumlog-channel/1: 200"):
             await connect(session, url, Heard(), [NAME], BOOKIE)
 
 
@@ -471,7 +471,7 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
     ("answer", "why"),
     [
         (b"101 X\r\nConnection: Upgrade\r\nUpgrade: websocket", "an upgrade to websocket where"),
-        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: quorumlog-channel/2", "5 bytes came before"),
+        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: quorumlog-channel/1", "5 bytes came before"),
     ],
 )
 async def test_an_answer_that_a_bookie_does_not_give_is_refused(answer: bytes, why: str) -> None:

@@ -4,13 +4,15 @@ import argparse
 import asyncio
 import sys
 
-from tests.upgrade.releases import checked_out, default_from
-from tests.upgrade.storm import Upgrade, storm
+from tests.upgrade.releases import PRESENT, checked_out, last_tag, next_release
+from tests.upgrade.storm import Releases, Upgrade, storm
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.upgrade")
-    parser.add_argument("--from", dest="earlier", default="", help="a tag or commit")
+    parser.add_argument(
+        "--from", dest="earlier", default="", help="a tag or commit instead of the last tag"
+    )
     parser.add_argument("--seed", type=int, default=1, help="what the clients do")
     return parser.parse_args()
 
@@ -19,10 +21,17 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def releases(earlier: str) -> Releases:
+    """The last release and the present one; while there is none, the present one and a next one."""
+    if tag := earlier or last_tag():
+        return Releases(checked_out(tag), PRESENT)
+    return Releases(PRESENT, next_release())
+
+
 async def upgraded(earlier: str, report: Upgrade) -> None:
-    release = checked_out(earlier)
-    tell(f"a cluster of {release.name[:12]} starts")
-    async with storm(release, report, tell) as running:
+    chosen = releases(earlier)
+    tell(f"a cluster of {chosen.earlier.name} starts")
+    async with storm(chosen, report, tell) as running:
         await running.run()
 
 
@@ -31,7 +40,7 @@ def main() -> int:
     report = Upgrade(seed=asked.seed)
     report.seen.seed = asked.seed
     try:
-        asyncio.run(upgraded(asked.earlier or default_from(), report))
+        asyncio.run(upgraded(asked.earlier, report))
     finally:
         for found in (*report.seen.violations, *report.seen.stuck):
             print(found)

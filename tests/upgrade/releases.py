@@ -1,7 +1,8 @@
-"""The release that a cluster is upgraded from: its files, and how its processes are run."""
+"""The releases of an upgrade: their files, and how their processes are run."""
 
 import io
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,13 +14,32 @@ from typing import Final
 from services.local.config import ROOT
 
 BUILD: Final = ROOT / "build" / "upgrade"
-_RECORDED: Final = Path(__file__).parent / "from"
-"""The commit to upgrade from while no release has a tag."""
 _LOCK: Final = "requirements/run.lock"
+_NEXT: Final[tuple[tuple[str, str, str], ...]] = (
+    ("shared/quorumlog/wire/versions.py", 'RELEASE: Final = "', 'RELEASE: Final = "9.'),
+    (
+        "shared/quorumlog/wire/versions.py",
+        "CHANNEL: Final = range(1, 2)",
+        "CHANNEL: Final = range(1, 3)",
+    ),
+    (
+        "shared/quorumlog/wire/bodies.py",
+        "    extra: dict[Text, Text] = Field(default_factory=dict)\n",
+        "    extra: dict[Text, Text] = Field(default_factory=dict)\n    later: Text = 'later'\n",
+    ),
+    (
+        "shared/quorumlog/wire/log_bodies.py",
+        "    forgotten_end: Number = 0\n",
+        "    forgotten_end: Number = 0\n    later: Text = 'later'\n",
+    ),
+)
+"""What the next release may do, by file: another number, one more version of the channel, a new field in rows."""
+_MIGRATION: Final = "services/metadata/migrations/9000_later.sql"
+_EXPANDS: Final = "ALTER TABLE ledgers ADD COLUMN later text;\n"
 
 
-def default_from() -> str:
-    """The last tag before the present commit, else the recorded commit."""
+def last_tag() -> str | None:
+    """The last tag before the present commit; None while nothing was released."""
     found = subprocess.run(
         ("git", "describe", "--tags", "--abbrev=0", "HEAD"),
         cwd=ROOT,
@@ -27,37 +47,42 @@ def default_from() -> str:
         text=True,
         check=False,
     )
-    return found.stdout.strip() if found.returncode == 0 else _RECORDED.read_text().strip()
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release that is not the present one."""
+    """The files of a release, and how its processes are run."""
 
     name: str
-    commit: str
     folder: Path
 
     @property
-    def command(self) -> str:
-        """Runs the command behind it, which begins with a Python, by this release's Python and files."""
-        return str(self.folder / "run")
+    def prefix(self) -> tuple[str, ...]:
+        """Before a process's command, which begins with a Python: it runs this release's Python and files instead."""
+        return () if self.folder == ROOT else (str(self.folder / "run"),)
 
-    @property
-    def has_internal_listeners(self) -> bool:
-        """Whether a gateway answers other processes at a port of its own."""
-        return (self.folder / "services/gateway/roles.py").exists()
 
-    @property
-    def has_secrets(self) -> bool:
-        """Whether its services show each other a secret."""
-        return (self.folder / "shared/quorumlog/wire/secret.py").exists()
+PRESENT: Final = Release("the present release", ROOT)
 
-    @property
-    def accepts_later_tables(self) -> bool:
-        """Whether its metadata service starts with tables that a later release has expanded."""
-        text = (self.folder / "services/metadata/migrate.py").read_text()
-        return "expand" in text
+
+def next_release() -> Release:
+    """A release after the present one that does all that a next release may do (docs/guides/upgrades.md)."""
+    present = checked_out("HEAD")
+    folder = BUILD / "next"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(present.folder, folder)
+    for name, before, after in _NEXT:
+        path = folder / name
+        text = path.read_text()
+        if text.count(before) != 1:
+            raise ValueError(
+                f"{name} has {before!r} {text.count(before)} times: change tests/upgrade/releases.py"
+            )
+        path.write_text(text.replace(before, after))
+    (folder / _MIGRATION).write_text(_EXPANDS)
+    _write_command(folder, Path(sys.executable))
+    return Release("the next release", folder)
 
 
 def checked_out(name: str) -> Release:
@@ -69,7 +94,7 @@ def checked_out(name: str) -> Release:
         with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", commit))) as archive:
             archive.extractall(folder, filter="data")
         _write_command(folder, _python_of(folder))
-    return Release(name, commit, folder)
+    return Release(name, folder)
 
 
 def _python_of(folder: Path) -> Path:

@@ -58,30 +58,21 @@ def names(kinds: tuple[str, ...]) -> list[str]:
     return [f"{kind}-{number + 1}" for kind in kinds for number in range(COUNTS[kind])]
 
 
-def reversible(release: Release) -> tuple[str, ...]:
-    """The kinds that go back to a release."""
-    return ORDER if release.accepts_later_tables else ORDER[1:]
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """From which release to which."""
 
-
-def steps(release: Release, kinds: tuple[str, ...]) -> list[list[str]]:
-    """What is replaced at a time, in order."""
-    if release.has_internal_listeners:
-        return [[name] for name in names(kinds)]
-    # Such gateways ask others at their public port, where nothing internal answers any more.
-    return [
-        step
-        for kind in kinds
-        for step in ([names((kind,))] if kind == "gateway" else [[name] for name in names((kind,))])
-    ]
+    earlier: Release
+    later: Release
 
 
 class Storm:
     """One cluster on its way."""
 
     def __init__(
-        self, cluster: Cluster, release: Release, report: Upgrade, tell: Callable[[str], None]
+        self, cluster: Cluster, releases: Releases, report: Upgrade, tell: Callable[[str], None]
     ) -> None:
-        self._cluster, self._release, self._report, self._tell = cluster, release, report, tell
+        self._cluster, self._releases, self._report, self._tell = cluster, releases, report, tell
         self._clients = Clients(cluster, report.seed, report.seen)
 
     async def run(self) -> None:
@@ -98,29 +89,22 @@ class Storm:
 
     async def _replace_all(self) -> None:
         await self._more()
-        for step in steps(self._release, ORDER):
-            await self._replace(step, "")
-            self._report.replaced += len(step)
-        for step in steps(self._release, tuple(reversed(reversible(self._release)))):
-            await self._replace(step, self._release.command)
-            self._report.back += len(step)
+        for name in names(ORDER):
+            await self._replace(name, self._releases.later)
+            self._report.replaced += 1
+        for name in names(tuple(reversed(ORDER))):
+            await self._replace(name, self._releases.earlier)
+            self._report.back += 1
 
-    async def _replace(self, step: list[str], command: str) -> None:
-        """Stop processes, and start them as the other release."""
+    async def _replace(self, name: str, release: Release) -> None:
+        """Stop a process, and start it as the other release."""
         cluster = self._cluster
-        for name in step:
-            await cluster.stop(name)
-            cluster.run_by(name, *filter(None, (command,)))
-            if not self._release.has_secrets:
-                # Neither release asks for what the earlier one does not show.
-                cluster.tell(name, CLUSTER_SECRET_FILE="")
-        for name in step:
-            cluster.start(name)
-        for name in step:
-            await cluster.until_up(name)
+        await cluster.stop(name)
+        cluster.run_by(name, *release.prefix)
+        cluster.start(name)
+        await cluster.until_up(name)
         await self._more()
-        release = self._release.name[:12] if command else "the present release"
-        self._tell(f"{', '.join(step)}: {release}, {self._report.seen.acknowledged} acknowledged")
+        self._tell(f"{name}: {release.name}, {self._report.seen.acknowledged} acknowledged")
 
     async def _more(self) -> None:
         """Ledgers and logs go on with this mixture."""
@@ -156,10 +140,10 @@ def events_of(log: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def storm(
-    release: Release, report: Upgrade, tell: Callable[[str], None]
+    releases: Releases, report: Upgrade, tell: Callable[[str], None]
 ) -> AsyncIterator[Storm]:
     """A cluster of its own, of the earlier release."""
-    place = ServicePlace(prefix=(release.command,))
+    place = ServicePlace(prefix=releases.earlier.prefix)
     async with running(
         None,
         bookies=COUNTS["bookie"],
@@ -167,4 +151,4 @@ async def storm(
         metadata_services=COUNTS["metadata"],
         around=Surroundings(UNHURRIED, places=dict.fromkeys(names(ORDER), place)),
     ) as cluster:
-        yield Storm(cluster, release, report, tell)
+        yield Storm(cluster, releases, report, tell)

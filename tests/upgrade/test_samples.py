@@ -18,7 +18,6 @@ from quorumlog.wire import frames
 from quorumlog.wire.bodies import Body, received
 from services.bookie.cookie import read_cookie
 from services.bookie.log import Kind
-from services.metadata.older import without_later
 from tests.bookie.support import (
     ME,
     add,
@@ -36,13 +35,13 @@ from tests.upgrade.samples import (
     ROW,
     SAMPLES,
     answers,
-    bodies,
     model_of,
     requests,
     unpacked,
 )
 
 RELEASES = sorted(SAMPLES.iterdir())
+SAMPLE = RELEASES[0].name
 WIRE = {path.name: orjson.loads((path / "wire.json").read_bytes()) for path in RELEASES}
 BODIES = [
     pytest.param(name, sample, id=f"{release}-{name}-{number}")
@@ -140,24 +139,10 @@ def test_fields_of_a_later_release_change_nothing_of_what_is_read(
 
 
 def test_a_request_with_a_field_of_a_later_release_is_refused() -> None:
-    sample = {**WIRE["94ce9ca"]["bodies"]["bodies.LedgerChange"][0], "only_if": 1}
+    sample = {**WIRE[SAMPLE]["bodies"]["bodies.LedgerChange"][0], "only_if": 1}
 
     with pytest.raises(ValueError, match="Extra inputs are not permitted"):
         model_of("bodies.LedgerChange").model_validate_json(orjson.dumps(sample))
-
-
-def test_services_of_before_get_the_fields_that_they_know_and_no_others() -> None:
-    now, before = bodies(), WIRE["94ce9ca"]["bodies"]
-    row = now["bodies.LedgerRow"][0]
-    row["lineage"] = {"log_created_at": "", "before": []}
-    row["writer"]["internal_url"] = "http://127.0.0.1:1"
-    row["metadata"]["lineage"] = before["bodies.LedgerRow"][0]["metadata"]["lineage"] = "a user's"
-    now["bodies.ServiceInfo"][0]["internal_url"] = "http://127.0.0.1:1"
-    answered = [name for name in now if name != "rebuild_bodies.HeldRows"]
-
-    assert {name: without_later(now[name]) for name in answered} == {
-        name: before[name] for name in answered
-    }
 
 
 def contains(whole: Any, part: Any) -> bool:

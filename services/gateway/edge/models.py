@@ -192,10 +192,7 @@ class WriterModel(Model):
 
     id: str
     url: str
-    internal_url: str = Field(
-        description="Where the cluster's own processes reach it; empty of a ledger from before there"
-        " were internal listeners."
-    )
+    internal_url: str = Field(description="Where the cluster's own processes reach it.")
 
 
 class Ledger(Model):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, RouteNotFound, VersionConflict
+from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, VersionConflict
 from quorumlog.net.clocks import HeardClock
 from quorumlog.net.metadata_requests import (
     MetadataRequests,
@@ -141,13 +141,10 @@ class LogClient:
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
         body = SharedAsk(ledgers=tuple(ledger_ids))
-        try:
-            # Deletions are told because of this answer (rule 18a).
-            found = await self._client.ask(
-                "POST", "/v1/shared-ledgers", body, gives=LedgerIds, proof=True
-            )
-        except RouteNotFound:
-            return frozenset()  # a service of before forks, which has made none
+        # Deletions are told because of this answer (rule 18a).
+        found = await self._client.ask(
+            "POST", "/v1/shared-ledgers", body, gives=LedgerIds, proof=True
+        )
         return frozenset(found.ledgers)
 
     async def orphans(

@@ -64,7 +64,7 @@ class Writer:
     url: str
     """For clients."""
     internal_url: str = ""
-    """For processes of the cluster; empty for one from before there were internal listeners."""
+    """For processes of the cluster; empty where `url` is for them too."""
 
     @property
     def url_inside(self) -> str:
@@ -143,7 +143,7 @@ class LedgerMetadata:
     first_offset: int | None = None
     """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
     lineage: Lineage | None = None
-    """Comes with `first_offset`; None in rows from before it was kept."""
+    """Comes with `first_offset`."""
     created_at: str = ""
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""

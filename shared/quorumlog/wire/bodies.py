@@ -88,10 +88,8 @@ EntryIdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX)]
 """An entry id, or -1 for "none yet"."""
 Version = Annotated[int, Field(ge=1, le=ID_MAX)]
 Text = Annotated[str, StringConstraints(max_length=65_536), AfterValidator(_without_nul)]
-InternalUrl = Annotated[Text, Field(exclude_if=lambda url: not url)]
-"""Where a gateway's internal listener is. Absent of processes from before there were any, whose rows stay as they
-are, and of services whose only listener is internal.
-"""
+InternalUrl = Text
+"""Where a gateway's internal listener is; "" of services whose only listener is internal."""
 Key = Annotated[
     bytes,
     BeforeValidator(_bytes_of),
@@ -164,15 +162,12 @@ class LineageBody(Body):
 
     log_created_at: Text
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
-    published_ms: Annotated[int, Field(ge=0, le=ID_MAX, exclude_if=lambda ms: not ms)] = 0
-    stream_seq: Annotated[Text | None, Field(exclude_if=lambda seq: seq is None)] = None
-    placed_by: Annotated[Attempt | Literal[""], Field(exclude_if=lambda token: not token)] = ""
-    forked_at: Annotated[EntryId | None, Field(exclude_if=lambda at: at is None)] = None
-    shared: Annotated[
-        tuple[tuple[LedgerId, EntryId], ...], Field(exclude_if=lambda ids: not ids)
-    ] = ()
-    writer_token: Annotated[int, Field(ge=0, le=ID_MAX, exclude_if=lambda token: not token)] = 0
-    """Absent where there is nothing to tell: services of before these fields forbid them."""
+    published_ms: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
+    stream_seq: Text | None = None
+    placed_by: Attempt | Literal[""] = ""
+    forked_at: EntryId | None = None
+    shared: tuple[tuple[LedgerId, EntryId], ...] = ()
+    writer_token: Annotated[int, Field(ge=0, le=ID_MAX)] = 0
 
     def to_core(self) -> Lineage:
         """The protocol's value."""
@@ -195,8 +190,8 @@ class LedgerDraft(Body):
     ledger_key: Key = b""
     mac_key: Key = b""
     access_key: Key = b""
-    wrapped_mac_key: Annotated[Key, Field(exclude_if=lambda key: not key)] = b""
-    """Absent until the password is changed: services of before this field forbid it."""
+    wrapped_mac_key: Key = b""
+    """Empty until the password is changed."""
     metadata: dict[Text, Text] = Field(default_factory=dict)
     log: LogName | None = None
     declared_lost: tuple[Member, ...] = ()
@@ -312,16 +307,12 @@ def once_body(once: Once | None) -> OnceBody | None:
     return None if once is None else body_of(OnceBody, once)
 
 
-OptionalOnce = Annotated[OnceBody | None, Field(exclude_if=lambda once: once is None)]
-"""Left out of a change that no client has named."""
-
-
 class LedgerCreateBody(Body):
     """`POST /v1/ledgers`. A repeat of an attempt, or of the client's request, gets the same row."""
 
     row: LedgerDraft
     attempt: Attempt
-    once: OptionalOnce = None
+    once: OnceBody | None = None
 
 
 class LedgerChange(Body):
@@ -332,7 +323,7 @@ class LedgerChange(Body):
     row: LedgerRow
     attempt: Attempt
     missed: tuple[MissedBody, ...] = Field(default=(), max_length=100_000)
-    once: OptionalOnce = None
+    once: OnceBody | None = None
 
 
 class LedgerDelete(Body):

@@ -4,7 +4,6 @@ A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`).
 of producers travel as plain lists: there may be thousands.
 """
 
-from dataclasses import replace
 from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import Field, StringConstraints, model_validator
@@ -33,7 +32,7 @@ from quorumlog.wire.bodies import (
     Body,
     LedgerId,
     LogName,
-    OptionalOnce,
+    OnceBody,
     Text,
     Version,
     WriterBody,
@@ -87,8 +86,7 @@ class LogItemBody(Body):
     producers: tuple[ProducerBody, ...] = Field(default=(), max_length=PRODUCERS_MAX)
     bytes: Number = 0
     sealed_ms: Number = 0
-    published_ms: Number = Field(default=0, exclude_if=lambda at_ms: not at_ms)
-    """Left out where it is 0: services of before this field forbid it."""
+    published_ms: Number = 0
 
     def to_core(self) -> LogItem:
         """The protocol's value."""
@@ -114,10 +112,7 @@ class LogSettingsBody(Body):
     roll_seconds: Number = 0
     retention_bytes: Number = 0
     retention_seconds: Number = 0
-    batch_compression: BatchCompression = Field(
-        default="none", exclude_if=lambda coding: coding == "none"
-    )
-    """Left out while it is `none`: services of before this field forbid it."""
+    batch_compression: BatchCompression = "none"
     metadata: dict[Text, Text] = Field(default_factory=dict)
 
     def to_core(self) -> LogSettings:
@@ -178,19 +173,11 @@ class LogRow(Body):
     opened_by: Annotated[Text, StringConstraints(max_length=1024)] | None = None
     forgotten_end: Number = 0
     appended_ms: Number = 0
-    producers_forgotten: bool = False
-    """Only in rows that were written before rule 26a: some producer was forgotten, unknown which."""
     archived_through: Number | None = None
-    deletion_protection: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
-    """Left out while it is off: services of before this field forbid it."""
-    stream_seq: Annotated[Text, StringConstraints(max_length=STREAM_SEQ_BYTES_MAX)] | None = Field(
-        default=None, exclude_if=lambda seq: seq is None
-    )
-    """Left out while nobody has sent one: services of before this field forbid it."""
-    expiry: ExpiryBody | None = Field(default=None, exclude_if=lambda expiry: expiry is None)
-    """Left out where there is none: services of before this field forbid it."""
-    forked_at: Number | None = Field(default=None, exclude_if=lambda at: at is None)
-    """Left out but in forks: services of before this field forbid it."""
+    deletion_protection: bool = False
+    stream_seq: Annotated[Text, StringConstraints(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
+    expiry: ExpiryBody | None = None
+    forked_at: Number | None = None
     created_at: Text = ""
     read_ms: Number = 0
     """The database's clock when the row was read; not stored, and 0 in rows that are sent to the service."""
@@ -201,16 +188,13 @@ class LogRow(Body):
         return self
 
     def to_core(self) -> LogMetadata:
-        """The protocol's value. A row from before rule 26a may have forgotten every producer below the end
-        that it names; a replay finds the producers that its last owner forgot later.
-        """
-        log = LogMetadata(
+        """The protocol's value."""
+        return LogMetadata(
             settings=self.settings.to_core(),
             items=tuple(item.to_core() for item in self.items),
             expiry=None if self.expiry is None else self.expiry.to_core(),
             **fields_of(self, _SAME),
         )
-        return replace(log, forgotten_end=log.known_end) if self.producers_forgotten else log
 
     @classmethod
     def from_core(cls, core: LogMetadata) -> "LogRow":
@@ -243,9 +227,8 @@ class LogCreateBody(Body):
 
     row: LogRow
     attempt: Attempt
-    fork: ForkBody | None = Field(default=None, exclude_if=lambda fork: fork is None)
-    """Left out where there is none: services of before this field forbid it."""
-    once: OptionalOnce = None
+    fork: ForkBody | None = None
+    once: OnceBody | None = None
 
 
 class LogChange(Body):
@@ -256,7 +239,7 @@ class LogChange(Body):
 
     row: LogRow
     attempt: Attempt
-    once: OptionalOnce = None
+    once: OnceBody | None = None
 
 
 class Done(Body):

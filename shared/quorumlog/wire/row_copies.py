@@ -32,8 +32,7 @@ def encode(row: LedgerMetadata) -> bytes:
     body = RowCopyBody(
         row=LedgerRow.from_core(public), salt=salt, access_digest=digest, deleted=row.deletion
     )
-    # Services of before this field forbid it; they never wrote a copy of a tombstone.
-    return body.model_dump_json(exclude=None if body.deleted else {"deleted"}).encode()
+    return body.model_dump_json().encode()
 
 
 def decode(copy: bytes | str) -> RowCopyBody:

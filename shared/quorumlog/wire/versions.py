@@ -2,7 +2,7 @@
 
 How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
 handshake, as a protocol of HTTP's `Upgrade`: the caller offers all that it speaks, the bookie takes the highest that it
-speaks too. Version 1 was a WebSocket; bookies still speak it (docs/adr/0030-a-framed-channel.md).
+speaks too.
 """
 
 import re
@@ -11,13 +11,8 @@ from typing import Final
 
 RELEASE: Final = "0.1.0"
 
-CHANNEL: Final = range(2, 3)
+CHANNEL: Final = range(1, 2)
 """The versions of the channel's frames (`wire/frames.py`) that this release speaks."""
-
-SOCKET_CHANNEL: Final = 1
-"""The version that is a WebSocket."""
-SUBPROTOCOL: Final = "quorumlog.1"
-"""Its name in the handshake of callers that say one."""
 
 _UPGRADE: Final = "quorumlog-channel/"
 _NAME: Final = re.compile(rf"{re.escape(_UPGRADE)}([0-9]{{1,9}})")
