@@ -18,8 +18,8 @@ from tests.metadata.test_forks import (
     SETTINGS,
     SOURCE,
     Logs,
-    as_before_forks,
     by_truncation,
+    delete_row,
     ids,
     logs_of,
     refusal,
@@ -85,7 +85,7 @@ async def a_fork_waits_for_a_deletion(found: Logs) -> None:
     source = await found.source()
     transaction = found.database.transaction()
     await transaction.start()
-    await as_before_forks(found, source, ids(source)[0])
+    await delete_row(found, ids(source)[0])
     forking = asyncio.ensure_future(found.client.fork(LogMetadata("fork", SETTINGS), source, 20))
     try:
         await until(lambda: found.is_waiting(forking), "it waits, or is done")

@@ -209,6 +209,13 @@ async def the_ledger(logs: Logs, source: LogMetadata, ledger_id: int) -> None:
     await logs.service.client.delete(ledger_id, version=row.version)
 
 
+async def delete_row(logs: Logs, ledger_id: int) -> None:
+    """What the deletion of a ledger does to its row."""
+    await logs.database.execute(
+        "UPDATE ledgers SET version = version + 1, body = NULL WHERE ledger_id = $1", ledger_id
+    )
+
+
 async def refusal(asked: Awaitable[object]) -> bool:
     """Whether a deletion is refused, since a fork names the ledger."""
     try:
@@ -384,10 +391,7 @@ async def test_a_ledger_that_is_being_deleted_is_in_no_fork(logs: Logs) -> None:
     source = await logs.source()
     transaction = logs.database.transaction()
     await transaction.start()
-    # As a deletion does, which is about to be committed.
-    await logs.database.execute(
-        "UPDATE ledgers SET version = version + 1, body = NULL WHERE ledger_id = $1", ids(source)[0]
-    )
+    await delete_row(logs, ids(source)[0])
     forking = asyncio.ensure_future(logs.client.fork(LogMetadata("fork", SETTINGS), source, 20))
     try:
         await until(lambda: logs.is_waiting(forking), "it waits, or is done")

@@ -444,18 +444,6 @@ async def test_a_protected_log_is_not_deleted(logs: LogClient) -> None:
     assert await logs.delete(row) is None
 
 
-async def test_a_row_without_protection_is_as_services_of_before_read_it(
-    service: Service, logs: LogClient
-) -> None:
-    row, _ = await logs.create(LOG)
-
-    _, shown = await service.send("GET", "/v1/logs/a-log")
-    assert "deletion_protection" not in shown
-    await logs.cas(row.protected(is_on=True))
-    _, shown = await service.send("GET", "/v1/logs/a-log")
-    assert shown["deletion_protection"] is True
-
-
 async def test_the_limits_of_a_log_change_by_compare_and_swap(logs: LogClient) -> None:
     made, _ = await logs.create(LOG)
 

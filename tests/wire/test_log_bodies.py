@@ -33,13 +33,12 @@ def test_a_row_is_read_as_it_was_sent() -> None:
     assert LogRow.model_validate_json(sent).to_core() == LOG
 
 
-def test_a_row_tells_its_expiry_only_where_it_has_one() -> None:
+def test_a_row_carries_its_expiry() -> None:
     keeper = Writer("g1", "http://g1", "http://g1:1")
     row = replace(LOG, expiry=Expiry(0, keeper, "t"))
     sent = LogRow.from_core(row).model_dump_json()
 
     assert LogRow.model_validate_json(sent).to_core() == row
-    assert "expiry" not in orjson.loads(LogRow.from_core(LOG).model_dump_json())
 
 
 def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
@@ -48,17 +47,3 @@ def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
 
     with pytest.raises(ValidationError, match="I33"):
         LogRow.model_validate_json(orjson.dumps(row))
-
-
-@pytest.mark.parametrize(("was_forgotten", "end"), [(True, 10), (False, 0)])
-def test_a_row_from_before_rule_26a_may_have_forgotten_all_below_the_end_that_it_tells(
-    was_forgotten: bool, end: int
-) -> None:
-    row = orjson.loads(LogRow.from_core(LOG).model_dump_json())
-    for later in ("forgotten_end", "appended_ms", "read_ms"):
-        del row[later]
-    row["producers_forgotten"] = was_forgotten
-    read = LogRow.model_validate_json(orjson.dumps(row)).to_core()
-
-    assert read.forgotten_end == end
-    assert LogRow.from_core(read).to_core() == read
