@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.ids import member_name, member_of
 from quorumlog.protocol.messages import (
     AppendRequested,
     Begin,
@@ -210,7 +210,13 @@ class Run:
         fragment = row.fragments[rng.choice(closed)]
         leaving = rng.choice(fragment.bookies)
         names = {member_name(member) for member in fragment.bookies} - {member_name(leaving)}
-        targets = [b.member for b in world.bookies.values() if b.name not in names]
+        # One that is down is known by its cookie alone: a directory that was lost twice starts as the next incarnation after it.
+        known = world.store.registered
+        targets = [
+            b.member if b.is_up else member_of(b.name, known[b.name])
+            for b in world.bookies.values()
+            if b.name not in names and (b.is_up or b.name in known)
+        ]
         target = rng.choice([leaving, *targets])
         if row.placed_repairs and rng.random() < 0.5:
             # As a worker goes on where an earlier one ended (rule 20b).
