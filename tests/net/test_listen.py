@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
+from quorumlog.net import listen
 from quorumlog.net.listen import Listener, ListenLimits, listening, request_id
 from tests.support.waiting import DEADLINE_S, until, within
 
@@ -54,6 +55,7 @@ async def start() -> AsyncIterator[Start]:
             app.router.add_get("/large", _large)
             app.router.add_post("/unread", _unread)
             app.router.add_get("/broken", _broken)
+            app.router.add_get("/message", _one_message)
             return await stack.enter_async_context(
                 listening(
                     app,
@@ -366,3 +368,40 @@ async def test_a_body_that_follows_its_head_at_once_is_not_taken_for_a_late_head
         assert made[0]._head_timer is None
         status, _, body = await answer(reader)
         assert (status, body) == (200, b"abcd")
+
+
+async def _one_message(request: web.Request) -> web.StreamResponse:
+    ws = web.WebSocketResponse(max_msg_size=0)
+    await ws.prepare(request)
+    message = await ws.receive()
+    await ws.send_str(str(len(message.data)))
+    return ws
+
+
+async def test_others_have_their_turn_after_each_full_read_of_a_connection(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libuv would read up to 32 times from one connection before it looks at the next one."""
+    loop, turns = asyncio.get_running_loop(), [0]
+    reads: list[tuple[int, int]] = []
+    take = listen._Connection._take
+
+    def noted(connection: listen._Connection, data: bytes) -> None:
+        reads.append((len(data), len(turns)))
+        loop.call_soon(turns.append, 0)
+        take(connection, data)
+
+    monkeypatch.setattr(listen, "_TURN_BYTES", 1024)
+    monkeypatch.setattr(listen._Connection, "_take", noted)
+    await start()
+    async with (
+        within("the message comes"),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{_port()}/message") as socket,
+    ):
+        await socket.send_bytes(bytes(16 << 20))
+        assert await socket.receive_str() == str(16 << 20)
+
+    full = [place for place, (size, _) in enumerate(reads[:-1]) if size >= listen._TURN_BYTES]
+    assert full, "it comes in full reads"
+    assert all(reads[place][1] < reads[place + 1][1] for place in full)
