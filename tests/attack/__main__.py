@@ -42,7 +42,7 @@ BYSTANDERS: Final = ("append:*", "read:*", "manage:*")
 
 
 async def control(arena: Arena) -> None:
-    """The load of the campaigns by clients who do nothing wrong: what the bystander waits for is the price of a busy machine."""
+    """The load of the campaigns with valid requests. What the bystander waits for here is the price of a busy machine."""
     await hostile.honest_requests(arena)
     await crowds.honest_messages(arena)
     await crowds.listings(arena)

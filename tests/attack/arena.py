@@ -39,11 +39,13 @@ BEFORE_S: Final = 3.0
 REST_S: Final = 60.0
 """How long memory and descriptors may take to come back."""
 RSS_TIMES_MAX: Final = 1.2
-"""By what a process has after the control run, which fills the caches that a first use fills."""
+"""The bound on a process's memory at rest after the attack, relative to its memory at rest after the control run."""
 BUFFERS_MIB: Final = 3 * WRITE_BUFFER_BYTES >> 20
-"""A bookie's: RocksDB fills its two write buffers and empties them, whoever asks; with what belongs to them they take 41 MiB (measured)."""
+"""Added to the bound of a bookie. RocksDB fills and flushes its two write buffers whoever sends the requests; together with
+their overhead they take 41 MiB (measured).
+"""
 STALL_MS_MAX: Final = 250.0
-"""The bystander's slowest append may take so much longer than its slowest in the control run."""
+"""The bystander's slowest append may take this much longer than its slowest append during the control run."""
 DESCRIPTORS_SLACK: Final = 32
 """Pools that are filled at first use (of Postgres 10, of Redis), channels to bookies, segments. Connections
 that services open to each other under load are idle after it, and closed within `REST_S`.
@@ -324,7 +326,7 @@ async def attack(
 ) -> None:
     """Run campaigns one after another beside a bystander, and judge.
 
-    `control`: the same load by clients who do nothing wrong, first. Without it costs are told, but are no findings.
+    `control` runs first: it produces the same load with valid requests. Without it costs are reported, but are no findings.
     """
     report, meters = arena.report, arena.meters
     await arena.furnish()

@@ -34,7 +34,7 @@ MESSAGES: Final = 60
 MESSAGE_BYTES: Final = (16 << 20) - 1024
 ENTRIES: Final = 16
 ENTRY_CHARS: Final = (1 << 20) - 256
-"""Of a batch that makes a message of about `MESSAGE_BYTES`, in Base64."""
+"""The length of each entry in Base64: `ENTRIES` of them make a message of about `MESSAGE_BYTES`."""
 PIECE_BYTES: Final = 256 << 10
 FLOOD_S: Final = 60.0
 

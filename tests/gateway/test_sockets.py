@@ -102,6 +102,20 @@ async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
     assert gateway.engine.entries[1] == []
 
 
+@pytest.mark.parametrize("text", [b'{"text":"\xff"}', b'{"tail":{"from":"\xff"}}'])
+async def test_text_that_is_no_utf8_is_a_problem_and_appends_nothing(
+    gateway: Gateway, text: bytes
+) -> None:
+    await gateway.create()
+
+    async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
+        await socket.send_frame(text, aiohttp.WSMsgType.TEXT)
+
+        assert (await received(socket))["code"] == "bad-request"
+        assert await received(socket) == aiohttp.WSCloseCode.POLICY_VIOLATION
+    assert gateway.engine.entries[1] == []
+
+
 async def test_an_error_of_the_ledger_ends_the_socket(gateway: Gateway) -> None:
     await gateway.create()
     await gateway.engine.close(1)

@@ -210,7 +210,7 @@ async def the_ledger(logs: Logs, source: LogMetadata, ledger_id: int) -> None:
 
 
 async def delete_row(logs: Logs, ledger_id: int) -> None:
-    """What the deletion of a ledger does to its row."""
+    """Delete a ledger's row as the metadata service does."""
     await logs.database.execute(
         "UPDATE ledgers SET version = version + 1, body = NULL WHERE ledger_id = $1", ledger_id
     )

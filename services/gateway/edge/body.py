@@ -29,6 +29,8 @@ from services.gateway.edge.room import Room
 
 T = TypeVar("T")
 
+_PAUSE_S_MAX: Final = 0.5
+"""Between two large bodies. It also holds after this process was stopped in the middle of one."""
 _MARK_BYTES: Final = 80
 """Memory of a JSON value for each mark of its text, at most (measured)."""
 _EXPANDED_BYTES_MAX: Final = 1 << 20
@@ -123,8 +125,8 @@ async def _read_slowly(
 
 
 async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[bytes], T]) -> T:
-    """What `use` makes of a body: a large one in a thread, so that others have their turn meanwhile. One body at a time:
-    the room counts the values of one. Raises: Overloaded, and what `use` raises.
+    """What `use` makes of a body: a large one in a thread, so that others have their turn meanwhile. One body at a time,
+    with a pause after each: the room counts the values of one. Raises: Overloaded, and what `use` raises.
     """
     if len(data) <= INLINE_BYTES_MAX:
         return use(data)
@@ -139,8 +141,8 @@ async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[
         finally:
             room.drop(request, count)
     finally:
-        # Parsers hold the interpreter for most of their time: others have as much of it before the next large body.
-        loop.call_later(loop.time() - began_at, room.parsing.release)
+        # A parser holds the interpreter, so other requests get as much time before the next large body is parsed.
+        loop.call_later(min(loop.time() - began_at, _PAUSE_S_MAX), room.parsing.release)
 
 
 def _check_total(total: int, bytes_max: int, does: str = "has") -> None:

@@ -51,7 +51,7 @@ _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
 Message = str | bytes
-"""Of this gateway: text or frames."""
+"""What a gateway sends as one WebSocket message: JSON as text, or frames as bytes."""
 Tail = AsyncGenerator[Message, None]
 
 
@@ -61,7 +61,10 @@ class SocketTarget(Generic[T, P]):
 
     pipe: Pipe[T]
     items: Callable[[WSMessage], Awaitable[list[T]]]
-    """What a message, whose data are bytes, appends. Raises BadRequest, InvalidRequest or TooLarge."""
+    """Parses a message into the items to append. `message.data` is bytes in text messages too.
+
+    Raises: BadRequest, InvalidRequest, TooLarge.
+    """
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
     append: Callable[[WSMessage], Awaitable[bytes]]

@@ -67,8 +67,8 @@ _CHUNKS_FREE_BYTES: Final = 1 << 20
 256 KiB unparsed at most, which counts too.
 """
 _TURN_BYTES: Final = 128 << 10
-"""After a read of so many bytes the other connections have their turn: libuv reads up to 32 times from one before it looks at the
-next (`uv__read`), with 256 KiB each.
+"""A connection that delivers so many bytes in one read is paused until the next turn of the event loop. Otherwise libuv
+(`uv__read`) reads up to 32 times 256 KiB from it before it serves the next connection.
 """
 _CHUNKS_READ_BYTES: Final = 32 << 10
 """Parsed between two looks at that: 10 ms of chunks of one byte (measured)."""

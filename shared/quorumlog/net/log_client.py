@@ -141,7 +141,7 @@ class LogClient:
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
         body = SharedAsk(ledgers=tuple(ledger_ids))
-        # Deletions are told because of this answer (rule 18a).
+        # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
         found = await self._client.ask(
             "POST", "/v1/shared-ledgers", body, gives=LedgerIds, proof=True
         )

@@ -143,7 +143,7 @@ class LedgerMetadata:
     first_offset: int | None = None
     """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
     lineage: Lineage | None = None
-    """Comes with `first_offset`."""
+    """Set together with `first_offset`."""
     created_at: str = ""
     declared_lost: tuple[str, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""

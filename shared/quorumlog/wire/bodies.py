@@ -88,8 +88,6 @@ EntryIdOrNone = Annotated[int, Field(ge=NO_ENTRY, le=ID_MAX)]
 """An entry id, or -1 for "none yet"."""
 Version = Annotated[int, Field(ge=1, le=ID_MAX)]
 Text = Annotated[str, StringConstraints(max_length=65_536), AfterValidator(_without_nul)]
-InternalUrl = Text
-"""Where a gateway's internal listener is; "" of services whose only listener is internal."""
 Key = Annotated[
     bytes,
     BeforeValidator(_bytes_of),
@@ -150,7 +148,8 @@ class WriterBody(Body):
 
     id: Text
     url: Text
-    internal_url: InternalUrl = ""
+    internal_url: Text = ""
+    """The URL of the internal listener; empty if `url` is the only listener."""
 
     def to_core(self) -> Writer:
         """The protocol's value."""
@@ -624,7 +623,8 @@ class ServiceHeartbeat(Body):
     """`PUT /v1/services/{kind}/{id}/heartbeat`."""
 
     url: Text
-    internal_url: InternalUrl = ""
+    internal_url: Text = ""
+    """The URL of the internal listener; empty if `url` is the only listener."""
     state: Text = "ready"
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
 
@@ -635,7 +635,8 @@ class ServiceInfo(Body):
     kind: Text
     id: Text
     url: Text
-    internal_url: InternalUrl = ""
+    internal_url: Text = ""
+    """The URL of the internal listener; empty if `url` is the only listener."""
     state: Text
 
 
