@@ -61,7 +61,7 @@ from tests.mutants.guards import (
 )
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
-from tests.regressions.machines import OUTLIVED, drawn_like
+from tests.regressions.machines import OUTLIVED, RIVALS, drawn_like
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_early, draw_forks, draw_moves, draw_repairs
@@ -387,6 +387,12 @@ MACHINES: Final = (
         "I25",
         (Patch(FragmentRepair, "_ends_as_before", always(True)),),
         draw=drawn_like(OUTLIVED),
+    ),
+    Mutant(
+        "a repair whose mark was replaced marks the place again",
+        "rule 20, L6",
+        (Patch(FragmentRepair, "_is_overtaken", always(False)),),
+        draw=drawn_like(RIVALS),
     ),
     Mutant(
         "the writer forgets what a member missed",

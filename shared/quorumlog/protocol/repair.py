@@ -254,6 +254,8 @@ class FragmentRepair(Keyed):
             self._fail("version-conflict", detail="the fragment's members changed meanwhile")
         elif self.target == self.leaving or self._is_marked(row):
             self._go_on()
+        elif self._is_overtaken(row):
+            self._fail("version-conflict", detail="another repair took over the place meanwhile")
         else:
             self.stage = Stage.MARKING
             self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
@@ -278,6 +280,14 @@ class FragmentRepair(Keyed):
     def _is_marked(self, row: LedgerMetadata) -> bool:
         # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
+
+    def _is_overtaken(self, row: LedgerMetadata) -> bool:
+        """Whether a later repair replaced this one's mark (rule 20). It has to give up: two repairs that replace each other's
+        mark would verify their copies again and again, and neither would end (L6, seed 99933).
+        """
+        place = (self.fragment, self.leaving)
+        was_marked = self._position is not None
+        return was_marked and place in ((r.first_entry, r.leaving) for r in row.repairs)
 
     def _go_on(self) -> None:
         if self._position is None:
