@@ -41,7 +41,7 @@ REST_S: Final = 60.0
 RSS_TIMES_MAX: Final = 1.2
 """The bound on a process's memory at rest after the attack, relative to its memory at rest after the control run."""
 BUFFERS_MIB: Final = 3 * WRITE_BUFFER_BYTES >> 20
-"""Added to the bound of a bookie. RocksDB fills and flushes its two write buffers whoever sends the requests; together with
+"""Memory that a bookie may use beyond `RSS_TIMES_MAX`. RocksDB fills two write buffers under any load, valid or hostile. With
 their overhead they take 41 MiB (measured).
 """
 STALL_MS_MAX: Final = 250.0

@@ -91,8 +91,8 @@ async def test_a_read_only_postgres_is_not_ready_and_is_read(
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        # A request on a session that has ended leaves the outcome unknown: each connection of the service may meet one.
-        await until(lambda: is_refused(service), "the service has new connections")
+        # If the service sends a request on a session that Postgres has just ended, the outcome is unknown. Retry until it reconnects.
+        await until(lambda: is_refused(service), "the service has reconnected")
 
         for _ in range(3):
             status, problem = await create(service)
@@ -103,7 +103,7 @@ async def test_a_read_only_postgres_is_not_ready_and_is_read(
 
         await connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
     await until(lambda: is_ready(service), "the service is ready again")
-    # A session keeps the setting that it began with, so a connection from before may refuse once more.
+    # A session that began while the database was read-only stays read-only, so one more request may be refused.
     await until(lambda: is_created(service), "a ledger is created")
     assert await count(service) == 2
 

@@ -210,7 +210,7 @@ class Run:
         fragment = row.fragments[rng.choice(closed)]
         leaving = rng.choice(fragment.bookies)
         names = {member_name(member) for member in fragment.bookies} - {member_name(leaving)}
-        # One that is down is known by its cookie alone: a directory that was lost twice starts as the next incarnation after it.
+        # Metadata knows a stopped bookie by its cookie. If its directory was lost, it will start as a later incarnation.
         known = world.store.registered
         targets = [
             b.member if b.is_up else member_of(b.name, known[b.name])

@@ -30,7 +30,7 @@ from services.gateway.edge.room import Room
 T = TypeVar("T")
 
 _PAUSE_S_MAX: Final = 0.5
-"""Between two large bodies. It also holds after this process was stopped in the middle of one."""
+"""The longest pause between two large bodies (seconds), even if the process was suspended while it parsed the first one."""
 _MARK_BYTES: Final = 80
 """Memory of a JSON value for each mark of its text, at most (measured)."""
 _EXPANDED_BYTES_MAX: Final = 1 << 20
@@ -125,8 +125,10 @@ async def _read_slowly(
 
 
 async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[bytes], T]) -> T:
-    """What `use` makes of a body: a large one in a thread, so that others have their turn meanwhile. One body at a time,
-    with a pause after each: the room counts the values of one. Raises: Overloaded, and what `use` raises.
+    """Return `use(data)`. A large body is parsed in a thread, so that the event loop serves other requests meanwhile. One large
+    body is parsed at a time, with a pause after each, because `room` has space for the values of one.
+
+    Raises: Overloaded, and what `use` raises.
     """
     if len(data) <= INLINE_BYTES_MAX:
         return use(data)

@@ -51,7 +51,7 @@ _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
 Message = str | bytes
-"""What a gateway sends as one WebSocket message: JSON as text, or frames as bytes."""
+"""The data of one WebSocket message: a JSON text, or binary frames."""
 Tail = AsyncGenerator[Message, None]
 
 

@@ -282,8 +282,8 @@ class FragmentRepair(Keyed):
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _is_overtaken(self, row: LedgerMetadata) -> bool:
-        """Whether a later repair replaced this one's mark (rule 20). It has to give up: two repairs that replace each other's
-        mark would verify their copies again and again, and neither would end (L6, seed 99933).
+        """Whether a later repair replaced this one's mark (rule 20). Then this one must give up. If it marked the place again,
+        both would replace each other's mark and verify their copies again, and neither would end (L6, seed 99933).
         """
         place = (self.fragment, self.leaving)
         was_marked = self._position is not None
