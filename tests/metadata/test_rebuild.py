@@ -255,9 +255,9 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
     stores: Stores, bookies: Bookies
 ) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
+        for each in running.values():
+            await until_ready(each)  # no ledger names a bookie that isn't registered yet
         bookie = running["b1"]
-        await until_ready(bookie)
-        await until_ready(bookie)
         moved, forked = await create(service), await create(service)
         _, later = await service.client.cas(moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
         assert later is not None
@@ -444,7 +444,8 @@ async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
     stores: Stores, bookies: Bookies
 ) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
-        await until_ready(running["b1"])
+        for bookie in running.values():
+            await until_ready(bookie)
         logs = LogClient(service.client)
         settings = LogSettings(quorum=Quorum(3, 3, 2))
         for name in ("old", "new"):
