@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from quorumlog.errors import NOT_DONE, ExpiredProducer, QuorumLogError, SequenceGap
+from quorumlog.errors import NOT_DONE, ExpiredProducer, NoSuchLog, QuorumLogError, SequenceGap
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import PRODUCERS_MAX, LogItem, LogMetadata
 from quorumlog.protocol.log.messages import NOT_OWNER, AppendsAsked, Event, Relay, Resolve
@@ -98,8 +98,11 @@ class LogJudge:
 
     # --- answers -----------------------------------------------------------------------------------
 
-    def answer(self, world: World, answer: Any) -> None:
-        """Rules 26, 26a and 28: what no client may be told."""
+    def answer(self, world: World, request: Any, answer: Any) -> None:
+        """Rules 26, 26a, 27b and 28: what no client may be told."""
+        is_record = request in self._scope.requests
+        if isinstance(answer, NoSuchLog) and is_record and request not in world.absent:
+            raise Broken(f"rule 27b: {request} came after the log was created, and found none")
         if isinstance(answer, Transaction) and not world.is_committed:
             raise Broken("rule 28: a commit is acknowledged that was not done")
         if answer is NOT_OWNER:
@@ -112,13 +115,12 @@ class LogJudge:
         if isinstance(answer, ExpiredProducer) and is_known and not is_full:
             raise Broken(f"rule 26a: a producer was forgotten while there was room: {answer!r}")
 
-    @staticmethod
-    def is_refused(request: Any, answer: Any) -> bool:
+    def is_refused(self, request: Any, answer: Any) -> bool:
         """Whether a client of a plain record is told that certainly nothing was done."""
         return (
             isinstance(answer, QuorumLogError)
             and answer.outcome == NOT_DONE
-            and isinstance(request, str)
+            and request in self._scope.requests
             and call_of(request).producer is None
         )
 
@@ -142,7 +144,13 @@ def _held(route: LogRoute) -> Iterable[Any]:
     """The requests that a machine has not answered."""
     for handover in (route._handover, *route._handovers):
         yield handover and handover.request
-    for asked in (*route._again, *route._waiting, *route._asked.values(), *route._jobs.values()):
+    for asked in (
+        *route._again,
+        *route._waiting,
+        *route._late,
+        *route._asked.values(),
+        *route._jobs.values(),
+    ):
         yield asked and asked.request
     for owner in (route.owner, *route._former.values()):
         if owner is not None:

@@ -304,7 +304,8 @@ class LogParts:
             return world, RowChanged(current)
         if not all(self.ledger(world, item.ledger_id).is_closed for item in current.items):
             raise Broken("rule 27: the name is free, and a ledger of the log is open")
-        world = self._with_stored(world, current.items)._replace(is_deleted=True)
+        sent = frozenset(name for name, _ in world.sent)
+        world = self._with_stored(world, current.items)._replace(is_deleted=True, absent=sent)
         for item in current.items:
             world = self._delete(world, item.ledger_id)
         return world, None

@@ -70,6 +70,8 @@ class World(NamedTuple):
     kills: int = 0
     is_deleted: bool = False
     """Whether no log of the name exists. `row` is then the last one."""
+    absent: frozenset[str] = frozenset()
+    """Requests that a client sent before a deletion of the log, or while no log of the name existed."""
     generation: int = 0
     """How often the log was created again under its name."""
     stored: frozenset[Stored] = frozenset()

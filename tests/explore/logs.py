@@ -202,6 +202,8 @@ class LogExplorer:
         if self.scope.remembers < PRODUCERS_MAX and name[0] not in since:
             since[name[0]] = len(self._judge.present(world))
             world = world._replace(since=tuple(sorted(since.items())))
+        if world.is_deleted:
+            world = world._replace(absent=world.absent | {name})
         call = call_of(name, since.get(name[0], 0))
         return self._hear(world.counted(name), index, AppendsAsked(((name, call),)))
 
@@ -302,7 +304,7 @@ class LogExplorer:
             asker, number = request[1:]
             world = world._replace(forwards=world.forwards - {(asker, number, life)})
             return self._parts.with_message(world, asker, Answered(number, answer))
-        self._judge.answer(world, answer)
+        self._judge.answer(world, request, answer)
         if isinstance(answer, RecordsAppended):
             told = replace(answer, is_duplicate=False)
             return world._replace(acked=world.acked | {(request, told)})

@@ -50,6 +50,9 @@ LOG_TRUNCATION: Final = LogScope(
 LOG_DELETION: Final = LogScope(
     "log: one request, deleted and created again", deletions=1, forces=0, ledgers=3
 )
+LOG_NAMESAKE: Final = LogScope(
+    "log: two records, deleted and created again", ("a", "b"), deletions=1, forces=0, ledgers=2
+)
 LOG_FORGOTTEN: Final = LogScope(
     "log: a repeat, its producer forgotten", ("p0", "q0"), repeats=1, forces=0, remembers=1
 )
@@ -75,6 +78,7 @@ LOGS_QUICK: Final = (
 """Worlds of one log and two gateways that fit the tests."""
 
 LOGS_MINUTES: Final = (
+    LOG_NAMESAKE,
     LOG_ROLL,
     LOG_PUBLICATION,
     LogScope("log: a request, its repeat, taken over twice", repeats=1, forces=2, ledgers=2),

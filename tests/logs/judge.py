@@ -111,16 +111,17 @@ class Judge(LogHistory):
         self.stored.update(entries)
         self.fetched(LOG, first, *entries)
 
-    def members_know_of_truncation(self, log: LogMetadata) -> None:
+    def members_know_of_truncation(self, log: LogMetadata, began: float) -> None:
         """Rule 18b: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
-        rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies.
+        rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies. A ledger
+        that a fork named when the truncation, which `began` then, looked for forks is told of once that fork is deleted.
         """
         cluster = self._cluster
         below = [at for at, end in cluster.let_go.get(log.name, ()) if end < log.first_offset]
         last = below[-1] if below else None
         if last is None or last in cluster.told_deleted or last in cluster.deleted:
             return
-        if not cluster.is_named(last):
+        if not cluster.is_named(last) and cluster.shared_at.get(last, -1.0) < began:
             self.violated(f"rule 18b: nobody was told that the log let go of ledger {last}")
 
     # --- events of clients -------------------------------------------------------------------------

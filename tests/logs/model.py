@@ -137,12 +137,14 @@ class Cluster:
         """First offsets that rows of logs gave to ledgers."""
         self.let_go: dict[str, list[tuple[int, int]]] = {}
         """By log: the ledgers with records that truncations let go of, and their last offsets there."""
+        self.shared_at: dict[int, float] = {}
+        """When a gateway last found that a fork names a ledger which a log has let go of."""
         self.deleted_with: dict[str, set[int]] = {}
         """The ledgers that were deleted together with the last log of a name."""
         self.told_deleted: set[int] = set()
+        """Ledgers of whose deletion members hold copies (rule 18b)."""
         self.told_of_log: set[int] = set()
         """Ledgers whose members know that their log is deleted, and not they."""
-        """Ledgers of whose deletion members hold copies (rule 18b)."""
         self.done: dict[str, str] = {}
         """The requests of clients that were carried out, by name, with what each asked for (rule 6a)."""
         self.wrong_tombstones: set[int] = set()
@@ -722,6 +724,7 @@ class Store(MetadataLogs):
             logs = self.cluster.logs.values()
             shared = {item.ledger_id for log in logs for item in log.shared}
             found = [row for row in let_go if row.ledger_id not in shared]
+            self.cluster.shared_at |= dict.fromkeys(shared, self.cluster.now())
             await self.gateway.hear()
         except MetadataUnavailable as error:
             raise error.with_outcome(UNKNOWN) from error

@@ -547,6 +547,7 @@ class Run:
                 case _:
                     continue
             if work is not None:
+                began = self.cluster.now()
                 try:
                     done = await self.through(gateway, work, asked)
                 except QuorumLogError as error:
@@ -556,14 +557,14 @@ class Run:
                 finally:
                     self.truncater = None
                 if asked is TRUNCATE:
-                    self.judge.members_know_of_truncation(done.log)
+                    self.judge.members_know_of_truncation(done.log, began)
 
     async def truncate_again(self, before: int) -> None:
         """Ask another gateway for what may be done."""
-        rival = self.random.choice(self.alive())
+        rival, began = self.random.choice(self.alive()), self.cluster.now()
         with contextlib.suppress(QuorumLogError):
             done = await self.through(rival, rival.logs.truncate(NAME, before), TRUNCATE)
-            self.judge.members_know_of_truncation(done.log)
+            self.judge.members_know_of_truncation(done.log, began)
 
     async def displace(self, gateway: Gateway) -> None:
         """Cut a gateway, mostly the owner, off from metadata for a while. Meanwhile another gateway may take

@@ -46,6 +46,7 @@ from services.gateway.logs.values import LogValues
 from tests.explore.scopes import (
     LOG_DELETION,
     LOG_FORGOTTEN,
+    LOG_NAMESAKE,
     LOG_OVERWRITE,
     LOG_PUBLICATION,
     LOG_REFUSALS,
@@ -108,6 +109,16 @@ def the_last_of_all(_original: Any) -> Any:
 
 async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
+
+
+def waiting_at_once(original: Any) -> Any:
+    """A request waits for whatever row a search has asked for."""
+
+    def go(self: LogRoute, asked: Any, now: Now) -> None:
+        original(self, asked, now)
+        self._waiting, self._late = [*self._waiting, *self._late], []
+
+    return go
 
 
 def told_untold(_original: Any) -> Any:
@@ -632,6 +643,12 @@ LOG_MUTANTS: Final = (
             # Alone it is seldom seen: what nobody waits for goes nowhere anyway.
             Patch(LogRoute, "_is_awaited", always(True)),
         ),
+    ),
+    Mutant(
+        "a request is refused because of a row that was asked for before it came",
+        "rule 27b",
+        (Patch(LogRoute, "_go", waiting_at_once),),
+        scope=LOG_NAMESAKE,
     ),
     Mutant(
         "an append that was given up goes to the next log of the name",

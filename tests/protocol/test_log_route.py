@@ -414,8 +414,8 @@ def test_a_change_by_force_that_finds_a_later_log_refuses_nobody_elses_request()
     hand.answer(ReadLog, later)
 
     assert isinstance(hand.answers["close"], LogReplaced)
-    assert isinstance(hand.answers["first"], NotTheOwner), "it had a place in the log before"
     hand.own(later, 9)
+    assert isinstance(hand.answers["first"], NotTheOwner), "it had a place in the log before"
     assert [b"second" in payload for payload in hand.submitted] == [False, True]
 
 
@@ -484,11 +484,56 @@ def test_a_search_that_fails_tells_all_who_waited(error: QuorumLogError) -> None
     hand.hear(RollAsked("roll"))
 
     hand.answer(ReadLog, error)
+    hand.answer(ReadLog, error)  # for the roll, which came after the first question
 
     assert all(isinstance(hand.answers[name], type(error)) for name in ("a", "b", "roll"))
     assert hand.is_gone == isinstance(error, NoSuchLog)
     hand.append("c")
     assert len(hand.questions(ReadLog)) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [NoSuchLog(), replace(EMPTY, state=LogState.CLOSED)], ids=["deleted", "closed"]
+)
+def test_a_request_that_came_after_the_row_was_asked_for_is_not_refused_because_of_it(
+    error: QuorumLogError | LogMetadata,
+) -> None:
+    """The log may have been deleted and created again in between. Source: seed 6689 of the log simulation."""
+    hand = Hand()
+    hand.append("early")
+    hand.append("late")
+
+    hand.answer(ReadLog, error)
+
+    assert set(hand.answers) == {"early"}
+    assert not hand.is_gone, "a request waits"
+    hand.own()
+    assert [b"late" in payload for payload in hand.submitted] == [True]
+
+
+def test_a_change_by_force_that_fails_refuses_only_its_own_request() -> None:
+    hand = Hand()
+    hand.hear(ForceAsked("close", creates=False, finish=LogMetadata.closed))
+    hand.append("a")
+
+    hand.answer(ReadLog, replace(EMPTY, state=LogState.CLOSED))
+
+    assert set(hand.answers) == {"close"}
+    hand.own()
+    assert len(hand.submitted) == 1
+
+
+def test_the_deletion_of_an_earlier_log_refuses_nothing_of_its_namesake() -> None:
+    hand, row = owning()
+    hand.hear(DeletionAsked("delete", created_at="before"))
+    hand.append("second")
+
+    hand.answer(ReadLog, row)
+
+    assert set(hand.answers) == {"delete"}
+    assert not hand.is_gone, "the process owns the log"
+    hand.hear(EntriesDurable(1, 0))
+    assert "first" in hand.answers
 
 
 def test_what_befell_a_ledger_of_the_log_is_told_as_unavailable() -> None:
@@ -531,7 +576,7 @@ def test_a_close_refuses_what_the_owner_here_had_not_begun() -> None:
     hand.answer(RecoverLedger, closed(1, -1, ME))
     hand.recover(-1, 1)
 
-    hand.swap()
+    hand.answer(ReadLog, hand.swap())
 
     assert isinstance(hand.answers["first"], LogClosed)
     assert hand.answers["first"].outcome == NOT_DONE
@@ -593,6 +638,8 @@ def test_who_writes_a_log_is_ended_before_the_log_is_deleted() -> None:
     hand.answer(RecoverLedger, closed(1, -1, ME))
 
     assert hand.answers["delete"] == row
+    assert not hand.is_gone, "a request waits"
+    hand.answer(ReadLog, NoSuchLog())
     assert isinstance(hand.answers["first"], NoSuchLog)
     assert hand.answers["first"].outcome == NOT_DONE
     assert hand.is_gone

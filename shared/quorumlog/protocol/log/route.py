@@ -23,7 +23,6 @@ from typing import Any
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
-    LogClosed,
     LogReplaced,
     NoSuchLog,
     QuorumLogError,
@@ -38,7 +37,6 @@ from quorumlog.protocol.log.handover import (
     HandoverStep,
     Move,
     OwnerFound,
-    deleted,
 )
 from quorumlog.protocol.log.messages import (
     HERE,
@@ -131,13 +129,17 @@ class LogRoute:
         self._resent: LogRequest | None = None
         """The one of these that is being forwarded: one at a time, to keep their order."""
         self._waiting: list[LogRequest] = []
-        """For an owner."""
+        """For an owner, since before the search under way asked for the row."""
+        self._late: list[LogRequest] = []
+        """For an owner, since after that. The search may find a row that is older than these requests."""
         self._jobs: dict[RequestKey, LogRequest] = {}
         """Rolls and publications that the owner here does."""
         self._asked: dict[int, LogRequest | None] = {}
         """Own questions under way; those of a handover have no request."""
         self._free: list[int] = []
         """Numbers below those that are under way."""
+        self._is_gone = False
+        """Whether a request found that there is no log of this name."""
         self._forwarded_to: dict[int, Writer] = {}
         self._abandoned: dict[RequestKey, None] = {}
         """Requests that are not resolved, and whose clients are gone: none of them is begun again."""
@@ -153,13 +155,15 @@ class LogRoute:
     @property
     def is_idle(self) -> bool:
         """Whether no request and no answer is awaited."""
-        parts = (self._handover, self._asked, self._jobs, self._former, self._again, self._waiting)
-        return not any(parts) and self.phase is not RoutePhase.SETTLING
+        parts = (self._handover, self._asked, self._jobs, self._former, self._again)
+        return not any((*parts, self._waiting, self._late)) and (
+            self.phase is not RoutePhase.SETTLING
+        )
 
     def check(self) -> None:
         """Assert the invariants."""
         assert self.owner is None or self.remote is None, "rule 22"
-        if (self._waiting or self._again) and self.phase is not RoutePhase.SETTLING:
+        if (self._waiting or self._late or self._again) and self.phase is not RoutePhase.SETTLING:
             assert self._handover or self._resent, "somebody waits, and nothing is under way"
         if self.owner is not None:
             self.owner.check()
@@ -198,10 +202,11 @@ class LogRoute:
                 self._is_draining = True
                 self._queue(Aim.DRAIN, request)
             case Abandoned(request):
-                waiting = [one for one in self._waiting if one.request != request]
-                if len(waiting) == len(self._waiting):
+                count = len(self._waiting) + len(self._late)
+                self._waiting = [one for one in self._waiting if one.request != request]
+                self._late = [one for one in self._late if one.request != request]
+                if len(self._waiting) + len(self._late) == count:
                     self._abandoned[request] = None
-                self._waiting = waiting
             case Stopped():
                 self._stop(now)
             case _:
@@ -209,6 +214,10 @@ class LogRoute:
         while self._handover is None and self._handovers:
             self._handover = self._handovers.popleft()
             self._begin(self._handover, now)
+        if self._is_gone and self.is_idle:
+            self._is_gone = False
+            if self.owner is None:
+                self._out.append(LogGone())
         out, self._out = self._out, []
         for one in out if self._abandoned else ():
             if isinstance(one, Resolve | Relay):
@@ -274,7 +283,7 @@ class LogRoute:
         elif phase is RoutePhase.OWNING:
             self._go_here(asked, now)
         elif phase is not RoutePhase.REMOTE:
-            self._waiting.append(asked)
+            self._late.append(asked)
             self._search()
         elif asked.is_forwarded:
             self._resolve(asked.request, not_the_owner(self.name))  # one hop (rule 11)
@@ -397,21 +406,15 @@ class LogRoute:
             self._resent = self._again.popleft()
             self._forward(self._resent)
         if phase in (RoutePhase.OWNING, RoutePhase.REMOTE):
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting, self._late = [*self._waiting, *self._late], [], []
             for asked in waiting:
                 self._go(asked, now)
-        elif self._again or self._waiting:
+        elif self._again or self._waiting or self._late:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
         """Whether anybody waits for a request that was not done. An abandoned request is forgotten by this."""
         return self._abandoned.pop(request, self) is self
-
-    def _refuse_again(self, error: QuorumLogError) -> None:
-        """Refuse the appends that were to be repeated: certainly none was done."""
-        for asked in self._again:
-            self._resolve(asked.request, error.with_outcome(NOT_DONE))
-        self._again.clear()
 
     # --- handovers -------------------------------------------------------------------------------
 
@@ -455,8 +458,12 @@ class LogRoute:
                 self._step_part(Retired(), now)
             case Move.RELEASE:
                 self._step_part(ReleaseAsked(), now)
-            case ReadLog() if self._is_draining and handover.aim is Aim.SEARCH:
-                self._fail(not_the_owner(self.name), now)
+            case ReadLog() if handover.aim is Aim.SEARCH:
+                self._waiting, self._late = [*self._waiting, *self._late], []
+                if self._is_draining:
+                    self._fail(not_the_owner(self.name), now)
+                else:
+                    self._ask(following)
             case _:
                 self._ask(following)
 
@@ -472,19 +479,16 @@ class LogRoute:
                 self._again.append(LogRequest(request, call, (), call.is_forwarded, created_at))
         if self._handover is not None and self._handover.step is HandoverStep.SETTLING:
             self._retired(now)
-        elif self._again or self._waiting:
+        elif self._again or self._waiting or self._late:
             self._search()
 
     def _retired(self, now: Now) -> None:
         """This process owns the log no more, as the handover asked."""
         handover = self._handover
         assert handover is not None
-        if handover.aim is Aim.DRAIN:
-            self._refuse_again(not_the_owner(self.name))
-        elif handover.aim is Aim.DELETE:
+        if handover.aim is Aim.DELETE:
             self.remote = None
-            self._refuse_again(deleted(self.name))
-            self._out.append(LogGone())
+            self._is_gone = True
         self._proceed(handover.settled(), now)
 
     def _take_over(self, handover: Handover, now: Now) -> None:
@@ -508,8 +512,6 @@ class LogRoute:
             self.remote = None
             if handover.creates and result.state is LogState.OPEN:
                 self.owner = Owner(result, taken.producers, now, settle_s=self._settle_s)
-            elif result.state is LogState.CLOSED:
-                self._refuse_again(LogClosed(f"the log {self.name} is closed", log=self.name))
         self._proceed(handover.taken(result), now)
 
     def _end(self, answer: Any, now: Now) -> None:
@@ -520,23 +522,19 @@ class LogRoute:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """A handover has failed: so have the requests that waited for it alone."""
+        """A handover has failed. Those who waited for a search are refused if it asked for the row after they had come
+        (rule 27b); the others search again.
+        """
         handover = self._handover
         assert handover is not None
         self._handover = None
-        if isinstance(error, NoSuchLog):
-            self._out.append(LogGone())
-        if handover.aim is Aim.DRAIN:
-            error, answer = not_the_owner(self.name), None
-        else:
-            answer = error
-        self._resolve(handover.request, answer)
-        if isinstance(error, LogReplaced):
-            assert handover.row is not None, "it is of the later log"
-            self._refuse_for(handover.row)
-        elif handover.aim is not Aim.HEAL:
-            self._refuse_again(error)
+        self._is_gone = self._is_gone or isinstance(error, NoSuchLog)
+        self._resolve(handover.request, None if handover.aim is Aim.DRAIN else error)
         if handover.aim is Aim.SEARCH:
+            again, self._again = self._again, deque()
+            for asked in again:
+                # Certainly none of these was done.
+                self._resolve(asked.request, error.with_outcome(NOT_DONE))
             waiting, self._waiting = self._waiting, []
             for asked in waiting:
                 self._resolve(asked.request, error)
@@ -558,12 +556,13 @@ class LogRoute:
         for asked in (*self._asked.values(), *self._jobs.values()):
             if asked is not None:
                 self._resolve(asked.request, lost)
-        for asked in (*self._again, *self._waiting):
+        for asked in (*self._again, *self._waiting, *self._late):
             self._resolve(asked.request, refusal)
         for table in (self._asked, self._free, self._forwarded_to, self._jobs, self._former):
             table.clear()
         self._again.clear()
         self._waiting.clear()
+        self._late.clear()
         self._abandoned.clear()
         self._resent = None
 
