@@ -21,14 +21,21 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerRow
 from quorumlog.wire.witnesses import witness_of
-from services.bookie.runtime import BookieRuntime
 from services.metadata import rebuild_sources
 from services.metadata.database import Connection
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import _Work
 from services.metadata.rebuild_sources import SourceAway
 from tests.metadata.support import Service, serving
-from tests.metadata.test_rebuild import NAMES, Bookies, create, forget, keep, rebuild, until_ready
+from tests.metadata.test_rebuild import (
+    NAMES,
+    Bookies,
+    create,
+    forget,
+    keep,
+    rebuild,
+    until_all_ready,
+)
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
@@ -43,11 +50,6 @@ def folder() -> Any:
 
 def bookies_in(folder: Path) -> Bookies:
     return Bookies(folder, list(free_ports(len(NAMES))))
-
-
-async def ready(running: dict[str, BookieRuntime]) -> None:
-    for bookie in running.values():
-        await until_ready(bookie)
 
 
 async def moved(service: Service, row: LedgerMetadata) -> LedgerMetadata:
@@ -115,7 +117,7 @@ async def rebuilds_before_it_accepts(stores: Stores, folder: Path) -> None:
     """D3: the row of which bookies hold a copy is written before the loss is accepted."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         old = await create(service, **NARROW)
         newest = await moved(service, old)
         await keep(running["b3"], old, newest)
@@ -146,7 +148,7 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
     """It answers other questions, so that it does not count as silent."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         old = await create(service, **NARROW)
         await keep(running["b3"], old, await moved(service, old))
         witnesses = await go_back(stores, service, old)
@@ -172,7 +174,7 @@ async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
     """The id could be given to another ledger, which a later rebuild would take for the deleted one."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         chosen = 77  # the database assigned it in the lost history
         forget(running["b1"], chosen)
         witnesses = [witness_of(await service.client.cluster_id(), new_attempt())]
@@ -191,7 +193,7 @@ async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
     """A copy comes after the acceptance: its writer had the row, and had appended nothing."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         old = await create(service, **NARROW)
         newest = await moved(service, old)
         witnesses = await go_back(stores, service, old)
@@ -219,7 +221,7 @@ async def fences_before_it_reads(stores: Stores, folder: Path) -> None:
     """A bookie that only a lost row names would take adds by it, while its copies are being read."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         row = await create(service, **NARROW)
         witnesses = await go_back(
             stores, service, await moved(service, await create(service, **NARROW))
@@ -244,7 +246,7 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
     places = bookies_in(folder)
     async with serving(stores) as service:
         async with places.running(service) as running:
-            await ready(running)
+            await until_all_ready(running)
             row = await create(service)
             _, other = await service.client.cas(
                 (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
@@ -255,7 +257,7 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
             )
             assert (await accept(service, witnesses))[0] == 200
         async with places.running(service, ("b1",)) as running:
-            await ready(running)
+            await until_all_ready(running)
             status, problem = await recover(service, row)
             assert (status, problem.get("code")) == (503, "not-enough-bookies")
             assert "(b2, b3)" in problem["detail"]
@@ -276,7 +278,7 @@ async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
     """A rebuild writes neither line, and the loss of everything else is accepted nevertheless."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         old, another = await create(service, **NARROW), await create(service, **NARROW)
         lost = await moved(service, old)
         await keep(running["b3"], old, lost)
@@ -304,7 +306,7 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
     """A rebuild that was to take over ends before it wrote all rows."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
-        await ready(running)
+        await until_all_ready(running)
         old = await create(service, **NARROW)
         newest = await moved(service, old)
         await keep(running["b3"], old, newest)

@@ -27,6 +27,7 @@ from tests.metadata.test_rebuild import (
     keep,
     lose_database,
     rebuild,
+    until_all_ready,
     until_ready,
     until_replayed,
 )
@@ -180,8 +181,7 @@ async def test_a_bookie_whose_disk_was_lost_with_the_database_is_a_later_incarna
     stores: Stores, bookies: Bookies
 ) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+        await until_all_ready(running)
         row = await service.client.create(DRAFT)
         await keep(running["b1"], row)
         await keep(running["b3"], row)
@@ -215,14 +215,12 @@ async def goes_back(
     """
     async with serving(stores) as service:
         async with bookies.running(service, ("b1", "b2") if first == 1 else NAMES) as running:
-            for bookie in running.values():
-                await until_ready(bookie)
+            await until_all_ready(running)
         path = await dump(stores, folder / "before")
         if first == 2:
             wipe(bookies)
         async with bookies.running(service, AUTO_FIX_COOKIES="1") as running:
-            for bookie in running.values():
-                await until_ready(bookie)
+            await until_all_ready(running)
             row = await service.client.create(draft(*OTHERS, f"b3@{first}"))
             await keep(running["b1"], row)
             if wipes:

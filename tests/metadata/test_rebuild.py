@@ -109,6 +109,12 @@ async def until_ready(bookie: BookieRuntime) -> None:
     await until(lambda: bookie.store is not None and bookie.is_registered, "the bookie is ready")
 
 
+async def until_all_ready(running: dict[str, BookieRuntime]) -> None:
+    """A bookie that a ledger names before it has registered refuses to start: create ledgers after this."""
+    for bookie in running.values():
+        await until_ready(bookie)
+
+
 async def until_replayed(bookie: BookieRuntime) -> None:
     await until(lambda: bookie.replayed_store is not None, "the bookie tells its rows")
 
@@ -145,8 +151,7 @@ async def lost_after(
 ) -> AsyncIterator[tuple[Service, dict[str, BookieRuntime]]]:
     """Bookies that are ready. At the end of the block they stop, and the database is lost."""
     async with serving(stores) as service, bookies.running(service, names) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+        await until_all_ready(running)
         yield service, running
     await lose_database(stores)
 
@@ -223,8 +228,7 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
         refused, why = await rebuild(service, bookies=tuple(bookies.urls))
         assert not running["b1"].is_registered
         done, _ = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
-        for bookie in running.values():
-            await until_ready(bookie)
+        await until_all_ready(running)
         again, _ = await rebuild(service)
         rows = [await service.client.get(row.ledger_id) for row in (opened, ended)]
         for each in (deleted, gone):
@@ -255,8 +259,7 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
     stores: Stores, bookies: Bookies
 ) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
-        for each in running.values():
-            await until_ready(each)  # no ledger names a bookie that isn't registered yet
+        await until_all_ready(running)
         bookie = running["b1"]
         moved, forked = await create(service), await create(service)
         _, later = await service.client.cas(moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
@@ -444,8 +447,7 @@ async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
     stores: Stores, bookies: Bookies
 ) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
-        for bookie in running.values():
-            await until_ready(bookie)
+        await until_all_ready(running)
         logs = LogClient(service.client)
         settings = LogSettings(quorum=Quorum(3, 3, 2))
         for name in ("old", "new"):

@@ -129,9 +129,9 @@ class LogRoute:
         self._resent: LogRequest | None = None
         """The one of these that is being forwarded: one at a time, to keep their order."""
         self._waiting: list[LogRequest] = []
-        """For an owner, since before the search under way asked for the row."""
+        """Requests that wait for an owner, and came before the search under way asked for the row."""
         self._late: list[LogRequest] = []
-        """For an owner, since after that. The search may find a row that is older than these requests."""
+        """Requests that wait for an owner, and came later. The row that the search finds may be older than they are."""
         self._jobs: dict[RequestKey, LogRequest] = {}
         """Rolls and publications that the owner here does."""
         self._asked: dict[int, LogRequest | None] = {}
@@ -458,12 +458,11 @@ class LogRoute:
                 self._step_part(Retired(), now)
             case Move.RELEASE:
                 self._step_part(ReleaseAsked(), now)
+            case ReadLog() if self._is_draining and handover.aim is Aim.SEARCH:
+                self._fail(not_the_owner(self.name), now)
             case ReadLog() if handover.aim is Aim.SEARCH:
                 self._waiting, self._late = [*self._waiting, *self._late], []
-                if self._is_draining:
-                    self._fail(not_the_owner(self.name), now)
-                else:
-                    self._ask(following)
+                self._ask(following)
             case _:
                 self._ask(following)
 
@@ -522,8 +521,8 @@ class LogRoute:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """A handover has failed. Those who waited for a search are refused if it asked for the row after they had come
-        (rule 27b); the others search again.
+        """A handover has failed. A search fails for the requests that waited for it. If the cause is what the row says, it fails only
+        for those that came before the search asked for the row (rule 27b); the later ones search again.
         """
         handover = self._handover
         assert handover is not None
@@ -536,6 +535,8 @@ class LogRoute:
                 # Certainly none of these was done.
                 self._resolve(asked.request, error.with_outcome(NOT_DONE))
             waiting, self._waiting = self._waiting, []
+            if error.retryable:
+                waiting, self._late = [*waiting, *self._late], []
             for asked in waiting:
                 self._resolve(asked.request, error)
         self._go_on(now)
