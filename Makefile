@@ -20,7 +20,7 @@ export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEE
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: .venv/installed-dev ## make .venv with all that tests, checks and benchmarks need
+setup: .venv/installed-dev shared/quorumlog/client/sync.py ## make .venv with all that tests, checks and benchmarks need
 
 setup-spark: .venv/installed-spark ## the same for the cluster and Spark only
 
@@ -46,6 +46,10 @@ endef
 
 .venv/installed-spark: requirements/spark.lock pyproject.toml $(ANEW)
 	$(call install,spark)
+
+# An installation generates it too. This is for a clone whose async SDK has changed since.
+shared/quorumlog/client/sync.py: setup.py $(filter-out %/sync.py,$(wildcard shared/quorumlog/client/*.py)) | .venv/installed-dev
+	@$(PY) -c "import setup; setup.SYNC.write_text(setup.generated())"
 
 # Debian's package: no registry has a browser as a wheel. Tests that need one are skipped where there is none.
 browser: .venv/installed-browser ## a Chromium for the tests of web pages, where apt-get may install it

@@ -1,4 +1,4 @@
-"""The sync face is what is made of the async one, name for name."""
+"""The sync SDK is generated from the async one, name for name."""
 
 import inspect
 
@@ -7,11 +7,11 @@ import pytest
 from quorumlog import client
 from quorumlog.client import shown, sync
 from services.gateway.edge import consumer_models, log_models, models
-from tests.client.face import FACE, made
+from setup import SYNC, generated
 
 
-def test_the_face_is_what_is_made_of_the_async_client() -> None:
-    assert FACE.read_text() == made(), "run `python -m tests.client`"
+def test_the_sync_sdk_is_generated_from_the_async_one_as_it_is_now() -> None:
+    assert SYNC.read_text() == generated(), "run `make setup`"
 
 
 @pytest.mark.parametrize(
