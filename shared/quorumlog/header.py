@@ -34,8 +34,6 @@ AUDITED: Final = "Quorumlog-Audited"
 """Between processes: the audited request of a client that a change is made for."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the instance that the sender takes for the ledger's or log's writer (rule 11)."""
-RELEASE: Final = "Quorumlog-Release"
-"""Between processes, in a request to the metadata service: the sender's release."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes, in a request: witnesses to look for in the database, in the same transaction or
 snapshot. In the answer: the database has them, and these witnesses stand for them from now on."""

@@ -48,7 +48,6 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
-from quorumlog.wire.versions import RELEASE
 from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
 B = TypeVar("B", bound=Body)
@@ -195,7 +194,7 @@ class MetadataRequests:
         *,
         proof: bool,
     ) -> B:
-        headers = {header.RELEASE: RELEASE}
+        headers = dict[str, str]()
         if data is not None:
             headers["Content-Type"] = "application/json"
         presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
