@@ -8,12 +8,11 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 from pyspark.errors import PythonException
 
-from quorumlog.spark.jobs import archive, ingest, job, repair_plan, retention_stats, scrub
+from quorumlog.spark.jobs import archive, ingest, job, retention_stats, scrub
 
 JOBS = {
     "archive": archive.app,
     "ingest": ingest.app,
-    "repair_plan": repair_plan.app,
     "retention_stats": retention_stats.app,
     "scrub": scrub.app,
 }
@@ -35,13 +34,13 @@ def test_a_job_says_what_it_takes(name: str) -> None:
         ("scrub", (), "--gateway"),
         ("scrub", ("--gateway", "127.0.0.1:8080"), "no list of URLs"),
         ("scrub", (*GATEWAY, "--sample", "2"), "--sample"),
+        ("scrub", (*GATEWAY, "--repair", "metadata"), "no list of URLs"),
         ("archive", (*GATEWAY, "--log", "a"), "--path"),
         (
             "archive",
             (*GATEWAY, "--log", "a", "--path", "/x", "--through", "1", "--older-than", "1"),
             "either --through",
         ),
-        ("repair_plan", (*GATEWAY, "--apply"), "--apply needs"),
         ("ingest", (*GATEWAY, "--log", "a"), "either --path or --query"),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--query", "y"), "either --path"),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--app", "y"), "go together"),

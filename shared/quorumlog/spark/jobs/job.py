@@ -29,8 +29,8 @@ FOUND: Final = 1
 FAILED: Final = 3
 
 
-def _checked_urls(text: str) -> str:
-    if not _are_urls(text):
+def _checked_urls(text: str | None) -> str | None:
+    if text is not None and not _are_urls(text):
         raise typer.BadParameter(f"{text!r} is no list of URLs: http://host:port,…")
     return text
 
@@ -45,6 +45,15 @@ GatewayOption = Annotated[
         "--gateway",
         envvar="QUORUMLOG_GATEWAY",
         help="URLs of gateways, separated by commas.",
+        callback=_checked_urls,
+    ),
+]
+RepairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--repair",
+        metavar="METADATA_URLS",
+        help="Queue repairs of missing and corrupt copies in the metadata service with these URLs.",
         callback=_checked_urls,
     ),
 ]

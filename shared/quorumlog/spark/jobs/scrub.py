@@ -3,13 +3,14 @@
 Where members of a write set differ, the span is halved until it is clear which entries are missing,
 corrupt, divergent or extra. Findings are checked again with fresh metadata before they are reported.
 The silence of a bookie, or of one in limbo, proves nothing: `unreachable` is not `missing`. The job
-changes nothing and disturbs no writer.
+disturbs no writer, and changes nothing unless it is asked to queue repairs.
 """
 
 import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,9 +23,20 @@ from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job
 from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, BookieUrls, SpanCheck, judging
-from quorumlog.spark.jobs.spans import DAMAGE, EXTRA, UNREACHABLE, Finding, merged, spans_of
+from quorumlog.spark.jobs.spans import (
+    CORRUPT,
+    DAMAGE,
+    EXTRA,
+    MISSING,
+    UNREACHABLE,
+    Finding,
+    merged,
+    spans_of,
+)
 
 SPAN_ENTRIES: Final = 100_000
+_QUEUE_ITEMS: Final = 1000
+"""Items that one request puts into the repair queue."""
 _SETTLE_S: Final = 2.0
 """The pause between the first check and the second: entries in flight have arrived by then, or not."""
 
@@ -36,14 +48,18 @@ def run(
     ledgers: Sequence[int] | None = None,
     entries_per_second: float = 0.0,
     sample: float = 1.0,
+    repair: str | None = None,
     dry_run: bool = False,
 ) -> job.JobResult:
     """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
 
-    `sample`: the share of ledgers to check; the same ledgers each time.
-    Raises: JobFailed.
+    `sample`: the share of ledgers to check; the same ledgers each time. `repair`: the URLs of the metadata service, whose repair
+    queue gets what is missing or corrupt and has a good copy elsewhere. Raises: JobFailed.
     """
-    with job.gateways(gateway) as gateways:
+    with (
+        job.gateways(gateway) as gateways,
+        nullcontext() if repair is None else job.services(repair) as queue,
+    ):
         began = time.monotonic()
         try:
             rows = _rows(gateways, ledgers, sample)
@@ -75,6 +91,7 @@ def run(
             "entries_found": sum(f.last - f.first + 1 for f in findings if f.kind in DAMAGE),
             "by_bookie": dict(sorted(Counter(f.bookie for f in findings).items())),
             "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in findings),
+            "queued": 0 if queue is None else _queue(queue, findings),
             "seconds": round(time.monotonic() - began, 3),
         }
         status = job.DONE
@@ -222,24 +239,37 @@ def _beyond(
     return merged(found, 1)
 
 
+def _queue(queue: Gateways, findings: Sequence[Finding]) -> int:
+    """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies anything. Copies that differ
+    are left to an operator, who decides which one is right. Raises: JobFailed.
+    """
+    items = [
+        {
+            "ledger_id": found.ledger,
+            "member": found.bookie,
+            "ranges": [[found.first, found.last]],
+            "survivors": found.survivors,
+        }
+        for found in findings
+        if found.kind in (MISSING, CORRUPT) and found.survivors
+    ]
+    for at in range(0, len(items), _QUEUE_ITEMS):
+        some = items[at : at + _QUEUE_ITEMS]
+        try:
+            queue.request("POST", "/v1/repairs", value={"items": some}, is_repeatable=True)
+        except QuorumLogError as error:
+            raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
+    return len(items)
+
+
 def _frame(spark: SparkSession, findings: Sequence[Finding]) -> DataFrame:
     return spark.createDataFrame([tuple(asdict(f).values()) for f in findings], SCHEMA)
 
 
 def save(frame: DataFrame, path: Path) -> None:
-    """Findings as lines of JSON, for people and for `repair_plan --findings`."""
+    """Write findings as lines of JSON."""
     lines = [json.dumps(row.asDict()) for row in frame.collect()]
     path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def load(spark: SparkSession, path: Path) -> DataFrame:
-    """Findings that were saved. Raises: JobFailed."""
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        names = [field.split()[0] for field in SCHEMA.split(", ")]
-        return spark.createDataFrame([tuple(row[name] for name in names) for row in rows], SCHEMA)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise job.JobFailed(f"{path}: no findings of scrub: {error}") from None
 
 
 app = typer.Typer(add_completion=False)
@@ -258,6 +288,7 @@ def _main(
     findings: Annotated[
         Path | None, typer.Option(help="Write the findings there, as lines of JSON.")
     ] = None,
+    repair: job.RepairOption = None,
     dry_run: job.DryRunOption = False,
     as_json: job.JsonOption = False,
 ) -> None:
@@ -268,6 +299,7 @@ def _main(
             ledgers=ledger,
             entries_per_second=entries_per_second,
             sample=sample,
+            repair=repair,
             dry_run=dry_run,
         )
         if findings is not None and not dry_run:
