@@ -18,7 +18,7 @@ from quorumlog.wire.token_bodies import TokenList, TokenRow
 from services.gateway.edge.access import ACCESS
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.guard import Guard
-from services.gateway.edge.token_models import AccessTokenCreate
+from services.gateway.edge.tokens import AccessTokenCreate
 
 _ROUNDS: Final = 20_000
 _LOG: Final = "/v1/logs/{name}/entries"

@@ -38,8 +38,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.edge import body
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
-from services.gateway.edge.cluster import ClusterRoutes
-from services.gateway.edge.cluster_operations import SHARED
+from services.gateway.edge.cluster import SHARED, ClusterRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.direct import DirectRequests

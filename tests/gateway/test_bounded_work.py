@@ -23,7 +23,7 @@ from quorumlog.zstd import zstd
 from services.gateway.edge import body
 from services.gateway.edge.limits import CONTROL_BYTES_MAX, INLINE_BYTES_MAX
 from services.gateway.edge.models import LedgerCreate
-from services.gateway.edge.transaction_models import TransactionCommit
+from services.gateway.edge.transactions import TransactionCommit
 from services.gateway.streams.messages import records_of
 from tests.gateway.conftest import running
 from tests.logs.support import Http

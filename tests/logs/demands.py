@@ -11,9 +11,9 @@ from quorumlog.errors import UNKNOWN, NoSuchLog, QuorumLogError, ReadOnly
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
-from services.gateway.edge import log_operations as edge
-from services.gateway.edge import record_operations as edge_records
-from services.gateway.edge import transaction_operations as edge_transactions
+from services.gateway.edge import log_records as edge_records
+from services.gateway.edge import logs as edge
+from services.gateway.edge import transactions as edge_transactions
 from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.judge import Violation

@@ -13,12 +13,10 @@ from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
-from quorumlog import header
 from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.versions import RELEASE
 from services.metadata import copies, inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
@@ -49,9 +47,9 @@ class Service:
     async def send(
         self, method: str, path: str, body: object = None, **kwargs: Any
     ) -> tuple[int, Any]:
-        """One plain request, as anybody of this release can make it: status and JSON body."""
+        """One plain request, as anybody can make it: status and JSON body."""
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json", header.RELEASE: RELEASE}
+        headers = {"Content-Type": "application/json"}
         headers |= kwargs.pop("headers", {})
         async with self.session.request(
             method, self.url + path, data=data, headers=headers, **kwargs

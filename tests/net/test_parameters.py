@@ -31,22 +31,22 @@ from quorumlog.protocol.ids import ID_MAX
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
 from services.bookie.routes import ROUTES as BOOKIE
 from services.gateway.edge import (
-    cluster_operations,
-    entry_operations,
-    ledger_operations,
-    log_operations,
-    record_operations,
-    transaction_operations,
+    cluster,
+    entries,
+    ledgers,
+    log_records,
+    logs,
+    transactions,
 )
 from services.metadata.app import ROUTES as METADATA
 
 GATEWAY: Final = (
-    cluster_operations,
-    entry_operations,
-    ledger_operations,
-    log_operations,
-    record_operations,
-    transaction_operations,
+    cluster,
+    entries,
+    ledgers,
+    logs,
+    log_records,
+    transactions,
 )
 WEAKER: Final = {"Producer-Id", "X-Ledger-Key", "since", "from"}
 """JSON schemas can't count bytes, and a format is a note."""
@@ -217,7 +217,7 @@ def test_what_rfc_3339_does_not_know_is_no_time(text: str) -> None:
 
 def test_pairs_have_a_number() -> None:
     pairs, few = (
-        ledger_operations.METADATA,
+        ledgers.METADATA,
         {f"metadata[{n}]": "a" for n in range(PAIRS_MAX)},
     )
     assert len(pairs.taken(dict(few)) or ()) == PAIRS_MAX

@@ -23,7 +23,7 @@ from services.gateway.edge.consumer_models import (
     PositionModel,
 )
 from services.gateway.edge.limits import Limits
-from services.gateway.edge.transaction_models import TransactionBegin
+from services.gateway.edge.transactions import TransactionBegin
 from services.gateway.logs import consumers
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster

@@ -8,23 +8,23 @@ from typing import Final
 
 from quorumlog.net.operations import Operation
 from services.gateway.edge import (
-    cluster_operations,
-    consumer_operations,
-    entry_operations,
-    ledger_operations,
-    log_operations,
-    record_operations,
-    token_operations,
-    transaction_operations,
+    cluster,
+    consumers,
+    entries,
+    ledgers,
+    log_records,
+    logs,
+    tokens,
+    transactions,
 )
 from services.gateway.edge.access import ACCESS
 from services.gateway.streams import operations as stream_operations
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 _MODULES: Final = (
-    ledger_operations, entry_operations, log_operations,
-    consumer_operations, record_operations, stream_operations, transaction_operations,
-    token_operations, cluster_operations,
+    ledgers, entries, logs,
+    consumers, log_records, stream_operations, transactions,
+    tokens, cluster,
 )  # fmt: skip
 _TABLE: Final = re.compile(
     r"(<!-- scopes; `make scopes` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
@@ -35,7 +35,7 @@ def operations() -> Iterable[Operation]:
     """All public operations, by resource."""
     for module in _MODULES:
         yield from (value for value in vars(module).values() if isinstance(value, Operation))
-    yield from cluster_operations.SHARED
+    yield from cluster.SHARED
 
 
 def with_table(page: str) -> str:

@@ -10,7 +10,7 @@ import aiohttp
 from loadtest.cluster import running
 from loadtest.stores import Stores
 from services.gateway.edge.models import Ledger
-from services.gateway.edge.transaction_models import TransactionModel
+from services.gateway.edge.transactions import TransactionModel
 from tests.logs.support import Http
 from tests.support.waiting import SETTLED_S, until, within
 from tests.transactions.support import LOG, TRANSACTIONS, begin, code, end, settled, write

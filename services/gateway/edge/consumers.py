@@ -1,16 +1,26 @@
 """The resource /v1/logs/{name}/consumers: how far each has read, and who is its active worker."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from aiohttp import web
 
-from quorumlog import header
+from quorumlog import errors, header
 from quorumlog.errors import PreconditionRequired
-from quorumlog.net.operations import Route
-from quorumlog.net.parameters import Given
+from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    header_integer,
+    invalid,
+    path_text,
+    query_integer,
+    query_text,
+)
 from quorumlog.protocol.positions import Position, Stamp
+from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import body
-from services.gateway.edge import consumer_operations as op
+from services.gateway.edge import consumer_models as models
 from services.gateway.edge.access import EVERYONE, LOOK, Kind, caller_of
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.consumer_models import (
@@ -20,11 +30,248 @@ from services.gateway.edge.consumer_models import (
     consumer_json,
     position_json,
 )
-from services.gateway.edge.once import once_of
-from services.gateway.edge.operations import NAME
+from services.gateway.edge.logs import TAKING_OVER
+from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
+from services.gateway.edge.operations import ALWAYS, ETAG, NAME, WITH_METADATA, gives
 from services.gateway.edge.room import Room
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
+
+PAGE_MAX: Final = 1000
+"""Consumers of a page: the lag of each takes some reads (taste)."""
+
+CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
+LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
+AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
+AFTER_ALL: Final = query_text(
+    "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this one, as `log/consumer`."
+)
+LOG: Final = query_text("log", LOG_NAME, "Consumers of this log, which may be deleted.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
+FENCING_TOKEN: Final = header_integer(
+    header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
+)
+
+CONSUMERS_VERSION: Final = header_integer(
+    header.CONSUMERS_VERSION,
+    "With `Idempotency-Key`: the highest `Consumers-Version` of the answers that the client had before it sent the change"
+    " for the first time. 0, or no header: it had none; the change is then refused with a `version` to send it with. So is"
+    " a copy so old that the cluster may have forgotten an earlier copy.",
+)
+COUNTS_ONCE: Final = (IDEMPOTENCY_KEY, CONSUMERS_VERSION)
+_VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
+
+
+def _version(text: str, pointer: str) -> int:
+    if not (found := re.fullmatch(_VERSION, text, re.ASCII)):
+        raise invalid(pointer, 'must be a version in quotes, as "17"')
+    return int(found[1])
+
+
+def _star(text: str, pointer: str) -> bool:
+    if text != "*":
+        raise invalid(pointer, "must be *")
+    return True
+
+
+IF_MATCH: Final[Parameter[int | None]] = Parameter(
+    "If-Match",
+    "header",
+    _version,
+    {"type": "string", "pattern": f"^{_VERSION}$"},
+    "The consumer's version, as in `ETag`; another one is 412, and nothing is changed.",
+    None,
+)
+IF_NONE_MATCH: Final[Parameter[bool]] = Parameter(
+    "If-None-Match",
+    "header",
+    _star,
+    {"enum": ["*"]},
+    "`*`: only where there is no such consumer.",
+    default=False,
+)
+
+_POSITION: Final[dict[str, Any]] = {
+    "log": "events",
+    "consumer": "billing",
+    "offset": 8,
+    "version": 9217,
+    "log_created_at": "2026-01-02T03:04:05.678901Z",
+    "committed_at": "2026-01-02T03:14:05.678Z",
+    "lease": {"holder": "worker-1", "fencing_token": 8193, "lease_ms": 30000},
+}
+_CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 210, "ms": 1200}}
+_AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
+_AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
+_KEPT: Final = (
+    *TAKING_OVER,
+    errors.QuorumTimeout,
+    errors.NotTheOwner,
+    errors.WriterLost,
+)
+"""Errors of the log of positions, which this gateway may come to own."""
+_BODILESS: Final = tuple(
+    error for error in _KEPT if error not in (errors.TooLarge, errors.UnsupportedMediaType)
+)
+_ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
+
+LIST: Final = Operation(
+    "GET",
+    "/v1/logs/{name}/consumers",
+    "listConsumers",
+    "Consumers",
+    "List a log's consumers",
+    "By name, with what each has not processed yet.",
+    (NAME, LIMIT, AFTER, PREFIX),
+    replies=gives(
+        "A page of consumers.",
+        models.ConsumerList,
+        {"last page": {"consumers": [_CONSUMER], "next": None}},
+    ),
+    errors=_BODILESS,
+)
+LIST_ALL: Final = Operation(
+    "GET",
+    "/v1/consumers",
+    "listAllConsumers",
+    "Consumers",
+    "List the consumers of all logs",
+    "Sorted by log and name, without lags: the consumers of all logs that the caller may read, deleted logs included.",
+    (LOG, LIMIT, AFTER_ALL, PREFIX),
+    replies=gives(
+        "A page of consumers.",
+        models.PositionList,
+        {"last page": {"consumers": [_POSITION], "next": None}},
+    ),
+    errors=_BODILESS,
+)
+GET: Final = Operation(
+    "GET",
+    _ONE,
+    "getConsumer",
+    "Consumers",
+    "Look at a consumer",
+    parameters=(NAME, CONSUMER),
+    replies=gives("The consumer.", *_AS_CONSUMER, ETAG),
+    errors=(*_BODILESS, errors.NoSuchConsumer),
+)
+PUT: Final = Operation(
+    "PUT",
+    _ONE,
+    "commitConsumer",
+    "Consumers",
+    "Commit a position",
+    "By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with the `Fencing-Token` of the"
+    " lease, which a commit renews. Without one of them: 428. A position goes back by a reset only.",
+    (NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
+    {JSON: Content(models.ConsumerCommit, {"eight": {"offset": 8}})},
+    gives("The position.", *_AS_POSITION, ETAG),
+    (
+        *_KEPT,
+        errors.NoSuchConsumer,
+        errors.TooManyConsumers,
+        errors.PreconditionRequired,
+        errors.VersionConflict,
+        errors.LeaseHeld,
+        errors.LeaseLost,
+        errors.LogReplaced,
+        errors.PositionBehind,
+        errors.RequestOutdated,
+    ),
+    needs_body=True,
+)
+DELETE: Final = Operation(
+    "DELETE",
+    _ONE,
+    "deleteConsumer",
+    "Consumers",
+    "Forget a consumer",
+    "Also one of a log that is no more. Not while its lease is held.",
+    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+    replies={204: Reply("It is forgotten.")},
+    errors=(
+        *ALWAYS,
+        *WITH_METADATA,
+        *(
+            error
+            for error in _BODILESS
+            if error not in (*ALWAYS, *WITH_METADATA, errors.NotAcceptable)
+        ),
+        errors.NoSuchConsumer,
+        errors.VersionConflict,
+        errors.LeaseHeld,
+        errors.RequestOutdated,
+    ),
+    is_audited=True,
+)
+RESET: Final = Operation(
+    "POST",
+    f"{_ONE}/reset",
+    "resetConsumer",
+    "Consumers",
+    "Put a consumer somewhere else",
+    "Forwards or back, and into the log of this name as it is now. Whoever holds the lease has lost it.",
+    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+    {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
+    gives("The consumer.", *_AS_CONSUMER, ETAG),
+    (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
+    needs_body=True,
+    is_audited=True,
+)
+ACQUIRE: Final = Operation(
+    "POST",
+    f"{_ONE}/lease",
+    "acquireLease",
+    "Consumers",
+    "Become the active worker of a consumer",
+    "A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher than all before it.",
+    (NAME, CONSUMER, *COUNTS_ONCE),
+    {JSON: Content(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}})},
+    gives("The lease is held.", *_AS_POSITION, ETAG),
+    (
+        *_KEPT,
+        errors.TooManyConsumers,
+        errors.LeaseHeld,
+        errors.LogReplaced,
+        errors.OffsetTruncated,
+        errors.RequestOutdated,
+    ),
+    needs_body=True,
+)
+RENEW: Final = Operation(
+    "PUT",
+    f"{_ONE}/lease",
+    "renewLease",
+    "Consumers",
+    "Hold the lease for longer",
+    "For another `lease_ms` from now on. A commit with the token does the same.",
+    (NAME, CONSUMER, FENCING_TOKEN),
+    replies=gives("The lease is held.", *_AS_POSITION, ETAG),
+    errors=(
+        *_BODILESS,
+        errors.NoSuchConsumer,
+        errors.PreconditionRequired,
+        errors.LeaseLost,
+        errors.LogReplaced,
+    ),
+)
+RELEASE: Final = Operation(
+    "DELETE",
+    f"{_ONE}/lease",
+    "releaseLease",
+    "Consumers",
+    "Let the lease go",
+    "Another worker gets it at once.",
+    (NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
+    replies={204: Reply("It is free.")},
+    errors=(
+        *(error for error in _BODILESS if error is not errors.NotAcceptable),
+        errors.NoSuchConsumer,
+        errors.PreconditionRequired,
+        errors.LeaseLost,
+        errors.RequestOutdated,
+    ),
+)
 
 
 class ConsumerRoutes:
@@ -37,9 +284,9 @@ class ConsumerRoutes:
         """GET /v1/logs/{name}/consumers."""
         views, following = await self._consumers.page(
             given[NAME],
-            after=given[op.AFTER] or "",
-            limit=given[op.LIMIT],
-            prefix=given[op.PREFIX] or "",
+            after=given[AFTER] or "",
+            limit=given[LIMIT],
+            prefix=given[PREFIX] or "",
         )
         return json_value({"consumers": [consumer_json(view) for view in views], "next": following})
 
@@ -47,25 +294,25 @@ class ConsumerRoutes:
         """GET /v1/consumers."""
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
-            given[op.LOG] or "",
-            prefix=given[op.PREFIX] or "",
-            after=given[op.AFTER_ALL] or "",
-            limit=given[op.LIMIT],
+            given[LOG] or "",
+            prefix=given[PREFIX] or "",
+            after=given[AFTER_ALL] or "",
+            limit=given[LIMIT],
             is_shown=lambda log: not LOOK.isdisjoint(caller.scopes(Kind.LOGS, log)),
         )
         return json_value({"consumers": list(map(position_json, rows)), "next": following})
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}/consumers/{consumer}."""
-        return self._viewed(await self._consumers.look(given[NAME], given[op.CONSUMER]))
+        return self._viewed(await self._consumers.look(given[NAME], given[CONSUMER]))
 
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}."""
         wanted = await body.read_model(request, self._room, ConsumerCommit)
         token, version, is_new = (
-            given[op.FENCING_TOKEN],
-            given[op.IF_MATCH],
-            given[op.IF_NONE_MATCH],
+            given[FENCING_TOKEN],
+            given[IF_MATCH],
+            given[IF_NONE_MATCH],
         )
         if token is None and version is None and not is_new:
             raise PreconditionRequired(
@@ -74,7 +321,7 @@ class ConsumerRoutes:
         return _committed(
             await self._consumers.commit(
                 given[NAME],
-                given[op.CONSUMER],
+                given[CONSUMER],
                 wanted.offset,
                 token=token,
                 version=version,
@@ -87,7 +334,7 @@ class ConsumerRoutes:
     async def delete(self, request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}."""
         stamp = _stamp(request, given)
-        await self._consumers.delete(given[NAME], given[op.CONSUMER], given[op.IF_MATCH], stamp)
+        await self._consumers.delete(given[NAME], given[CONSUMER], given[IF_MATCH], stamp)
         return self._done()
 
     async def reset(self, request: web.Request, given: Given) -> web.Response:
@@ -96,9 +343,9 @@ class ConsumerRoutes:
         return self._viewed(
             await self._consumers.reset(
                 given[NAME],
-                given[op.CONSUMER],
+                given[CONSUMER],
                 start_of_json(wanted.to, "/to"),
-                given[op.IF_MATCH],
+                given[IF_MATCH],
                 _stamp(request, given, wanted),
             )
         )
@@ -109,7 +356,7 @@ class ConsumerRoutes:
         return self._positioned(
             await self._consumers.acquire(
                 given[NAME],
-                given[op.CONSUMER],
+                given[CONSUMER],
                 holder=wanted.holder,
                 lease_ms=wanted.lease_ms,
                 start=start_of_json(wanted.start, "/from"),
@@ -122,12 +369,12 @@ class ConsumerRoutes:
     async def renew(self, _request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}/lease."""
         token = _token(given)
-        return self._positioned(await self._consumers.renew(given[NAME], given[op.CONSUMER], token))
+        return self._positioned(await self._consumers.renew(given[NAME], given[CONSUMER], token))
 
     async def release(self, request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}/lease."""
         token, stamp = _token(given), _stamp(request, given)
-        await self._consumers.release(given[NAME], given[op.CONSUMER], token, stamp)
+        await self._consumers.release(given[NAME], given[CONSUMER], token, stamp)
         return self._done()
 
     def _headers(self, position: Position | None = None) -> dict[str, str]:
@@ -146,20 +393,20 @@ class ConsumerRoutes:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(op.LIST, self.page),
-            Route(op.LIST_ALL, self.page_of_all),
-            Route(op.GET, self.get),
-            Route(op.PUT, self.put),
-            Route(op.DELETE, self.delete),
-            Route(op.RESET, self.reset),
-            Route(op.ACQUIRE, self.acquire),
-            Route(op.RENEW, self.renew),
-            Route(op.RELEASE, self.release),
+            Route(LIST, self.page),
+            Route(LIST_ALL, self.page_of_all),
+            Route(GET, self.get),
+            Route(PUT, self.put),
+            Route(DELETE, self.delete),
+            Route(RESET, self.reset),
+            Route(ACQUIRE, self.acquire),
+            Route(RENEW, self.renew),
+            Route(RELEASE, self.release),
         ]
 
 
 def _token(given: Given) -> int:
-    token = given[op.FENCING_TOKEN]
+    token = given[FENCING_TOKEN]
     if token is None:
         raise PreconditionRequired("send the Fencing-Token of the lease", log=given[NAME])
     return token
@@ -181,4 +428,4 @@ def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None
     once = once_of(request, given, body)
     if once is None:
         return None
-    return Stamp(once.token, once.content, given[op.CONSUMERS_VERSION] or 0)
+    return Stamp(once.token, once.content, given[CONSUMERS_VERSION] or 0)

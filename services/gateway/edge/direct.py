@@ -33,7 +33,7 @@ from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
 from quorumlog.net.operations import JSON, Operation
 from quorumlog.protocol.positions import Position
 from quorumlog.wire.bodies import LOG_NAME
-from services.gateway.edge import consumer_operations, entry_operations
+from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body
 from services.gateway.edge.media import FRAMES, OCTETS
@@ -157,7 +157,7 @@ class DirectRequests:
         def say(done: EntriesAppended) -> Said:
             return 201, "201 Created", "", appended_body(ledger_id, done, is_batch=is_batch)
 
-        return _Plain(entry_operations.APPEND, partial(append, payloads), say)
+        return _Plain(entries.APPEND, partial(append, payloads), say)
 
     def _commit(self, path: str, headers: CIMultiDictProxy[str], body: bytes) -> _Plain | None:
         found, offset = _COMMIT.fullmatch(path), _OFFSET.fullmatch(body)
@@ -172,7 +172,7 @@ class DirectRequests:
         ):
             return None
         commit = self._consumers.commit_at_hand(found[1], found[2], int(offset[1]), int(tokens[0]))
-        return None if commit is None else _Plain(consumer_operations.PUT, commit, _committed)
+        return None if commit is None else _Plain(consumers.PUT, commit, _committed)
 
     def _payloads(self, media: str, body: bytes) -> tuple[list[bytes], bool]:
         if media == OCTETS:

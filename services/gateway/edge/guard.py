@@ -26,7 +26,7 @@ from services.gateway.edge.access import (
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET
 from services.gateway.edge.quotas import Flow
-from services.gateway.edge.transaction_operations import TRANSACTION
+from services.gateway.edge.transactions import TRANSACTION
 from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"

@@ -1,13 +1,18 @@
 """The resource /v1/logs: named logs, each as a whole."""
 
+from typing import Any, Final
+
 from aiohttp import web
 
-from quorumlog.net.operations import Route
-from quorumlog.net.parameters import Given, invalid
+from quorumlog import errors
+from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.parameters import Given, Parameter, invalid, query_integer, query_text
+from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import body
-from services.gateway.edge import log_operations as op
+from services.gateway.edge import log_models as models
 from services.gateway.edge.access import Scope, caller_of
 from services.gateway.edge.answers import json_value, no_content
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_models import (
     LogArchived,
     LogCreate,
@@ -16,11 +21,233 @@ from services.gateway.edge.log_models import (
     LogTruncate,
     log_json,
 )
-from services.gateway.edge.once import once_of
-from services.gateway.edge.operations import IF_MATCH, NAME
+from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
+from services.gateway.edge.operations import (
+    ALWAYS,
+    ETAG,
+    IF_MATCH,
+    NAME,
+    NOTHING,
+    USUAL,
+    WITH_BODY,
+    WITH_METADATA,
+    gives,
+)
 from services.gateway.edge.room import Room
+from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import STREAM_PREFIX
+from services.gateway.logs.values import CREATED_AT, STREAM_PREFIX
+
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
+AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Logs whose name begins with this.")
+
+CREATED: Final[Parameter[str | None]] = Parameter(
+    "created",
+    "query",
+    created_at_of,
+    {"type": "string", "pattern": f"^{CREATED_AT}$"},
+    "Which log the request is for: its `created_at` from an earlier response, or the part behind the point in an event id. If"
+    " the log was deleted and created again since, the response is 409 `log-replaced`, and nothing is done.",
+    None,
+)
+
+_EXAMPLE: Final[dict[str, Any]] = {
+    "name": "events",
+    "settings": {
+        "ensemble_size": 3,
+        "write_quorum": 3,
+        "ack_quorum": 2,
+        "digest": "crc32c",
+        "metadata": {},
+        "roll_bytes": 268435456,
+        "roll_entries": 0,
+        "roll_seconds": 0,
+        "retention_bytes": 0,
+        "retention_seconds": 0,
+        "batch_compression": "none",
+    },
+    "state": "OPEN",
+    "first_offset": 0,
+    "next_offset": 8,
+    "archived_through": None,
+    "deletion_protection": False,
+    "ledgers": [
+        {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
+        {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
+    ],
+    "owner": {
+        "id": "b1946ac9",
+        "url": "http://127.0.0.1:8080",
+        "internal_url": "http://127.0.0.1:34567",
+    },
+    "version": 4,
+    "created_at": "2026-01-02T03:04:05.678901Z",
+}
+_LOG: Final = (models.Log, {"a log": _EXAMPLE})
+TAKING_OVER: Final = (
+    *USUAL,
+    *WITH_BODY,
+    errors.NoSuchLog,
+    errors.LogReplaced,
+    errors.NotEnoughBookies,
+    errors.RecoveryBlocked,
+    errors.EntryUnavailable,
+    errors.LogFull,
+)
+"""Errors of a request to a log's owner, which this gateway may become."""
+
+
+def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> Operation:
+    """A POST to a log that answers with the log."""
+    return Operation(
+        "POST",
+        f"/v1/logs/{{name}}/{verb}",
+        name,
+        "Logs",
+        summary,
+        text,
+        (NAME, *more.get("parameters", ())),
+        more.get("body", NOTHING),
+        gives("Done.", *more.get("content", _LOG)),
+        (*TAKING_OVER, *more.get("errors", ())),
+        needs_body="body" in more,
+        is_audited=more.get("is_audited", False),
+    )
+
+
+LIST: Final = Operation(
+    "GET",
+    "/v1/logs",
+    "listLogs",
+    "Logs",
+    "List logs",
+    "By name. `next` is the next `after`, null at the end.",
+    (LIMIT, AFTER, PREFIX),
+    replies=gives(
+        "A page of logs.", models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}}
+    ),
+    errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
+)
+PUT: Final = Operation(
+    "PUT",
+    "/v1/logs/{name}",
+    "putLog",
+    "Logs",
+    "Create a log",
+    "A repeat with the same settings gets the same log; with other settings 409.",
+    (NAME, IDEMPOTENCY_KEY),
+    {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
+    {
+        **gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
+        **gives("The log that was there.", *_LOG),
+    },
+    (*TAKING_OVER, errors.LogExists),
+    is_audited=True,
+)
+GET: Final = Operation(
+    "GET",
+    "/v1/logs/{name}",
+    "getLog",
+    "Logs",
+    "Look at a log",
+    parameters=(NAME,),
+    replies=gives("The log.", *_LOG, ETAG),
+    errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
+)
+PATCH: Final = Operation(
+    "PATCH",
+    "/v1/logs/{name}",
+    "patchLog",
+    "Logs",
+    "Change a log's limits, or its protection from deletion",
+    "Limits that are named get new values, and hold within seconds for its owner and its retention. With `If-Match` "
+    "only if the log has this `version` (its `ETag`): else 412 `version-conflict`, whose `version` is the log's; a roll or a "
+    "new owner changes it too. "
+    "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
+    (NAME, IF_MATCH, CREATED, IDEMPOTENCY_KEY),
+    {
+        JSON: Content(
+            models.LogPatch,
+            {"a week": {"retention_seconds": 604800}, "on": {"deletion_protection": True}},
+        )
+    },
+    gives("The log.", *_LOG, ETAG),
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.NoSuchLog,
+        errors.LogReplaced,
+        errors.VersionConflict,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+    ),
+    needs_body=True,
+    is_audited=True,
+)
+DELETE: Final = Operation(
+    "DELETE",
+    "/v1/logs/{name}",
+    "deleteLog",
+    "Logs",
+    "Delete a log with its ledgers",
+    "With `created` only that log is deleted. If another log has the name since, the response is 404 `no-such-log`.",
+    (NAME, CREATED),
+    replies={204: Reply("It is deleted, and the name is free.")},
+    errors=(
+        *ALWAYS,
+        *WITH_METADATA,
+        errors.NoSuchLog,
+        errors.LogProtected,
+        errors.RecoveryBlocked,
+    ),
+    is_audited=True,
+)
+OPEN: Final = _order(
+    "open",
+    "openLog",
+    "Open a log for one writer",
+    "Earlier writers are fenced off. From then on appends need `Writer-Token`.",
+    body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
+    content=(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}}),
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
+    parameters=(CREATED,),
+    is_audited=True,
+)
+ROLL: Final = _order(
+    "roll",
+    "rollLog",
+    "Go on in a new ledger",
+    errors=(errors.LogClosed, errors.NotTheOwner, errors.QuorumTimeout, errors.WriterLost),
+)
+TRUNCATE: Final = _order(
+    "truncate",
+    "truncateLog",
+    "Drop old ledgers",
+    "Whole ledgers that end below `before`; `first_offset` tells the result.",
+    body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
+    errors=(errors.LogProtected,),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
+)
+ARCHIVED: Final = _order(
+    "archived",
+    "markLogArchived",
+    "Note that records are archived",
+    "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
+    body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
+    errors=(errors.VersionConflict, errors.InvalidRequest),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
+)
+CLOSE: Final = _order(
+    "close",
+    "closeLog",
+    "Close a log for good",
+    errors=(errors.NotTheOwner, errors.WriterLost),
+    parameters=(CREATED, IDEMPOTENCY_KEY),
+    is_audited=True,
+)
 
 
 class LogRoutes:
@@ -56,9 +283,9 @@ class LogRoutes:
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
         views, following = await self._logs.page(
-            after=given[op.AFTER],
-            limit=given[op.LIMIT],
-            prefix=given[op.PREFIX] or "",
+            after=given[AFTER],
+            limit=given[LIMIT],
+            prefix=given[PREFIX] or "",
             shown=caller_of(request).listed(Scope.READ),
         )
         return json_value({"logs": [log_json(view) for view in views], "next": following})
@@ -71,20 +298,20 @@ class LogRoutes:
             wanted.limits,
             deletion_protection=wanted.deletion_protection,
             expect=given[IF_MATCH],
-            created_at=given[op.CREATED],
-            once=once_of(request, given, wanted, given[IF_MATCH], given[op.CREATED]),
+            created_at=given[CREATED],
+            once=once_of(request, given, wanted, given[IF_MATCH], given[CREATED]),
         )
         return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
-        await self._logs.delete(given[NAME], created_at=given[op.CREATED])
+        await self._logs.delete(given[NAME], created_at=given[CREATED])
         return no_content()
 
     async def close(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        once = once_of(request, given, given[op.CREATED])
-        view = await self._logs.close(given[NAME], created_at=given[op.CREATED], once=once)
+        once = once_of(request, given, given[CREATED])
+        view = await self._logs.close(given[NAME], created_at=given[CREATED], once=once)
         return json_value(log_json(view))
 
     async def roll(self, _request: web.Request, given: Given) -> web.Response:
@@ -94,21 +321,21 @@ class LogRoutes:
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
         wanted = await body.read_model(request, self._room, LogTruncate)
-        once = once_of(request, given, wanted, given[op.CREATED])
+        once = once_of(request, given, wanted, given[CREATED])
         view = await self._logs.truncate(
-            given[NAME], wanted.before, created_at=given[op.CREATED], once=once
+            given[NAME], wanted.before, created_at=given[CREATED], once=once
         )
         return json_value(log_json(view))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
         wanted = await body.read_model(request, self._room, LogArchived)
-        once = once_of(request, given, wanted, given[op.CREATED])
+        once = once_of(request, given, wanted, given[CREATED])
         view = await self._logs.archived(
             given[NAME],
             wanted.through,
             expect=wanted.expect,
-            created_at=given[op.CREATED],
+            created_at=given[CREATED],
             once=once,
         )
         return json_value(log_json(view))
@@ -117,21 +344,21 @@ class LogRoutes:
         """POST /v1/logs/{name}/open."""
         wanted = await body.read_model(request, self._room, LogOpen)
         token, next_offset = await self._logs.open(
-            given[NAME], wanted.owner, created_at=given[op.CREATED]
+            given[NAME], wanted.owner, created_at=given[CREATED]
         )
         return json_value({"writer_token": token, "next_offset": next_offset})
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(op.LIST, self.page),
-            Route(op.PUT, self.put),
-            Route(op.GET, self.get),
-            Route(op.PATCH, self.patch),
-            Route(op.DELETE, self.delete),
-            Route(op.OPEN, self.open),
-            Route(op.ROLL, self.roll),
-            Route(op.TRUNCATE, self.truncate),
-            Route(op.ARCHIVED, self.archived),
-            Route(op.CLOSE, self.close),
+            Route(LIST, self.page),
+            Route(PUT, self.put),
+            Route(GET, self.get),
+            Route(PATCH, self.patch),
+            Route(DELETE, self.delete),
+            Route(OPEN, self.open),
+            Route(ROLL, self.roll),
+            Route(TRUNCATE, self.truncate),
+            Route(ARCHIVED, self.archived),
+            Route(CLOSE, self.close),
         ]

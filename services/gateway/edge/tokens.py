@@ -1,19 +1,202 @@
 """The resources /v1/tokens and /v1/tickets: access tokens are made, listed and revoked; browsers get tickets."""
 
-from aiohttp import web
+from typing import Annotated, Any, Final
 
+from aiohttp import web
+from pydantic import FailFast, Field, StringConstraints, WithJsonSchema
+from yarl import URL
+
+from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.operations import Route
-from quorumlog.net.parameters import Given
+from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.parameters import Given, path_text
 from quorumlog.net.token_client import TokenClient
+from quorumlog.wire.new_tokens import draw_token
+from quorumlog.wire.token_bodies import (
+    EXPIRES_IN_S_MAX,
+    GRANT,
+    GRANTS_MAX,
+    TOKEN_ID,
+    TokenFields,
+    TokenName,
+    TokenQuotas,
+    TokenRow,
+)
 from services.gateway.edge import body
-from services.gateway.edge import token_operations as op
 from services.gateway.edge.access import caller_of
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.callers import Callers
+from services.gateway.edge.models import DATE_TIME, Model
+from services.gateway.edge.operations import ALWAYS, USUAL, WITH_BODY, WITH_METADATA, gives
 from services.gateway.edge.room import Room
 from services.gateway.edge.tickets import NO_TICKET, TICKET_S
-from services.gateway.edge.token_models import AccessTokenCreate, TicketCreate, token_json
+
+Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
+
+
+class AccessTokenCreate(Model):
+    """A token to make."""
+
+    name: TokenName = Field(description="For people: who has it, or what for.")
+    grants: Annotated[list[Grant], FailFast()] = Field(
+        min_length=1,
+        max_length=GRANTS_MAX,
+        description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"
+        " (each with `*` for any rest), `cluster`, or `*` for everything.",
+    )
+    quotas: TokenQuotas = Field(
+        default=TokenQuotas(),
+        description="What the token may use of each gateway, in requests and bytes per second, connections with"
+        " requests under way, and open ledgers; beyond: 429 overloaded.",
+    )
+    expires_in_s: int | None = Field(
+        default=None, ge=1, le=EXPIRES_IN_S_MAX, description="Without it: valid until revoked."
+    )
+
+    def drawn(self) -> tuple[str, TokenFields]:
+        """A new secret, and what is stored of it."""
+        drawn = draw_token()
+        return drawn.secret, TokenFields(
+            id=drawn.id,
+            hash=drawn.hash,
+            name=self.name,
+            grants=tuple(self.grants),
+            quotas=self.quotas,
+        )
+
+
+class AccessToken(Model):
+    """A token without its secret."""
+
+    id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
+    name: str
+    grants: list[str]
+    quotas: TokenQuotas
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
+
+
+class NewAccessToken(AccessToken):
+    """A token with its secret, which is shown this once."""
+
+    token: str
+
+
+class AccessTokenList(Model):
+    """All tokens, by creation."""
+
+    tokens: list[AccessToken]
+
+
+class TicketCreate(Model):
+    """A ticket to make."""
+
+    path: Annotated[
+        str,
+        StringConstraints(
+            pattern=r"^/v1/((logs|ledgers)/[A-Za-z0-9._-]{1,200}/(entries|ws)|stream/[!-\"$->@-~]{1,600})$"
+        ),
+    ] = Field(description="The path of what is read, as its URL has it, without a query.")
+
+    @property
+    def named(self) -> str:
+        """The path as a request names it, however the URL was escaped."""
+        return URL(self.path, encoded=True).path
+
+
+class NewTicket(Model):
+    """A ticket."""
+
+    ticket: str = Field(description="Goes into the query: `?ticket=…`.")
+    expires_in_s: int
+
+
+def token_json(row: TokenRow) -> dict[str, Any]:
+    """A token as clients see it."""
+    return row.model_dump(mode="json", exclude={"hash"})
+
+
+ID: Final = path_text("id", TOKEN_ID, "The token.", "5f0c2a9d41be7786")
+
+_EXAMPLE: Final[dict[str, Any]] = {
+    "id": "5f0c2a9d41be7786",
+    "name": "orders service",
+    "grants": ["append:logs/orders-*", "read:logs/orders-*"],
+    "quotas": {
+        "requests_per_s": 100,
+        "bytes_per_s": None,
+        "connections": 10,
+        "open_ledgers": None,
+    },
+    "created_at": "2026-01-02T03:04:05.678901Z",
+    "expires_at": None,
+}
+
+CREATE: Final = Operation(
+    "POST",
+    "/v1/tokens",
+    "createToken",
+    "Tokens",
+    "Make an access token",
+    "The answer has the secret, which nobody can show again: only its hash is stored.",
+    body={
+        JSON: Content(
+            AccessTokenCreate,
+            {"producer": {"name": "orders service", "grants": _EXAMPLE["grants"]}},
+        )
+    },
+    replies=gives(
+        "The token.",
+        NewAccessToken,
+        {"new": _EXAMPLE | {"token": "qlt_…"}},
+        status=201,
+    ),
+    errors=(*USUAL, *WITH_BODY),
+    needs_body=True,
+    is_audited=True,
+)
+LIST: Final = Operation(
+    "GET",
+    "/v1/tokens",
+    "listTokens",
+    "Tokens",
+    "List access tokens",
+    "By creation, without their secrets; an expired one for a week after its end.",
+    replies=gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
+    errors=USUAL,
+)
+REVOKE: Final = Operation(
+    "DELETE",
+    "/v1/tokens/{id}",
+    "revokeToken",
+    "Tokens",
+    "Revoke an access token",
+    "Within seconds all gateways refuse it, and cut its requests that are under way.",
+    (ID,),
+    replies={204: Reply("It is gone.")},
+    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchToken),
+    is_audited=True,
+)
+TICKET: Final = Operation(
+    "POST",
+    "/v1/tickets",
+    "createTicket",
+    "Tokens",
+    "Make a ticket for a page in a browser",
+    "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
+    " within half a minute, through any gateway. The ticket allows what the token allows there.",
+    body={
+        JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/entries"}}),
+    },
+    replies=gives(
+        "The ticket.",
+        NewTicket,
+        {"new": {"ticket": "5f0c2a9d41be7786.1767323045.9b…", "expires_in_s": 30}},
+        status=201,
+    ),
+    errors=(*USUAL, *WITH_BODY),
+    needs_body=True,
+)
 
 
 class TokenRoutes:
@@ -39,7 +222,7 @@ class TokenRoutes:
 
     async def revoke(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/tokens/{id}."""
-        await self._client.revoke(given[op.ID])
+        await self._client.revoke(given[ID])
         return no_content()
 
     async def ticket(self, request: web.Request, _given: Given) -> web.Response:
@@ -53,8 +236,8 @@ class TokenRoutes:
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(op.CREATE, self.create),
-            Route(op.LIST, self.page),
-            Route(op.REVOKE, self.revoke),
-            Route(op.TICKET, self.ticket),
+            Route(CREATE, self.create),
+            Route(LIST, self.page),
+            Route(REVOKE, self.revoke),
+            Route(TICKET, self.ticket),
         ]

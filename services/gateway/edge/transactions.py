@@ -1,23 +1,264 @@
 """The resource /v1/transactions: sealed ledgers that are published onto a log together."""
 
-from aiohttp import web
+from typing import Annotated, Any, Final, Literal
 
+from aiohttp import web
+from pydantic import AfterValidator, FailFast, Field, WithJsonSchema
+
+from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.operations import Route
-from quorumlog.net.parameters import Given
+from quorumlog.net.operations import JSON, Content, Operation, Route
+from quorumlog.net.parameters import Given, path_text
+from quorumlog.protocol.log import LOG_LEDGERS_MAX
+from quorumlog.protocol.transaction import Sealed, Transaction
+from quorumlog.wire.bodies import LogName
+from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S, TRANSACTION_ID
 from services.gateway.edge import body
-from services.gateway.edge import transaction_operations as op
 from services.gateway.edge.access import Kind, Scope, caller_of
 from services.gateway.edge.answers import json_value
-from services.gateway.edge.operations import WRITER_TOKEN
+from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
+from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN, gives
 from services.gateway.edge.room import Room
-from services.gateway.edge.transaction_models import (
-    TransactionBegin,
-    TransactionCommit,
-    VersionBegin,
-    transaction_json,
-)
+from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 from services.gateway.logs.transactions import Transactions
+
+
+def _a_clients(name: str) -> str:
+    if name == POSITIONS_LOG:
+        raise ValueError("is a name of the cluster's own")
+    return name
+
+
+_TargetLog = Annotated[
+    LogName,
+    AfterValidator(_a_clients),
+    Field(description="The log on which its records will be published."),
+]
+_ExpiresInS = Annotated[
+    int,
+    Field(
+        ge=EXPIRES_IN_S[0],
+        le=EXPIRES_IN_S[1],
+        description="The transaction ends after so many seconds without a begin, a new ledger or an append.",
+    ),
+]
+
+
+class TransactionBegin(Model):
+    """A transaction to begin."""
+
+    log: _TargetLog
+    app: None = None
+    version: None = None
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
+
+
+class VersionBegin(Model):
+    """A transaction to begin for one commit of an app, which must come onto the log once."""
+
+    log: _TargetLog
+    app: Annotated[
+        Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="The app that writes.")
+    ]
+    version: Annotated[Id, Field(description="The number of the app's commit; numbers ascend.")]
+    expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
+
+
+class SealedLedger(Model):
+    """A closed ledger to publish; with `last_entry` only if it ends there (-1: it is empty)."""
+
+    ledger_id: Id
+    last_entry: IdOrNone | None = None
+
+
+class TransactionCommit(Model):
+    """What to publish, in this order. Ledgers that are not named are deleted."""
+
+    ledgers: Annotated[list[Id | SealedLedger], FailFast()] = Field(max_length=LOG_LEDGERS_MAX)
+    overwrite: bool = Field(
+        default=False, description="Drop what was on the log before; offsets go on."
+    )
+
+    def sealed(self) -> tuple[Sealed, ...]:
+        """The protocol's values."""
+        return tuple(
+            Sealed(ledger)
+            if isinstance(ledger, int)
+            else Sealed(ledger.ledger_id, ledger.last_entry)
+            for ledger in self.ledgers
+        )
+
+
+class LedgerOfTransaction(Model):
+    """A ledger that was created in a transaction; with offsets once it is on the log."""
+
+    ledger_id: Id
+    partition: Id | None
+    attempt: Id | None
+    first_offset: Id | None
+    last_offset: Id | None
+
+
+class TransactionModel(Model):
+    """A transaction as it is now."""
+
+    transaction: str = Field(description="Its id.")
+    log: str
+    app: str | None
+    version: Id | None
+    state: Literal["OPEN", "COMMITTED", "ABORTED"]
+    duplicate: bool = Field(
+        description="COMMITTED, but by another commit of this version: nothing new was published."
+    )
+    first_offset: Id | None = Field(description="The offset of the first record that it published.")
+    last_offset: Id | None
+    ledgers: list[LedgerOfTransaction] = Field(
+        description="While OPEN those created in it; once COMMITTED those published, in the log's order."
+    )
+    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+
+
+def transaction_json(found: Transaction) -> dict[str, Any]:
+    """A transaction as the API shows it."""
+    return {
+        "transaction": found.id,
+        "log": found.log,
+        "app": found.app,
+        "version": found.version,
+        "state": found.state,
+        "duplicate": found.is_duplicate,
+        "first_offset": found.first_offset,
+        "last_offset": found.last_offset,
+        "ledgers": found.ledgers,
+        "created_at": found.created_at,
+        "expires_at": found.expires_at,
+    }
+
+
+TRANSACTION: Final = path_text(
+    "transaction", TRANSACTION_ID, "The transaction.", "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11"
+)
+
+_OPEN: Final[dict[str, Any]] = {
+    "transaction": "5a0d1f6e-6c1c-4f0e-9d0e-1c7f3b0f2a11",
+    "log": "events",
+    "app": "nightly",
+    "version": 7,
+    "state": "OPEN",
+    "duplicate": False,
+    "first_offset": None,
+    "last_offset": None,
+    "ledgers": [
+        {"ledger_id": 8, "partition": 0, "attempt": 0, "first_offset": None, "last_offset": None}
+    ],
+    "created_at": "2026-01-02T03:04:05.678901Z",
+    "expires_at": "2026-01-02T04:04:05.678901Z",
+}
+_DONE: Final = _OPEN | {
+    "state": "COMMITTED",
+    "first_offset": 100,
+    "last_offset": 199,
+    "ledgers": [
+        {"ledger_id": 8, "partition": 0, "attempt": 0, "first_offset": 100, "last_offset": 199}
+    ],
+}
+
+
+_AS_OPEN: Final = (TransactionModel, {"a transaction": _OPEN})
+_LOCATION: Final = {"Location": "The transaction's path."}
+
+BEGIN: Final = Operation(
+    "POST",
+    "/v1/transactions",
+    "beginTransaction",
+    "Transactions",
+    "Begin a transaction on a log",
+    "With the same `app` and `version` all callers get the same transaction while it is OPEN; if this "
+    "version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its ledgers "
+    "are created by `POST /v1/ledgers` with `transaction`.",
+    body={
+        JSON: Content(
+            {"anyOf": [TransactionBegin, VersionBegin]},
+            {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
+        )
+    },
+    replies={
+        **gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
+        **gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
+    },
+    errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
+    needs_body=True,
+)
+GET: Final = Operation(
+    "GET",
+    "/v1/transactions/{transaction}",
+    "getTransaction",
+    "Transactions",
+    "Look at a transaction",
+    parameters=(TRANSACTION,),
+    replies=gives("The transaction.", *_AS_OPEN),
+    errors=(*USUAL, errors.NoSuchTransaction),
+)
+COMMIT: Final = Operation(
+    "POST",
+    "/v1/transactions/{transaction}/commit",
+    "commitTransaction",
+    "Transactions",
+    "Put its closed ledgers onto the log, all at once",
+    "The records get dense offsets after those of the log, ledger by ledger. The same request again "
+    "gets the same answer, through any gateway: repeat it until there is one. Where the log was "
+    "opened for one writer, `Writer-Token` is needed.",
+    (TRANSACTION, WRITER_TOKEN),
+    {
+        JSON: Content(
+            TransactionCommit,
+            {
+                "ids": {"ledgers": [8, 9]},
+                "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
+            },
+        )
+    },
+    gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
+    (
+        *USUAL,
+        *WITH_BODY,
+        errors.NoSuchTransaction,
+        errors.TransactionAborted,
+        errors.TransactionCommitted,
+        errors.NoSuchLog,
+        errors.LogClosed,
+        errors.LogFenced,
+        errors.LogFull,
+        errors.LogProtected,
+        errors.NotEnoughBookies,
+        errors.EntryUnavailable,
+        errors.RecoveryBlocked,
+        errors.QuorumTimeout,
+        errors.NotTheOwner,
+        errors.WriterLost,
+    ),
+    needs_body=True,
+    is_audited=True,
+)
+ABORT: Final = Operation(
+    "POST",
+    "/v1/transactions/{transaction}/abort",
+    "abortTransaction",
+    "Transactions",
+    "End a transaction without a trace",
+    "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
+    (TRANSACTION,),
+    NOTHING,
+    gives(
+        "It is aborted.",
+        TransactionModel,
+        {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
+    ),
+    (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
+    is_audited=True,
+)
 
 
 class TransactionRoutes:
@@ -44,19 +285,19 @@ class TransactionRoutes:
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/transactions/{transaction}."""
-        return json_value(transaction_json(await self._transactions.get(given[op.TRANSACTION])))
+        return json_value(transaction_json(await self._transactions.get(given[TRANSACTION])))
 
     async def commit(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/commit."""
         wanted = await body.read_model(request, self._room, TransactionCommit)
         if wanted.overwrite:
-            found = await self._transactions.get(given[op.TRANSACTION])
+            found = await self._transactions.get(given[TRANSACTION])
             caller_of(request).check(Scope.MANAGE, Kind.LOGS, found.log)
             audit.name_target(f"logs/{found.log}")
         else:
             audit.leave_out()
         done = await self._transactions.commit(
-            given[op.TRANSACTION],
+            given[TRANSACTION],
             wanted.sealed(),
             overwrite=wanted.overwrite,
             token=given[WRITER_TOKEN],
@@ -65,13 +306,13 @@ class TransactionRoutes:
 
     async def abort(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/transactions/{transaction}/abort."""
-        return json_value(transaction_json(await self._transactions.abort(given[op.TRANSACTION])))
+        return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
         return [
-            Route(op.BEGIN, self.begin),
-            Route(op.GET, self.get),
-            Route(op.COMMIT, self.commit),
-            Route(op.ABORT, self.abort),
+            Route(BEGIN, self.begin),
+            Route(GET, self.get),
+            Route(COMMIT, self.commit),
+            Route(ABORT, self.abort),
         ]

@@ -13,7 +13,7 @@ from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON, Content, Operation, Reply
 from quorumlog.net.parameters import Parameter
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
-from services.gateway.edge.log_operations import TAKING_OVER
+from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.media import EVENTS
 from services.gateway.edge.operations import BYTES, TICKET
 from services.gateway.edge.starts import created_of, token_of

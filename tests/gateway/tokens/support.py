@@ -19,7 +19,7 @@ from services.gateway.app import build_app
 from services.gateway.edge.callers import Callers, _wall
 from services.gateway.edge.jwts import Jwts
 from services.gateway.edge.limits import Limits
-from services.gateway.edge.token_models import AccessTokenCreate
+from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
 from tests.gateway.engine.support import Gateway, World, world_of

@@ -21,7 +21,7 @@ from services.gateway.edge.callers import Callers
 from services.gateway.edge.jwts import Jwts
 from services.gateway.edge.limits import Limits
 from services.gateway.edge.tickets import TICKET_S, Ticket
-from services.gateway.edge.token_models import AccessTokenCreate
+from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.interface import LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.tokens.support import LOG, NAMESPACE
