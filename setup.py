@@ -90,8 +90,7 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             name = item.target.id
             yield f"    @property\n    def {name}(self) -> {ast.unparse(item.annotation)}:"
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                yield f'        """{after.value.value}"""'
+            yield from _text_of(after)
             yield f"        return self._inner.{name}\n"
         if isinstance(item, ast.AsyncFunctionDef | ast.FunctionDef) and item.name[0] != "_":
             if any(ast.unparse(each) == "property" for each in item.decorator_list):
@@ -99,6 +98,13 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
             yield from _method(item)
     if node.name == "Consumer":
         yield from _consumer(node)
+
+
+def _text_of(node: ast.stmt | None) -> Iterator[str]:
+    """The docstring of a field, if this statement is one."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield f'        """{value.value}"""'
 
 
 def _docstring(node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> str:
