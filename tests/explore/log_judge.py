@@ -4,7 +4,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from quorumlog.errors import NOT_DONE, ExpiredProducer, NoSuchLog, QuorumLogError, SequenceGap
+from quorumlog.errors import (
+    NOT_DONE,
+    ExpiredProducer,
+    NoSuchLedger,
+    NoSuchLog,
+    QuorumLogError,
+    SequenceGap,
+)
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import PRODUCERS_MAX, LogItem, LogMetadata
 from quorumlog.protocol.log.messages import NOT_OWNER, AppendsAsked, Event, Relay, Resolve
@@ -100,6 +107,8 @@ class LogJudge:
 
     def answer(self, world: World, request: Any, answer: Any) -> None:
         """Rules 26, 26a, 27b and 28: what no client may be told."""
+        if isinstance(answer, NoSuchLedger):
+            raise Broken(f"{request} is told of a ledger, of which no client of a log knows")
         is_record = request in self._scope.requests
         if isinstance(answer, NoSuchLog) and is_record and request not in world.absent:
             raise Broken(f"rule 27b: {request} came after the log was created, and found none")

@@ -167,6 +167,8 @@ class LogParts:
     def _check_writable(self, world: World, ledger_id: int) -> None:
         row = self.row(world)
         item = None if world.is_deleted else row.item_of(ledger_id)
+        if item is None and self.scope.losses:
+            return  # the writer does not know that the database went back
         if item is None or item.first_offset is None:
             raise Broken(
                 f"rule 23: ledger {ledger_id} is written before the row says where it begins"
@@ -309,6 +311,21 @@ class LogParts:
         for item in current.items:
             world = self._delete(world, item.ledger_id)
         return world, None
+
+    def may_lose(self, world: World) -> bool:
+        """Whether the database may go back behind the log's last ledger. Once it has an entry, copies tell its place, and
+        a rebuild names it again (rule 18d).
+        """
+        item = None if world.is_deleted else self.row(world).last_item
+        if item is None or item.first_offset is None or item.last_offset is not None:
+            return False
+        return not self.ledger(world, item.ledger_id).entries
+
+    def lost(self, world: World) -> World:
+        """The log no longer names its last ledger."""
+        row = self.row(world)
+        row = replace(row, items=row.items[:-1], version=row.version + 1)
+        return world._replace(row=self._number(row))
 
     def created(self, world: World) -> World:
         """The name is given again; versions go on."""

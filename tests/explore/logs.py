@@ -61,6 +61,7 @@ from tests.explore.search import FOREVER, Result, Space, search
 FORCE, FORWARDED = "force", "forwarded"
 ROLL, PUBLISH, TRUNCATE, DELETE, HEAD = "roll", "publish", "truncate", "delete", "head"
 FULL: Final = "full"
+LOST: Final = "lost"
 
 CLIENT: Final = -1
 """The number of a question that the gateway's manager asks for a client, and no machine."""
@@ -153,6 +154,8 @@ class LogExplorer:
             yield f"g{index} rereads the row's head", lambda: self._reread(world, index)
         if world.kills < self.scope.kills:
             yield f"g{index} dies", lambda: self._kill(world, index)
+        if index == 0 and world.count(LOST) < self.scope.losses and self._parts.may_lose(world):
+            yield "the database goes back", lambda: self._parts.lost(world.counted(LOST))
         if index == 0 and world.room is None and world.count(FULL) < self.scope.refusals:
             for room in range(2):
                 less = world.counted(FULL)._replace(room=room)

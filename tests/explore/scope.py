@@ -56,6 +56,8 @@ class LogScope:
     """How often a client may drop all closed ledgers but the last, which are then deleted."""
     deletions: int = 0
     """How often the log may be deleted, and created again under its name."""
+    losses: int = 0
+    """How often the database may go back, so that the log no longer names its last ledger, which has no entry yet."""
     heads: int = 0
     """How often a gateway may reread the row's head (rule 16a), which may arrive late."""
     remembers: int = PRODUCERS_MAX

@@ -53,6 +53,9 @@ LOG_DELETION: Final = LogScope(
 LOG_NAMESAKE: Final = LogScope(
     "log: two records, deleted and created again", ("a", "b"), deletions=1, forces=0, ledgers=2
 )
+LOG_LOST: Final = LogScope(
+    "log: two records, the last ledger is lost with the database", ("a", "b"), losses=1, forces=0
+)
 LOG_FORGOTTEN: Final = LogScope(
     "log: a repeat, its producer forgotten", ("p0", "q0"), repeats=1, forces=0, remembers=1
 )
@@ -71,6 +74,7 @@ LOGS_QUICK: Final = (
     LOG_OVERWRITE,
     LOG_TRUNCATION,
     LOG_DELETION,
+    LOG_LOST,
     LOG_FORGOTTEN,
     LogScope("log: one request, taken over, a head reread", heads=1, ledgers=2),
     LogScope("log: one request, one roll, a head reread", rolls=1, heads=1, forces=0),

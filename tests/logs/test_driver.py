@@ -7,31 +7,25 @@ from typing import Any, cast
 import pytest
 
 from quorumlog.errors import (
-    MetadataUnavailable,
-    NoSuchLedger,
     Overloaded,
     QuorumLogError,
 )
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
-    Answered,
     Ask,
     EntriesDurable,
     Event,
     ReadLog,
-    RecoverLedger,
     Retired,
     Stopped,
     Submit,
     SubmitFailed,
     SubmitRefused,
 )
-from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 from services.gateway.logs.offsets import OffsetIndex
-from tests.support.waiting import turns, until
+from tests.support.waiting import turns
 
 
 class ScriptedMachine:
@@ -45,22 +39,6 @@ class ScriptedMachine:
         self.heard.append(event)
         effects, self.effects = self.effects, []
         return effects
-
-
-class Rows:
-    """The log's row, which names these ledgers; first come errors."""
-
-    def __init__(self, *ledgers: int, errors: Sequence[QuorumLogError] = ()) -> None:
-        items = tuple(LogItem(ledger_id, 0) for ledger_id in ledgers)
-        self.row = LogMetadata("log", LogSettings(Quorum(3, 3, 2)), items=items)
-        self.errors = list(errors)
-        self.reads = 0
-
-    async def get(self, _name: str) -> LogMetadata:
-        self.reads += 1
-        if self.errors:
-            raise self.errors.pop(0)
-        return self.row
 
 
 class BoundedEngine:
@@ -82,14 +60,6 @@ class BoundedEngine:
         self.taken.append((expect, len(payloads)))
         self.futures.append(asyncio.get_running_loop().create_future())
         return self.futures[-1]
-
-    def acknowledge(self, at: int) -> None:
-        """The entries of one submission are on disk."""
-        first, count = self.taken[at]
-        self.futures[at].set_result(EntriesAppended(first, first + count - 1, first + count - 1))
-
-    async def recover(self, ledger_id: int) -> str:
-        return f"the row of {ledger_id}"
 
 
 def driver(
@@ -143,7 +113,7 @@ async def test_large_submissions_are_cut_in_order() -> None:
 @pytest.mark.parametrize("first", [0, 7])
 async def test_an_acknowledgement_of_another_entry_is_none(first: int) -> None:
     machine, engine = ScriptedMachine(Submit(1, 0, (b"a", b"b"))), BoundedEngine(room=9)
-    driver(machine, engine, Rows(1)).post(Retired())
+    driver(machine, engine).post(Retired())
 
     engine.futures[0].set_result(EntriesAppended(first, first + 1, first + 1))
     await turns(20)
@@ -153,68 +123,6 @@ async def test_an_acknowledgement_of_another_entry_is_none(first: int) -> None:
         assert heard == EntriesDurable(1, 1)
     else:
         assert isinstance(heard, SubmitFailed)
-
-
-async def test_the_first_entries_wait_until_the_log_is_read_to_name_their_ledger() -> None:
-    """Rule 18d; the others wait for nothing."""
-    machine, engine = ScriptedMachine(Submit(1, 0, (b"a",))), BoundedEngine(room=9)
-    rows = Rows(1, errors=[MetadataUnavailable(), MetadataUnavailable()])
-    running = driver(machine, engine, rows)
-    running.post(Retired())
-    machine.effects.append(Submit(1, 1, (b"b",)))
-    running.post(Retired())
-
-    engine.acknowledge(0)
-    engine.acknowledge(1)
-    await turns()
-    assert machine.heard == [Retired(), Retired()]
-    await turns(20)
-    assert machine.heard[2:] == [EntriesDurable(1, 1)]
-
-    machine.effects.append(Submit(1, 2, (b"c",)))
-    running.post(Retired())
-    engine.acknowledge(2)
-    await turns()
-    assert machine.heard[-1] == EntriesDurable(1, 2)
-    assert rows.reads == 3
-
-
-async def test_what_a_ledger_holds_that_its_log_does_not_name_is_not_done() -> None:
-    """Rule 18d: neither its first entries nor its end are told."""
-    machine, engine = ScriptedMachine(Submit(2, 0, (b"a",))), BoundedEngine(room=9)
-    running = driver(machine, engine, Rows(1))
-    running.post(Retired())
-    engine.acknowledge(0)
-    await turns(20)
-    machine.effects += [Ask(1, RecoverLedger(2)), Ask(2, RecoverLedger(1))]
-    running.post(Retired())
-    await turns(20)
-
-    _, failed, _, *answered = machine.heard
-    told = {answer.number: answer.value for answer in answered if isinstance(answer, Answered)}
-    assert isinstance(failed, SubmitFailed)
-    assert isinstance(failed.error, NoSuchLedger)
-    assert isinstance(told[1], NoSuchLedger)
-    assert told[2] == "the row of 1"
-
-
-async def test_entries_of_a_ledger_that_another_one_has_followed_are_told_of_no_more() -> None:
-    """Its owner has ended and is settled, while the log's row could not be read."""
-    rows = Rows(1, 2, errors=[MetadataUnavailable()])
-    machine = ScriptedMachine(Submit(1, 0, (b"a",)))
-    engine = BoundedEngine(room=99)
-    log = driver(machine, engine, rows)
-    log.post(Retired())
-    engine.acknowledge(0)
-    await turns()
-
-    machine.effects = [Submit(2, 0, (b"b",))]
-    log.post(Retired())
-    await until(lambda: rows.reads > 1, "the row is read for the first ledger")
-    engine.acknowledge(1)
-    await until(lambda: len(machine.heard) > 2, "the second ledger's entry is told of")
-
-    assert machine.heard[2:] == [EntriesDurable(2, 0)]
 
 
 async def test_a_question_that_is_cut_off_tells_the_machine_that_the_process_ends() -> None:

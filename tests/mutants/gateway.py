@@ -3,7 +3,6 @@ shipped classes that go wrong without the guard. A claim gives what went wrong, 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,6 @@ from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import LedgerRows
-from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
@@ -176,23 +174,6 @@ async def an_old_row_ends_no_owner() -> str | None:
 
 
 # --- rule 18d: a ledger that the database lost before anybody else heard of it ------------------------
-
-
-async def a_ledger_that_its_log_lost_takes_nothing() -> str | None:
-    async with a_cluster() as (cluster, (one, two)):
-        await one.logs.append("log", call("a"))
-        old = cluster.logs["log"]
-        await one.logs.roll("log")
-        cluster.logs["log"] = replace(old, version=cluster.logs["log"].version)
-
-        acknowledged = ["a"]
-        with contextlib.suppress(QuorumLogError):
-            await one.logs.append("log", call("b"))
-            acknowledged.append("b")
-        await take(two)
-
-        kept = [record.record.value.decode() for record in await two.contents("log")]
-        return None if kept == acknowledged else f"rule 18d: {acknowledged} became {kept}"
 
 
 async def take(gateway: Gateway) -> None:
@@ -517,15 +498,6 @@ def whatever_comes(_original: Any) -> Any:
     return put
 
 
-def never_asked(_original: Any) -> Any:
-    """The log's row is not read again."""
-
-    async def require(_self: LogDriver, _ledger_id: int) -> None:
-        pass
-
-    return require
-
-
 def asked_once(_original: Any) -> Any:
     """An owner is asked once whether it lives."""
 
@@ -692,14 +664,6 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
             (Patch(Ownership, "is_alive", asked_once),),
         ),
         one_silence_is_not_the_end_of_an_owner,
-    ),
-    (
-        Mutant(
-            "nobody asks whether a log still names a new ledger",
-            "rule 18d",
-            (Patch(LogDriver, "_require_named", never_asked),),
-        ),
-        a_ledger_that_its_log_lost_takes_nothing,
     ),
 )
 

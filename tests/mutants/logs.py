@@ -46,6 +46,7 @@ from services.gateway.logs.values import LogValues
 from tests.explore.scopes import (
     LOG_DELETION,
     LOG_FORGOTTEN,
+    LOG_LOST,
     LOG_NAMESAKE,
     LOG_OVERWRITE,
     LOG_PUBLICATION,
@@ -879,6 +880,12 @@ LOG_MUTANTS: Final = (
         "an owner believes its memory of a log that may be deleted",
         "rule 26",
         (Patch(Job, "_look", from_memory),),
+    ),
+    Mutant(
+        "nobody asks whether a log still names a new ledger",
+        "rule 18d",
+        (Patch(Owner, "_names", always(True)),),
+        scope=LOG_LOST,
     ),
     Mutant(
         "the name of a log is free before its writer has ended",

@@ -70,11 +70,17 @@ class Hand:
         self.owner = Owner(log, ProducerTable(), NOW, settle_s=SETTLE_S)
         self.out: list[Any] = []
         self.answers: dict[str, Any] = {}
+        self.reads_rows = True
+        """Whether the row that is read before a ledger's first entries are acknowledged names the ledger, at once."""
 
     def hear(self, event: Event, now: Now = NOW) -> list[Any]:
         """The effects but for answers, which are kept."""
         effects = self.owner.step(event, now)
         self.owner.check()
+        for effect in tuple(effects) if self.reads_rows else ():
+            if isinstance(effect, Ask) and is_naming(effect, self.owner):
+                effects.remove(effect)
+                effects += self.owner.step(Answered(effect.number, self.owner.log), now)
         self.answers |= {e.request: e.answer for e in effects if isinstance(e, Resolve)}
         self.out = [effect for effect in effects if not isinstance(effect, Resolve)]
         return self.out
@@ -98,6 +104,14 @@ class Hand:
             for name, answer in self.answers.items()
             if isinstance(answer, RecordsAppended)
         }
+
+
+def is_naming(ask: Ask, owner: Owner | None) -> bool:
+    """Whether an owner asks for the row because of a ledger's first entries (rule 18d)."""
+    if owner is None or not isinstance(ask.question, ReadLog):
+        return False
+    number = ask.number[1] if isinstance(ask.number, tuple) else ask.number
+    return number in (owner._name_asked, owner._settle_asked)
 
 
 def call(name: str, *, seq: int | None = None, epoch: int = 0) -> Append:
@@ -124,6 +138,60 @@ def test_appends_of_one_step_are_one_submission_and_acknowledged_in_order() -> N
     assert hand.offsets == {"a": 0, "b": 1}
     hand.hear(EntriesDurable(1, 2))
     assert hand.offsets == {"a": 0, "b": 1, "c": 2}
+
+
+def begun() -> Hand:
+    """Entries 0 and 1 are on disk, and the row is read."""
+    hand = Hand()
+    hand.reads_rows = False
+    hand.append("a", "b", "c")
+    hand.hear(EntriesDurable(1, 0))
+    asked = hand.out
+    assert hand.hear(EntriesDurable(1, 1)) == [], "it is read once"
+    hand.out = asked
+    return hand
+
+
+def test_the_first_entries_of_a_ledger_wait_until_the_row_is_read_to_name_it() -> None:
+    """Rule 18d. The others wait for nothing."""
+    hand = begun()
+    hand.answer(ReadLog, MetadataUnavailable())
+    hand.answer(Wait, None)
+    assert hand.answers == {}
+
+    hand.answer(ReadLog, LOG)
+    assert hand.offsets == {"a": 0, "b": 1}
+    assert hand.hear(EntriesDurable(1, 2)) == []
+    assert hand.offsets == {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize("row", [replace(LOG, items=()), NoSuchLog()], ids=["unnamed", "gone"])
+def test_entries_of_a_ledger_that_its_log_does_not_name_are_not_acknowledged(
+    row: LogMetadata | QuorumLogError,
+) -> None:
+    """Rule 18d: neither when they are on disk, nor when the ledger's end covers them."""
+    hand = begun()
+
+    ended, _ = hand.answer(ReadLog, row)
+    assert isinstance(ended, OwnerEnded)
+    hand.answer(RecoverLedger, ledger(1, last_entry=1))
+    hand.answer(ReadLog, row)
+
+    assert {name: answer.outcome for name, answer in hand.answers.items()} == dict.fromkeys(
+        "abc", UNKNOWN
+    )
+    assert hand.owner.phase is OwnerPhase.SETTLED
+
+
+def test_an_end_that_covers_nothing_in_flight_needs_no_look_at_the_row() -> None:
+    hand = Hand()
+    hand.append("a")
+    hand.hear(Retired())
+
+    (settled,) = hand.answer(RecoverLedger, ledger(1, last_entry=-1))
+
+    assert isinstance(settled, Settled)
+    assert [name for name, _ in settled.again] == ["a"]
 
 
 def test_what_was_not_taken_is_as_if_it_had_not_come() -> None:

@@ -66,6 +66,7 @@ from quorumlog.protocol.log.messages import (
 from quorumlog.protocol.log.route import LogRoute, RoutePhase
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.quorum import Quorum
+from tests.protocol.test_log_owner import is_naming
 
 ME, OTHER = Writer("me", "http://me"), Writer("other", "http://other")
 EMPTY = LogMetadata("log", LogSettings(Quorum(1, 1, 1), roll_bytes=0), version=1)
@@ -88,6 +89,9 @@ class Hand:
     def hear(self, event: Event) -> None:
         for effect in self.machine.step(event, NOW):
             match effect:
+                case Ask((_, _) as number, _) if is_naming(effect, self.machine.owner):
+                    assert self.machine.owner is not None
+                    self.hear(Answered(number, self.machine.owner.log))
                 case Ask():
                     self.asked.append(effect)
                 case Resolve(request, answer) | Relay(request, answer):

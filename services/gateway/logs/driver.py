@@ -17,11 +17,9 @@ from typing import Any, Final, Protocol
 from quorumlog.errors import (
     EntryLost,
     EntryUnavailable,
-    NoSuchLedger,
     QuorumLogError,
     WriterLost,
 )
-from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
@@ -67,7 +65,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import Deletion, DigestKind, LedgerMetadata, Writer
+from quorumlog.protocol.metadata import Deletion, DigestKind, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
 from quorumlog.wire.transaction_bodies import PACKED_TAG
 from services.gateway.engine import Engine
@@ -155,12 +153,6 @@ class LogDriver:
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
         self._inbox: deque[Event] = deque()
         self._is_stepping = self._is_broken = False
-        self._named = NO_LEDGER
-        """The ledger that the log named when the first entries were on disk."""
-        self._unnamed, self._durable = NO_LEDGER, NO_ENTRY
-        """The ledger whose first entries the row was not read for yet, and the last one of these that is durable. It is
-        the last ledger with entries: those before it are settled (rule 24).
-        """
 
     def post(self, event: Event) -> None:
         """Step the machine with an event: now, or after the events that it is stepped with now."""
@@ -211,8 +203,6 @@ class LogDriver:
 
     def _submit(self, effect: Submit) -> None:
         first = effect.first_entry
-        if effect.ledger_id not in (self._named, self._unnamed):
-            self._unnamed, self._durable = effect.ledger_id, NO_ENTRY
         for payloads in _cut(effect.payloads, 0 if effect.one_by_one else _SUBMIT_BYTES):
             count = len(payloads)
             error = self._send(effect.ledger_id, first, payloads)
@@ -243,52 +233,8 @@ class LogDriver:
         elif done.result().first != first:
             wrong = WriterLost("an entry got another id than the one it was encoded for")
             self.post(SubmitFailed(ledger_id, wrong))
-        elif ledger_id == self._named:
-            self.post(EntriesDurable(ledger_id, last))
-        elif ledger_id == self._unnamed:
-            self._first_durable(ledger_id, last)
-
-    # The first entries of a ledger.
-
-    def _first_durable(self, ledger_id: int, last: int) -> None:
-        """Tell of durable entries once the log's row was read."""
-        is_first = self._durable == NO_ENTRY
-        self._durable = max(self._durable, last)  # answers may overtake each other
-        if is_first:
-            asked = self._ports.start(self._confirm_named(ledger_id))
-            asked.add_done_callback(self._asked)
-
-    async def _confirm_named(self, ledger_id: int) -> None:
-        """Read the log's row, once metadata answers."""
-        told = await self._try_named(ledger_id)
-        while told is not None and told.retryable:
-            await asyncio.sleep(self._ports.jitter_s)
-            told = await self._try_named(ledger_id)
-        if ledger_id != self._unnamed:
-            return  # it is settled, and another one is written to
-        if told is None:
-            self._named, self._unnamed = ledger_id, NO_LEDGER
-            self.post(EntriesDurable(ledger_id, self._durable))
         else:
-            self.post(SubmitFailed(ledger_id, told))
-
-    async def _try_named(self, ledger_id: int) -> QuorumLogError | None:
-        try:
-            await self._require_named(ledger_id)
-        except QuorumLogError as error:
-            return error
-        except Exception as error:
-            log.exception("log-question-broke", extra={"log": self._name})
-            return QuorumLogError(repr(error), log=self._name)
-        return None
-
-    async def _require_named(self, ledger_id: int) -> None:
-        """Raise NoSuchLedger unless the log names the ledger with its place. Its entries are on disk, with copies
-        that tell the place, so that no later loss of the row is accepted before a rebuild has read them (rule 18d).
-        """
-        item = (await self._ports.store.get(self._name)).item_of(ledger_id)
-        if item is None or item.first_offset is None:
-            raise NoSuchLedger("the log does not name it any more", ledger_id=ledger_id)
+            self.post(EntriesDurable(ledger_id, last))
 
     # Questions.
 
@@ -332,7 +278,7 @@ class LogDriver:
             case ReadLedger(ledger_id):
                 return await engine.get(ledger_id)
             case RecoverLedger(ledger_id):
-                return await self._recover(ledger_id)
+                return await engine.recover(ledger_id)
             case CloseLedger(ledger_id):
                 return await engine.close_for_log(ledger_id)
             case DeleteLedger(ledger_id):
@@ -351,12 +297,6 @@ class LogDriver:
             case Wait(pause):
                 jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
                 return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
-
-    async def _recover(self, ledger_id: int) -> LedgerMetadata:
-        row = await self._ports.engine.recover(ledger_id)
-        if ledger_id == self._unnamed:
-            await self._require_named(ledger_id)
-        return row
 
     async def _delete(self, row: LogMetadata) -> RowChanged | None:
         """Delete the log's row, and tell the members of its ledgers: those of ledgers that forks name hear of the log's

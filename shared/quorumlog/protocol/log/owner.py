@@ -37,6 +37,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.job import (
     Empty,
@@ -63,6 +64,7 @@ from quorumlog.protocol.log.messages import (
     PlaceKnown,
     PublishAsked,
     Question,
+    ReadLog,
     RecordsAppended,
     RecoverLedger,
     ReleaseAsked,
@@ -144,7 +146,12 @@ class Owner:
         self._job: Job | None = None
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
+        self._is_named = False
+        """Whether the row, read after the first entry of the ledger was on disk, names the ledger with its place (rule 18d)."""
+        self._durable_to = NO_ENTRY
+        """The last entry that is on disk, while the row is read."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
+        self._name_asked = 0
         self._refusals = 0
         """Of submitted entries. A refusal of an earlier `Submit` names entries that are begun anew or answered."""
         self._settle_s, self._settle_until_s = settle_s, 0.0
@@ -251,6 +258,8 @@ class Owner:
             self._job_answered(event.value, now)
         elif event.number == self._settle_asked:
             self._settle_answered(event.value, now)
+        elif event.number == self._name_asked:
+            self._name_answered(event.value, now)
         elif event.number == self._pause_asked:
             self._is_roll_asked = False
 
@@ -292,11 +301,44 @@ class Owner:
         return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
-        """Acknowledge what is durable, in order."""
+        """Acknowledge entries that are on disk, in order. Before the first ones of a ledger, read the row: a database that went
+        back may have lost the ledger. The copies of the ledger's row tell its place, so a loss that comes later is not accepted
+        before a rebuild has read them (rule 18d).
+        """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
+        is_first = self._durable_to == NO_ENTRY
+        self._durable_to = max(self._durable_to, event.last_entry)
+        if self._is_named:
+            self._acknowledge_durable(now)
+        elif is_first:
+            self._name_asked = self._ask(ReadLog(self.log.name))
+
+    def _name_answered(self, value: Any, now: Now) -> None:
+        """The row was read after the ledger's first entries were on disk."""
+        if self.is_ended:
+            return
+        if isinstance(value, LogMetadata) and self._names(value):
+            self._is_named = True
+            self._acknowledge_durable(now)
+        elif isinstance(value, LogMetadata):
+            gone = NoSuchLedger("the log does not name it any more", ledger_id=self.ledger_id)
+            self._end(gone, now)
+        elif not isinstance(value, QuorumLogError):
+            self._name_asked = self._ask(ReadLog(self.log.name))
+        elif value.retryable:
+            self._name_asked = self._ask(Wait(Pause.YIELD))
+        else:
+            self._end(value, now)
+
+    def _names(self, row: LogMetadata) -> bool:
+        """Whether a row names this owner's ledger with its place."""
+        item = row.item_of(self.ledger_id)
+        return item is not None and item.first_offset is not None
+
+    def _acknowledge_durable(self, now: Now) -> None:
         pipe = self._pipe
-        while pipe.in_flight and pipe.in_flight[0].entry_id <= event.last_entry:
+        while pipe.in_flight and pipe.in_flight[0].entry_id <= self._durable_to:
             self._acknowledge()
         if pipe.is_over and not pipe.in_flight:
             # The log has its end: whoever asks next closes it, and no ledger follows (rule 25b).
@@ -393,9 +435,16 @@ class Owner:
     def _settle_answered(self, value: Any, now: Now) -> None:
         if isinstance(value, LedgerMetadata):
             assert value.last_entry is not None, "it is CLOSED"
-            self._settle(value.last_entry)
-        elif isinstance(value, NoSuchLedger):
-            # Another owner has ended it, and it was truncated or deleted with the log since.
+            self._durable_to = value.last_entry
+            in_flight = self._pipe.in_flight
+            if self._is_named or not in_flight or value.last_entry < in_flight[0].entry_id:
+                self._settle()
+            else:
+                self._settle_asked = self._ask(ReadLog(self.log.name))
+        elif isinstance(value, LogMetadata) and self._names(value):
+            self._settle()
+        elif isinstance(value, NoSuchLedger | LogMetadata):
+            # Another owner has ended it, and it was truncated or deleted with the log since. Or the database went back.
             lost = WriterLost("the ledger that it went to is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):
@@ -405,11 +454,11 @@ class Owner:
         else:
             self._lose(value)
 
-    def _settle(self, last_entry: int) -> None:
+    def _settle(self) -> None:
         """What was in flight is done up to the ledger's end, and certainly not done beyond."""
         again: list[PendingAppend] = []
         for pending in self._pipe.in_flight:
-            if pending.entry_id <= last_entry:
+            if pending.entry_id <= self._durable_to:
                 self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
             else:
                 again.append(pending)
@@ -510,6 +559,7 @@ class Owner:
         pipe = self._pipe
         self._out.append(PlaceKnown(self.ledger_id, pipe.records, pipe.next_entry))
         self.tenancy.next_ledger(now)
+        self._is_named, self._durable_to, self._name_asked = False, NO_ENTRY, 0
         self.phase = OwnerPhase.LIVE
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
