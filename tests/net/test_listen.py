@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import socket
 import struct
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -405,3 +407,23 @@ async def test_others_have_their_turn_after_each_full_read_of_a_connection(
     full = [place for place, (size, _) in enumerate(reads[:-1]) if size >= listen._TURN_BYTES]
     assert full, "it comes in full reads"
     assert all(reads[place][1] < reads[place + 1][1] for place in full)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_is_accepted_while_the_server_stops_is_closed(turns: int) -> None:
+    """asyncio accepts a connection some turns of the event loop before its protocol knows of it."""
+    client = socket.socket()
+
+    async def stop() -> None:
+        (port,) = free_ports(1)
+        async with listening(web.Application(), host="127.0.0.1", port=port):
+            client.connect(("127.0.0.1", port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    with client, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(stop())
+        gc.collect()
+
+    assert [str(each.message) for each in seen if "unclosed" in str(each.message)] == []

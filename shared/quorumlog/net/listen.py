@@ -84,6 +84,8 @@ _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
 """After a connection could not be accepted (taste)."""
 _TOLD_EVERY_S: Final = 1.0
+_ACCEPT_TURNS: Final = 3
+"""Turns of asyncio's event loop from the acceptance of a connection until its protocol knows of it."""
 _NAMED: Final = 5
 """Of what a process waits for, so many are named."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
@@ -766,10 +768,20 @@ async def listening(
         try:
             yield listener
         finally:
-            sockets.close()
+            await _stop_accepting(sockets)
     finally:
         async with telling(waits_for):
             await runner.cleanup()
+
+
+async def _stop_accepting(sockets: asyncio.Server) -> None:
+    """Close a server once the protocols know of all connections that it has accepted. asyncio would lose the others without closing them."""
+    loop = asyncio.get_running_loop()
+    for each in sockets.sockets:
+        loop.remove_reader(each)
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    sockets.close()
 
 
 def in_words(waits_for: Sequence[str]) -> str:
