@@ -15,17 +15,17 @@ from quorumlog.net.token_client import TokenClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.token_bodies import TokenList, TokenRow
-from services.gateway.edge.access import ACCESS
+from services.gateway.edge import entries, log_records
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.guard import Guard
 from services.gateway.edge.tokens import AccessTokenCreate
 
 _ROUNDS: Final = 20_000
-_LOG: Final = "/v1/logs/{name}/entries"
-_LEDGER: Final = "/v1/ledgers/{ledger_id}/entries"
+_LOG: Final = log_records.APPEND.path
+_LEDGER: Final = entries.APPEND.path
 _TABLE: Final = {
-    ("POST", _LOG): ACCESS["appendRecords"],
-    ("POST", _LEDGER): ACCESS["appendEntries"],
+    ("POST", _LOG): log_records.APPEND.scope,
+    ("POST", _LEDGER): entries.APPEND.scope,
 }
 
 

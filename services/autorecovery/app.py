@@ -7,14 +7,12 @@ from aiohttp import web
 from quorumlog.net.audit import audited
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
-from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.autorecovery.config import Config
 from services.autorecovery.handlers import ROUTES
 from services.autorecovery.measures import Measures
 from services.autorecovery.parts import PARTS, running
-from services.autorecovery.roles import AUDITED, ROLES
 
 
 def build(config: Config) -> web.Application:
@@ -29,18 +27,17 @@ def build(config: Config) -> web.Application:
     async def ready() -> None:
         return
 
+    operations = [route.operation for route in ROUTES]
     add_shared_routes(
         app,
         ready=ready,
-        openapi=lambda: describe(
-            [route.operation for route in ROUTES], title="quorumlog autorecovery", version=RELEASE
-        ),
+        openapi=lambda: describe(operations, title="quorumlog autorecovery", version=RELEASE),
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"channel": shown(CHANNEL)},
-        audited=audited(ROUTES, AUDITED),
+        audited=audited(operations),
     )
-    add_routes(app, guarded(ROUTES, ROLES))
+    add_routes(app, ROUTES)
     app.cleanup_ctx.append(work)
     app[METRICS].register(Measures(app))
     return app

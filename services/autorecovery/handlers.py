@@ -6,8 +6,9 @@ from aiohttp import web
 from pydantic import Field
 
 from quorumlog.net import bodies
+from quorumlog.net.identity import OPERATORS
 from quorumlog.net.json_bodies import answer, parsed
-from quorumlog.net.operations import route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
 from quorumlog.wire.bodies import BOOKIE_NAME, Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
@@ -36,53 +37,67 @@ BOOKIE: Final = Parameter(
 AFTER: Final = query_text("after", REPAIR_PLACE, "Only items after this one: `ledger_id:member`.")
 
 
+_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+_CHECK: Final = "/v1/checks/{ledger_id}"
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("GET /v1/status", roles=OPERATORS, gives=_OBJECT)
 async def get_status(request: web.Request, _given: Given) -> web.Response:
     """State and counters of this process."""
     return web.json_response(await _status_json(request.app[PARTS]))
 
 
+@ROUTES.add("GET /v1/repairs", AFTER, roles=OPERATORS, gives=RepairList)
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
     """Items of the repair queue, with the reasons of failures."""
     items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
     return answer(RepairList(repairs=items, next=following))
 
 
+@ROUTES.add("POST /v1/checks", roles=OPERATORS, gives=_OBJECT, status=202)
 async def check_all(request: web.Request, _given: Given) -> web.Response:
     """Start a comparison of all copies of all ledgers."""
     request.app[PARTS].checker.trigger()
     return web.json_response({}, status=202)
 
 
+@ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
 async def check_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare a ledger's copies."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=False)
     return web.json_response(_report_json(report))
 
 
+@ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare a ledger's copies, and queue repairs of what members lack."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 
+@ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=OPERATORS, gives=Drain)
 async def get_drain(request: web.Request, given: Given) -> web.Response:
     """Which ledgers still name a bookie, and why."""
     parts = request.app[PARTS]
     return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 
 
+@ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=OPERATORS, status=204, is_audited=True)
 async def decommission(request: web.Request, given: Given) -> web.Response:
     """Decommission a dead bookie."""
     await decommissioned(given[BOOKIE], request.app[PARTS].metadata)
     return web.Response(status=204)
 
 
+@ROUTES.add("POST /v1/audits", roles=OPERATORS, gives=_OBJECT, status=202)
 async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
     """Start a full audit, and retry waiting repairs."""
     await request.app[PARTS].repairs.trigger()
     return web.json_response({}, status=202)
 
 
+@ROUTES.add("PUT /v1/lost-bookie-delay", roles=OPERATORS, takes=Delay, gives=Delay, is_audited=True)
 async def put_delay(request: web.Request, _given: Given) -> web.Response:
     """Set how long a bookie may be away before its ledgers are copied."""
     parts, delay = request.app[PARTS], parsed(await bodies.read(request), Delay)
@@ -91,6 +106,9 @@ async def put_delay(request: web.Request, _given: Given) -> web.Response:
     return answer(delay)
 
 
+@ROUTES.add(
+    "PATCH /v1/settings", roles=OPERATORS, takes=RepairSettingsPut, gives=_OBJECT, is_audited=True
+)
 async def patch_settings(request: web.Request, _given: Given) -> web.Response:
     """Pause, resume or limit repairs in all processes."""
     parts = request.app[PARTS]
@@ -146,20 +164,3 @@ def _report_json(report: ReplicaReport) -> dict[str, Any]:
         "silent": report.silent,
         "lost": [answers_json(lost) for lost in report.lost],
     }
-
-
-_OBJECT: Final[dict[str, Any]] = {"type": "object"}
-_CHECK: Final = "/v1/checks/{ledger_id}"
-
-ROUTES: Final = (
-    route("GET", "/v1/status", get_status, gives=_OBJECT),
-    route("GET", "/v1/repairs", list_repairs, AFTER, gives=RepairList),
-    route("POST", "/v1/checks", check_all, gives=_OBJECT, status=202),
-    route("GET", _CHECK, check_ledger, LEDGER_ID, gives=_OBJECT),
-    route("POST", _CHECK, mend_ledger, LEDGER_ID, gives=_OBJECT),
-    route("GET", "/v1/drains/{bookie}", get_drain, BOOKIE, gives=Drain),
-    route("DELETE", "/v1/bookies/{bookie}", decommission, BOOKIE, status=204),
-    route("POST", "/v1/audits", trigger_audit, gives=_OBJECT, status=202),
-    route("PUT", "/v1/lost-bookie-delay", put_delay, takes=Delay, gives=Delay),
-    route("PATCH", "/v1/settings", patch_settings, takes=RepairSettingsPut, gives=_OBJECT),
-)

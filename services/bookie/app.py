@@ -11,15 +11,12 @@ from quorumlog.net.audit import audited
 from quorumlog.net.listen import UPGRADES
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
-from quorumlog.net.roles import guarded
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.frames import MESSAGE_BYTES_MAX
 from quorumlog.wire.versions import CHANNEL, shown
 from services.bookie import directory, index
 from services.bookie.config import Config
-from services.bookie.handlers import BOOKIE
-from services.bookie.roles import AUDITED, ROLES
-from services.bookie.routes import ROUTES
+from services.bookie.handlers import BOOKIE, ROUTES
 from services.bookie.runtime import BookieRuntime, end_process
 
 _COUNTERS: Final = (
@@ -54,12 +51,11 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     app.on_shutdown.append(end_channels)
     app.cleanup_ctx.append(live)
 
+    operations = [route.operation for route in ROUTES]
     add_shared_routes(
         app,
         ready=app[BOOKIE].ready,
-        openapi=lambda: describe(
-            [route.operation for route in ROUTES], title="quorumlog bookie", version="1"
-        ),
+        openapi=lambda: describe(operations, title="quorumlog bookie", version="1"),
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={
@@ -67,10 +63,10 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
             "directory": str(directory.FORMAT),
             "index": index.FORMAT.decode(),
         },
-        audited=audited(ROUTES, AUDITED),
+        audited=audited(operations),
     )
     app[METRICS].register(_StoreMetrics(app))
-    add_routes(app, guarded(ROUTES, ROLES))
+    add_routes(app, ROUTES)
     return app
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -22,7 +22,9 @@ from quorumlog.errors import (
 )
 from quorumlog.net import bodies
 from quorumlog.net.framed import Framed, accept
+from quorumlog.net.identity import BOOKIES, HEALERS, METADATA, OPERATORS, WRITERS, Role
 from quorumlog.net.json_bodies import answer, parsed
+from quorumlog.net.operations import Handler, Routes
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -38,7 +40,7 @@ from quorumlog.protocol.ranges import union
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire import versions
-from quorumlog.wire.bodies import BookieStatePut
+from quorumlog.wire.bodies import Body, BookieStatePut, BookieWitnesses
 from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
 from quorumlog.wire.frames import BadFrame
 from quorumlog.wire.rebuild_bodies import RowsPage
@@ -127,6 +129,18 @@ _READ_BYTES: Final = 1024 * 1024
 T = TypeVar("T")
 
 
+_LEDGER: Final = "/v1/ledgers/{ledger_id}"
+ROUTES: Final = Routes()
+
+
+def _asking(
+    path: str, gives: type[Body], *given: Parameter[Any], roles: frozenset[Role] = WRITERS
+) -> Callable[[Handler], Handler]:
+    """A route of the protocol. Refusals and unknown answers are verdicts too, each with its own status."""
+    return ROUTES.add(path, LEDGER_ID, *given, MEMBER, roles=roles, gives=gives, refuses_with=gives)
+
+
+@ROUTES.add("GET /v1/channel", roles=WRITERS, status=101)
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
     """All operations, pipelined, as frames (`wire/frames.py`): the connection is upgraded to `quorumlog-channel/1`."""
     store = _store(request)
@@ -166,6 +180,7 @@ async def _serve(bookie: BookieRuntime, connection: Framed) -> None:
         connection.close()
 
 
+@_asking(f"POST {_LEDGER}/entries", VerdictBody, KIND, KEY)
 async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     """Store the entries of a run."""
     store = _store(request)
@@ -183,6 +198,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     return _verdict(store, ledger_id, run.first, run.last, verdict)
 
 
+@_asking(f"GET {_LEDGER}/entries", EntriesBody, FROM, TO)
 async def read_entries(request: web.Request, given: Given) -> web.StreamResponse:
     """Entries `from` to `to`: those stored, and ids known to be absent. All other ids are unknown."""
     store = _store(request)
@@ -208,18 +224,22 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
     return answer(body, _HTTP_STATUS[found.status])
 
 
+# The metadata service fences a ledger that ends with an accepted loss.
+@_asking(f"POST {_LEDGER}/fence", VerdictBody, KEY, roles=WRITERS | METADATA)
 async def fence(request: web.Request, given: Given) -> web.StreamResponse:
     """Fence a ledger, durably."""
     store = _store(request)
     return await _ask(store, given, FenceAsked(given[MEMBER] or store.me, given[KEY]))
 
 
+@_asking(f"GET {_LEDGER}/last-add-confirmed", VerdictBody)
 async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamResponse:
     """The highest LAC that this bookie knows."""
     store = _store(request)
     return await _ask(store, given, LacAsked(given[MEMBER] or store.me))
 
 
+@ROUTES.add("GET /v1/ledgers", AFTER, LIMIT, roles=HEALERS | OPERATORS, gives=HeldList)
 async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
     """Ledgers stored here, by id."""
     store = _store(request)
@@ -233,6 +253,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
     return answer(HeldList(bookie=store.me, ledgers=tuple(held), next=more))
 
 
+@ROUTES.add("GET /v1/rows", AFTER, LIMIT, roles=METADATA | OPERATORS, gives=RowsPage)
 async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     """What a rebuild of the metadata's database needs: copies of rows, keys, deleted ids (rule 18d). Answered before the
     bookie is registered too.
@@ -255,6 +276,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     return answer(page)
 
 
+@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=WRITERS | OPERATORS, gives=HeldBody)
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     """What this bookie stores of a ledger."""
     store = _store(request)
@@ -268,6 +290,9 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     return answer(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
 
+@ROUTES.add(
+    f"POST {_LEDGER}/digests", LEDGER_ID, roles=WRITERS, takes=DigestsAsked, gives=DigestsBody
+)
 async def digest_ranges(request: web.Request, given: Given) -> web.StreamResponse:
     """Digests of ranges, for comparing replicas."""
     store = _store(request)
@@ -287,6 +312,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     return answer(body)
 
 
+@ROUTES.add("PUT /v1/state", roles=OPERATORS, takes=BookieStatePut, gives=InfoBody, is_audited=True)
 async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
@@ -295,17 +321,20 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     return await info(request, given)
 
 
+@ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
     """The process that answers here, even during startup: a newcomer of this name asks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
+@ROUTES.add("GET /v1/witnesses", roles=METADATA, gives=BookieWitnesses)
 async def witnesses(request: web.Request, _given: Given) -> web.Response:
     """What this bookie knows of the metadata's database (rule 18a), even during startup."""
     return answer(request.app[BOOKIE].witnesses())
 
 
+@ROUTES.add("GET /v1/info", roles=OPERATORS, gives=InfoBody)
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     """The state of this bookie."""
     bookie = request.app[BOOKIE]
@@ -334,6 +363,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     )
 
 
+@ROUTES.add("GET /v1/damage", roles=HEALERS | OPERATORS, gives=DamageBody)
 async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
     """Damaged entries and stretches of the log, to be repaired from peers."""
     store = _store(request)
@@ -348,6 +378,9 @@ async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
     )
 
 
+@ROUTES.add(
+    "PUT /v1/maintenance", roles=OPERATORS, takes=MaintenancePut, gives=InfoBody, is_audited=True
+)
 async def put_maintenance(request: web.Request, given: Given) -> web.StreamResponse:
     """Pause scrubbing and compaction, or resume them."""
     _store(request)

@@ -14,6 +14,7 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
+from quorumlog.net.audit import audited
 from quorumlog.net.audit_client import AuditClient
 from quorumlog.net.direct import DIRECT
 from quorumlog.net.hosts import Hosts
@@ -23,7 +24,6 @@ from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.quarantine import QuarantineRule
-from quorumlog.net.roles import guarded
 from quorumlog.net.service import (
     DRAINING,
     HOSTS,
@@ -49,7 +49,7 @@ from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
-from services.gateway.edge.operations import CONTENT_ENCODING, checked
+from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.room import Room
 from services.gateway.edge.tokens import TokenRoutes
@@ -65,7 +65,6 @@ from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
-from services.gateway.roles import ROLES
 from services.gateway.streams.names import log_of
 from services.gateway.streams.routes import StreamRoutes, stream_headers
 
@@ -99,7 +98,9 @@ def build_app(
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
-    operations = [*(route.operation for route in routes), *SHARED]
+    declared = [*(route.operation for route in routes), *SHARED]
+    # Without a scope a route has no row in the guard's table, and the gateway doesn't start.
+    operations = [one for one in declared if isinstance(one, PublicOperation)]
 
     async def drain() -> None:
         room.end_waits()
@@ -124,7 +125,7 @@ def build_app(
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
-        audited={(op.method, op.path): op.name for op in operations if op.is_audited},
+        audited=audited(operations),
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -216,7 +217,7 @@ def build_internal_app(
             is_internal=True,
         )
     )
-    add_routes(app, guarded(routes, ROLES), expect_handler=ignore_expect)
+    add_routes(app, routes, expect_handler=ignore_expect)
     return app
 
 
@@ -243,7 +244,7 @@ def _readiness(engine: EngineInterface) -> Ready:
     return ready
 
 
-def _described(operation: Operation) -> Operation:
+def _described(operation: PublicOperation) -> Operation:
     """An operation with what the edge answers in its place: while the gateway shuts down, and to callers whom it does
     not let in.
     """

@@ -14,7 +14,6 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.net.audit import audited
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
-from quorumlog.net.roles import guarded
 from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
@@ -29,7 +28,7 @@ from services.metadata import (
     transaction_handlers,
     witness_handlers,
 )
-from services.metadata.audit import keeps_audited
+from services.metadata.audit import FOR_CLIENTS, keeps_audited
 from services.metadata.audit_store import AuditStore
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
@@ -51,7 +50,6 @@ from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repair_settings import RepairSettingsStore
 from services.metadata.repairs import RepairStore
 from services.metadata.resealing import KeyMissing, SealingStore, check_keys
-from services.metadata.roles import AUDITED, ROLES
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
@@ -151,20 +149,22 @@ def build(config: Config) -> web.Application:
         await database.close()
         await liveness.close()
 
+    operations = [route.operation for route in ROUTES]
+    app[FOR_CLIENTS] = frozenset(
+        one.key for one in operations if one.is_audited or one.is_audited_for_clients
+    )
     add_shared_routes(
         app,
         ready=database.probe,
-        openapi=lambda: describe(
-            [route.operation for route in ROUTES], title="quorumlog metadata", version="1"
-        ),
+        openapi=lambda: describe(operations, title="quorumlog metadata", version="1"),
         drain=changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"tables": str(number_of(migration_files()[-1]))},
-        audited=audited(ROUTES, AUDITED),
+        audited=audited(operations),
     )
     app.on_shutdown.append(lambda _app: changes.end())
-    add_routes(app, guarded(ROUTES, ROLES))
+    add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
     app[REQUEST_METRICS] = MetadataMetrics(app, app[PARTS], database, expiry)
     return app

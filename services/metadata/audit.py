@@ -11,13 +11,14 @@ from aiohttp.typedefs import Handler
 
 from quorumlog import header
 from quorumlog.net import audit
-from quorumlog.net.identity import Role
-from quorumlog.net.roles import caller_of
+from quorumlog.net.identity import Role, caller_of
 from quorumlog.wire.audit_bodies import AuditedRequest
-from services.metadata.roles import FOR_OTHERS
 
 if TYPE_CHECKING:
     from services.metadata.database import Connection
+
+FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
+"""The operations (method and path) that are kept with the request of a client for which another service asks for them."""
 
 _TRUSTED: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
 """Who asks for clients and operators, and tells for whom."""
@@ -46,7 +47,7 @@ _ASKED: Final[ContextVar[_Asked | None]] = ContextVar("asked", default=None)
 
 @web.middleware
 async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Have the transactions of an audited request keep it."""
+    """Middleware: have the transactions of an audited request keep it."""
     _ASKED.set(_asked_by(request))
     return await handler(request)
 
@@ -75,4 +76,7 @@ def _asked_by(request: web.Request) -> _Asked | None:
 
 def _is_for_others(request: web.Request) -> bool:
     resource = request.match_info.route.resource
-    return resource is not None and f"{request.method} {resource.canonical}" in FOR_OTHERS
+    return (
+        resource is not None
+        and f"{request.method} {resource.canonical}" in request.app[FOR_CLIENTS]
+    )

@@ -10,9 +10,21 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import CallerRefused, CopyLost, InvalidRequest
-from quorumlog.net.identity import Role
+from quorumlog.net.identity import (
+    ALL,
+    BOOKIES,
+    GATEWAYS,
+    HEALERS,
+    OPERATORS,
+    SERVICES,
+    WRITERS,
+    Role,
+    caller_of,
+    check_name,
+    check_url,
+)
 from quorumlog.net.json_bodies import answer
-from quorumlog.net.operations import route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import (
     Given,
     path_text,
@@ -21,7 +33,6 @@ from quorumlog.net.parameters import (
     query_pairs,
     query_text,
 )
-from quorumlog.net.roles import caller_of, check_name, check_url
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.bodies import (
@@ -133,12 +144,20 @@ class MetadataParts:
 PARTS: Final = web.AppKey("parts", MetadataParts)
 
 
+_LEDGER: Final = "/v1/ledgers/{ledger_id}"
+_BOOKIE: Final = "/v1/bookies/{name}"
+_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER, SHOWN)
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("POST /v1/ledgers", roles=GATEWAYS, takes=LedgerCreateBody, gives=LedgerRow, status=201)
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:
     """Create a ledger; a repeat of the attempt, or of the client's request, gets the first one."""
     row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
     return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
+@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, HELD, HOLDER, roles=ALL, gives=LedgerRow)
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
     parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
@@ -154,6 +173,15 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
     return row_answer(_shown(request, row))
 
 
+@ROUTES.add(
+    f"PUT {_LEDGER}",
+    LEDGER_ID,
+    IF_MATCH,
+    roles=WRITERS,
+    takes=LedgerChange,
+    gives=LedgerRow,
+    is_audited_for_clients=True,
+)
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a ledger's row; a repeat of an applied attempt succeeds."""
     change = await parsed(request, LedgerChange)
@@ -181,6 +209,9 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
         raise
 
 
+@ROUTES.add(
+    f"DELETE {_LEDGER}", LEDGER_ID, roles=GATEWAYS, takes=LedgerDelete, status=204, is_audited=True
+)
 async def delete_ledger(request: web.Request, given: Given) -> web.Response:
     """Replace a CLOSED ledger's row by a tombstone."""
     body = await parsed(request, LedgerDelete)
@@ -188,6 +219,7 @@ async def delete_ledger(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
+@ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=LedgerListBody)
 async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     """Ledgers by id, filtered by state, bookie, log, `metadata[key]`."""
     pairs = given[METADATA]
@@ -216,6 +248,7 @@ def _shown(request: web.Request, row: LedgerRow) -> LedgerRow:
     return row if _sees_keys(request) else row.model_copy(update=dict.fromkeys(_SECRET, b""))
 
 
+@ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
     """The rows of many ledgers for a bookie's collector, read from the primary in one snapshot."""
     parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
@@ -232,6 +265,7 @@ async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
     return answer(LedgerProofs(ledgers=tuple(shown)))
 
 
+@ROUTES.add("POST /v1/ledger-heads", roles=GATEWAYS, takes=LedgerHeadsAsk, gives=LedgerHeads)
 async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
     """The versions and writers of many ledgers, read from the primary."""
     asked = await parsed(request, LedgerHeadsAsk)
@@ -239,6 +273,7 @@ async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
     return answer(LedgerHeads(ledgers=tuple(found)))
 
 
+@ROUTES.add("GET /v1/changes", roles=SERVICES, gives=Change, media=_LINES)
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
     """All changes of ledgers from now on, one JSON object a line."""
     parts = request.app[PARTS]
@@ -256,23 +291,34 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
     return response
 
 
+@ROUTES.add("GET /v1/cluster-id", roles=ALL, gives=ClusterId)
 async def get_cluster_id(request: web.Request, _given: Given) -> web.Response:
     """The cluster's id, drawn when the database was created."""
     return answer(ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
 
 
+@ROUTES.add("GET /v1/bookies", roles=ALL, gives=BookieList)
 async def list_bookies(request: web.Request, _given: Given) -> web.Response:
     """Registered bookies and their liveness."""
     parts = request.app[PARTS]
     return answer(await parts.liveness.bookies(await parts.cookies.list()))
 
 
+@ROUTES.add(f"GET {_BOOKIE}/cookie", BOOKIE, roles=BOOKIES | OPERATORS, gives=CookieRow)
 async def get_cookie(request: web.Request, given: Given) -> web.Response:
     """A bookie's cookie."""
     row = await request.app[PARTS].cookies.get(given[BOOKIE])
     return row_answer(row)
 
 
+@ROUTES.add(
+    f"PUT {_BOOKIE}/cookie",
+    BOOKIE,
+    roles=BOOKIES | OPERATORS,
+    takes=CookiePut,
+    gives=CookieRow,
+    is_audited=True,
+)
 async def put_cookie(request: web.Request, given: Given) -> web.Response:
     """Register a bookie (no version) or compare-and-swap its cookie."""
     body, name = await parsed(request, CookiePut), given[BOOKIE]
@@ -285,6 +331,7 @@ async def put_cookie(request: web.Request, given: Given) -> web.Response:
     return row_answer(row)
 
 
+@ROUTES.add(f"PUT {_BOOKIE}/log-end", BOOKIE, roles=BOOKIES, takes=LogEnd, gives=CookieRow)
 async def put_log_end(request: web.Request, given: Given) -> web.Response:
     """Store how far the log of a bookie's registered process is on disk; it never decreases."""
     check_name(request, given[BOOKIE])
@@ -294,11 +341,13 @@ async def put_log_end(request: web.Request, given: Given) -> web.Response:
     return row_answer(row)
 
 
+@ROUTES.add(f"GET {_BOOKIE}/uses", BOOKIE, LIMIT, roles=HEALERS | OPERATORS, gives=BookieUses)
 async def get_uses(request: web.Request, given: Given) -> web.Response:
     """How many ledgers name a bookie, and why the first of them still do."""
     return answer(await request.app[PARTS].cookies.uses(given[BOOKIE], limit=given[LIMIT]))
 
 
+@ROUTES.add(f"GET {_BOOKIE}/ledgers", BOOKIE, AFTER, LIMIT, roles=BOOKIES, gives=LedgerIds)
 async def list_naming(request: web.Request, given: Given) -> web.Response:
     """Ids above `after` of the ledgers that name a bookie in any incarnation."""
     after = given[AFTER]
@@ -308,6 +357,9 @@ async def list_naming(request: web.Request, given: Given) -> web.Response:
     return answer(LedgerIds(ledgers=tuple(found)))
 
 
+@ROUTES.add(
+    f"DELETE {_BOOKIE}/cookie", BOOKIE, roles=HEALERS | OPERATORS, status=204, is_audited=True
+)
 async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     """Decommission a dead bookie that no ledger and no repair names."""
     parts, name = request.app[PARTS], given[BOOKIE]
@@ -322,6 +374,9 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
+@ROUTES.add(
+    f"PUT {_BOOKIE}/heartbeat", BOOKIE, roles=BOOKIES, takes=BookieHeartbeat, gives=HeartbeatTaken
+)
 async def bookie_lives(request: web.Request, given: Given) -> web.Response:
     """Record a bookie's heartbeat; succeeds even while Redis is away."""
     body = await parsed(request, BookieHeartbeat)
@@ -331,6 +386,14 @@ async def bookie_lives(request: web.Request, given: Given) -> web.Response:
     return answer(HeartbeatTaken(recorded=recorded))
 
 
+@ROUTES.add(
+    "PUT /v1/services/{kind}/{id}/heartbeat",
+    KIND,
+    SERVICE_ID,
+    roles=SERVICES,
+    takes=ServiceHeartbeat,
+    gives=HeartbeatTaken,
+)
 async def service_lives(request: web.Request, given: Given) -> web.Response:
     """Record the heartbeat of any other service."""
     body = await parsed(request, ServiceHeartbeat)
@@ -349,50 +412,7 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
     check_url(request, alive.internal_url or alive.url)
 
 
+@ROUTES.add("GET /v1/services", roles=WRITERS | OPERATORS, gives=ServiceList)
 async def list_services(request: web.Request, _given: Given) -> web.Response:
     """Services with a recent heartbeat."""
     return answer(await request.app[PARTS].liveness.services())
-
-
-_LEDGER: Final = "/v1/ledgers/{ledger_id}"
-_BOOKIE: Final = "/v1/bookies/{name}"
-_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER, SHOWN)
-
-ROUTES: Final = (
-    route(
-        "POST", "/v1/ledgers", create_ledger, takes=LedgerCreateBody, gives=LedgerRow, status=201
-    ),
-    route("GET", "/v1/ledgers", list_ledgers, *_FILTERS, gives=LedgerListBody),
-    route("GET", _LEDGER, get_ledger, LEDGER_ID, HELD, HOLDER, gives=LedgerRow),
-    route("PUT", _LEDGER, change_ledger, LEDGER_ID, IF_MATCH, takes=LedgerChange, gives=LedgerRow),
-    route("DELETE", _LEDGER, delete_ledger, LEDGER_ID, takes=LedgerDelete, status=204),
-    route("POST", "/v1/ledger-heads", ledger_heads, takes=LedgerHeadsAsk, gives=LedgerHeads),
-    route("POST", "/v1/ledger-proofs", ledger_proofs, takes=LedgerProofsAsk, gives=LedgerProofs),
-    route("GET", "/v1/changes", follow_changes, gives=Change, media=_LINES),
-    route("GET", "/v1/cluster-id", get_cluster_id, gives=ClusterId),
-    route("GET", "/v1/bookies", list_bookies, gives=BookieList),
-    route("GET", f"{_BOOKIE}/cookie", get_cookie, BOOKIE, gives=CookieRow),
-    route("PUT", f"{_BOOKIE}/cookie", put_cookie, BOOKIE, takes=CookiePut, gives=CookieRow),
-    route("DELETE", f"{_BOOKIE}/cookie", delete_cookie, BOOKIE, status=204),
-    route("GET", f"{_BOOKIE}/uses", get_uses, BOOKIE, LIMIT, gives=BookieUses),
-    route("GET", f"{_BOOKIE}/ledgers", list_naming, BOOKIE, AFTER, LIMIT, gives=LedgerIds),
-    route("PUT", f"{_BOOKIE}/log-end", put_log_end, BOOKIE, takes=LogEnd, gives=CookieRow),
-    route(
-        "PUT",
-        f"{_BOOKIE}/heartbeat",
-        bookie_lives,
-        BOOKIE,
-        takes=BookieHeartbeat,
-        gives=HeartbeatTaken,
-    ),
-    route("GET", "/v1/services", list_services, gives=ServiceList),
-    route(
-        "PUT",
-        "/v1/services/{kind}/{id}/heartbeat",
-        service_lives,
-        KIND,
-        SERVICE_ID,
-        takes=ServiceHeartbeat,
-        gives=HeartbeatTaken,
-    ),
-)

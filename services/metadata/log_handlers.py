@@ -7,8 +7,9 @@ from aiohttp import web
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.net import audit
+from quorumlog.net.identity import GATEWAYS
 from quorumlog.net.json_bodies import answer
-from quorumlog.net.operations import route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import ATTEMPT, LOG_NAME, OnceBody
@@ -49,12 +50,20 @@ OLDER_THAN_S: Final = query_integer(
 )
 
 
+_LOG: Final = "/v1/logs/{name}"
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("GET /v1/requests/{token}", TOKEN, CONTENT, roles=GATEWAYS, gives=Done)
 async def find_request(request: web.Request, given: Given) -> web.Response:
     """Whether a client's request was carried out; 422 if that was another request."""
     once = OnceBody(token=given[TOKEN], content=given[CONTENT] or "0" * 32)
     return answer(Done(done=await request.app[PARTS].logs.is_done(once)))
 
 
+@ROUTES.add(
+    "POST /v1/logs", roles=GATEWAYS, takes=LogCreateBody, gives=LogRow, status=201, is_audited=True
+)
 async def create_log(request: web.Request, _given: Given) -> web.Response:
     """Create a log; a repeat of the attempt gets the first row."""
     body = await parsed(request, LogCreateBody)
@@ -63,12 +72,14 @@ async def create_log(request: web.Request, _given: Given) -> web.Response:
     return row_answer(row, 201, Location=f"/v1/logs/{row.name}")
 
 
+@ROUTES.add(f"GET {_LOG}", NAME, roles=GATEWAYS, gives=LogRow)
 async def get_log(request: web.Request, given: Given) -> web.Response:
     """A log's row, read from the primary."""
     row = await request.app[PARTS].logs.get(given[NAME])
     return row_answer(row)
 
 
+@ROUTES.add("GET /v1/logs", LIMIT, AFTER, PREFIX, SHOWN, roles=GATEWAYS, gives=LogListBody)
 async def list_logs(request: web.Request, given: Given) -> web.Response:
     """Logs by name."""
     rows, following = await request.app[PARTS].logs.page(
@@ -77,6 +88,15 @@ async def list_logs(request: web.Request, given: Given) -> web.Response:
     return page_answer("logs", rows, following)
 
 
+@ROUTES.add(
+    f"PUT {_LOG}",
+    NAME,
+    IF_MATCH,
+    roles=GATEWAYS,
+    takes=LogChange,
+    gives=LogRow,
+    is_audited_for_clients=True,
+)
 async def change_log(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a log's row; a repeat of an applied attempt succeeds."""
     change = await parsed(request, LogChange)
@@ -88,18 +108,21 @@ async def change_log(request: web.Request, given: Given) -> web.Response:
     return row_answer(row)
 
 
+@ROUTES.add(f"DELETE {_LOG}", NAME, roles=GATEWAYS, takes=LogDelete, status=204, is_audited=True)
 async def delete_log(request: web.Request, given: Given) -> web.Response:
     """Delete a log and free its name; its ledgers become orphans."""
     await request.app[PARTS].logs.delete(given[NAME], await parsed(request, LogDelete))
     return web.Response(status=204)
 
 
+@ROUTES.add("POST /v1/log-heads", roles=GATEWAYS, takes=LogHeadsAsk, gives=LogHeads)
 async def log_heads(request: web.Request, _given: Given) -> web.Response:
     """The versions and writers of many logs, read from the primary."""
     asked = await parsed(request, LogHeadsAsk)
     return answer(LogHeads(logs=tuple(await request.app[PARTS].logs.heads(asked.logs))))
 
 
+@ROUTES.add("GET /v1/orphans", OLDER_THAN_S, ABOVE, OF_LOG, LIMIT, roles=GATEWAYS, gives=LedgerIds)
 async def list_orphans(request: web.Request, given: Given) -> web.Response:
     """Ledgers above `after`, created for a log, that no log has named for `older_than_s`; with `log`: those that had
     a place in a log of this name.
@@ -114,30 +137,16 @@ async def list_orphans(request: web.Request, given: Given) -> web.Response:
     return answer(LedgerIds(ledgers=tuple(found)))
 
 
+@ROUTES.add("DELETE /v1/orphans/{ledger_id}", LEDGER_ID, roles=GATEWAYS, status=204)
 async def delete_orphan(request: web.Request, given: Given) -> web.Response:
     """Delete a ledger that was created for a log, unless a log names it."""
     await request.app[PARTS].logs.delete_orphan(given[LEDGER_ID])
     return web.Response(status=204)
 
 
+@ROUTES.add("POST /v1/shared-ledgers", roles=GATEWAYS, takes=SharedAsk, gives=LedgerIds)
 async def shared_ledgers(request: web.Request, _given: Given) -> web.Response:
     """Which of some ledgers forks name, read from the primary."""
     asked = await parsed(request, SharedAsk)
     found = await request.app[PARTS].logs.shared(asked.ledgers)
     return answer(LedgerIds(ledgers=tuple(found)))
-
-
-_LOG: Final = "/v1/logs/{name}"
-
-ROUTES: Final = (
-    route("GET", "/v1/requests/{token}", find_request, TOKEN, CONTENT, gives=Done),
-    route("POST", "/v1/logs", create_log, takes=LogCreateBody, gives=LogRow, status=201),
-    route("GET", "/v1/logs", list_logs, LIMIT, AFTER, PREFIX, SHOWN, gives=LogListBody),
-    route("GET", _LOG, get_log, NAME, gives=LogRow),
-    route("PUT", _LOG, change_log, NAME, IF_MATCH, takes=LogChange, gives=LogRow),
-    route("DELETE", _LOG, delete_log, NAME, takes=LogDelete, status=204),
-    route("POST", "/v1/log-heads", log_heads, takes=LogHeadsAsk, gives=LogHeads),
-    route("POST", "/v1/shared-ledgers", shared_ledgers, takes=SharedAsk, gives=LedgerIds),
-    route("GET", "/v1/orphans", list_orphans, OLDER_THAN_S, ABOVE, OF_LOG, LIMIT, gives=LedgerIds),
-    route("DELETE", "/v1/orphans/{ledger_id}", delete_orphan, LEDGER_ID, status=204),
-)

@@ -7,8 +7,9 @@ from typing import Final
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.identity import BOOKIES, OPERATORS
 from quorumlog.net.json_bodies import answer
-from quorumlog.net.operations import route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine, RebuildState
 from services.metadata.handlers import PARTS
@@ -20,11 +21,23 @@ log = logging.getLogger(__name__)
 LINES: Final = "application/x-ndjson"
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("GET /v1/rebuild", roles=BOOKIES | OPERATORS, gives=RebuildState)
 async def get_state(request: web.Request, _given: Given) -> web.Response:
     """Whether the database is empty, or was rebuilt."""
     return answer(await request.app[PARTS].rebuilder.store.state())
 
 
+@ROUTES.add(
+    "POST /v1/rebuild",
+    roles=OPERATORS,
+    takes=RebuildAsk,
+    gives=RebuildLine,
+    media=LINES,
+    is_audited=True,
+)
 async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
     """Rebuild what bookies prove: a line of progress at a time, and at last the report or why there is none. Ends when
     the caller goes; what is written stays.
@@ -57,9 +70,3 @@ async def told_in_lines(
         log.exception("rebuild-failed", extra={"path": request.path})
         await tell(RebuildLine(error=repr(error)))
     return response
-
-
-ROUTES: Final = (
-    route("GET", "/v1/rebuild", get_state, gives=RebuildState),
-    route("POST", "/v1/rebuild", rebuild, takes=RebuildAsk, gives=RebuildLine, media=LINES),
-)

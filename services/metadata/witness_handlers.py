@@ -7,10 +7,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quorumlog import header
+from quorumlog.net.identity import BOOKIES, GATEWAYS, OPERATORS, SERVICES, check_name
 from quorumlog.net.json_bodies import answer
-from quorumlog.net.operations import route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given
-from quorumlog.net.roles import check_name
 from quorumlog.wire.bodies import CopyWitnesses, KeptLedgers, WitnessAccept, WitnessState
 from quorumlog.wire.rebuild_bodies import RebuildLine
 from quorumlog.wire.witnesses import from_header, to_header
@@ -35,11 +35,16 @@ async def presents_witnesses(request: web.Request, handler: Handler) -> web.Stre
     return response
 
 
+ROUTES: Final = Routes()
+
+
+@ROUTES.add("POST /v1/witnesses", roles=SERVICES, gives=WitnessState)
 async def confirm_witnesses(request: web.Request, _given: Given) -> web.Response:
     """Check that the database has the changes of the request's witnesses; returns replacements."""
     return answer(await request.app[PARTS].witnesses.confirm())
 
 
+@ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
 async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
     """Check as well that the database has the changes that copies of rows are of, which bookies hold."""
     body = await parsed(request, CopyWitnesses)
@@ -51,17 +56,26 @@ async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
     return answer(await request.app[PARTS].witnesses.confirm())
 
 
+@ROUTES.add("GET /v1/kept-ledgers", AFTER, LIMIT, roles=GATEWAYS | OPERATORS, gives=KeptLedgers)
 async def get_kept_ledgers(request: web.Request, given: Given) -> web.Response:
     """How many ledgers bookies keep, since the database lacks changes of which they hold copies; and the first ones."""
     kept = await request.app[PARTS].kept.list(after=given[AFTER], limit=given[LIMIT])
     return answer(kept)
 
 
+@ROUTES.add("GET /v1/witnesses", roles=GATEWAYS | OPERATORS, gives=WitnessState)
 async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     """The witnesses held by this process, and those that the database lacked at the last check."""
     return answer(request.app[PARTS].witnesses.state())
 
 
+@ROUTES.add(
+    "POST /v1/witnesses/accept",
+    roles=OPERATORS,
+    takes=WitnessAccept,
+    gives=WitnessState,
+    is_audited=True,
+)
 async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse:
     """Accept the loss of the changes of these witnesses: an operator decides (see the runbook). All bookies' copies are
     looked at before, so whoever accepts `application/x-ndjson` gets lines of progress.
@@ -81,12 +95,3 @@ async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse
 
 async def _quiet(_line: RebuildLine) -> None:
     """Nobody is told of the progress."""
-
-
-ROUTES: Final = (
-    route("POST", "/v1/witnesses", confirm_witnesses, gives=WitnessState),
-    route("POST", "/v1/witnesses/copies", confirm_copies, takes=CopyWitnesses, gives=WitnessState),
-    route("GET", "/v1/kept-ledgers", get_kept_ledgers, AFTER, LIMIT, gives=KeptLedgers),
-    route("GET", "/v1/witnesses", get_witnesses, gives=WitnessState),
-    route("POST", "/v1/witnesses/accept", accept_lost, takes=WitnessAccept, gives=WitnessState),
-)

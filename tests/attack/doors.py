@@ -6,12 +6,14 @@ from functools import partial
 from typing import Final
 
 from loadtest.waiting import DeadlineMissed, until
-from services.gateway.edge.access import ACCESS, Named
+from services.gateway.edge.access import Named
 from tests.attack.api import Operation, operations
 from tests.attack.arena import Arena, made_token
 from tests.attack.hostile import Maker
 from tests.attack.report import Kind
+from tests.support.scopes import operations as public_operations
 
+_SCOPES: Final = {one.name: one.scope for one in public_operations()}
 ELSEWHERE: Final = ("admin:logs/elsewhere-*", "admin:ledgers/elsewhere")
 """What a token is for that has nothing to do with what is attacked."""
 
@@ -49,7 +51,7 @@ async def strangers(arena: Arena) -> None:
 def expected(operation: Operation, *, is_known: bool) -> frozenset[int]:
     """What a stranger gets from an operation: a refusal, unless anybody may ask."""
     is_public = operation.kind == "gateway"
-    access = ACCESS.get(operation.name) if is_public else None
+    access = _SCOPES.get(operation.name) if is_public else None
     if operation.path.startswith("/health/") or (access and access.named is Named.NOTHING):
         return frozenset(range(200, 600))
     if not is_public or not is_known:

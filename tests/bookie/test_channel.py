@@ -29,8 +29,7 @@ from quorumlog.wire import frames
 from quorumlog.wire.frames import Message
 from services.bookie.channel import Peer
 from services.bookie.config import Config
-from services.bookie.handlers import BOOKIE
-from services.bookie.routes import ROUTES
+from services.bookie.handlers import BOOKIE, ROUTES
 from services.bookie.runtime import BookieRuntime
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, entry_of, run_of, started

@@ -15,13 +15,14 @@ from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.audit_bodies import AuditedRequest
 from services.metadata import audit
+from services.metadata.app import ROUTES
 from services.metadata.audit_store import AuditStore
 from services.metadata.database import Connection, Database
-from services.metadata.roles import AUDITED as AUDITED_ROUTES
 from tests.metadata.support import PATIENT_S, WAITING, Service, serving
 from tests.metadata.test_unchecked import LOG, requests_of
 from tests.support.waiting import until
 
+AUDITED_ROUTES = {one.operation.key for one in ROUTES if one.operation.is_audited}
 KEPT_ELSEWHERE = {
     "POST /v1/keys/reseal": "test_sealing.py",
     "POST /v1/rebuild": "test_accepted_losses.py",

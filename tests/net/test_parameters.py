@@ -29,7 +29,7 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.ids import ID_MAX
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
-from services.bookie.routes import ROUTES as BOOKIE
+from services.bookie.handlers import ROUTES as BOOKIE
 from services.gateway.edge import (
     cluster,
     entries,

@@ -1,4 +1,4 @@
-"""Which role may call which route: every cell of the tables, asked of the services' own applications over mutual TLS."""
+"""Which role may call which route: every cell of the tables of docs/security.md, asked of the services' own applications over mutual TLS."""
 
 import contextlib
 import uuid
@@ -16,13 +16,12 @@ from pydantic import SecretStr
 
 from loadtest.ports import free_ports
 from quorumlog.certificates import create_authority, issue, key_file
-from quorumlog.errors import NotAcceptable
+from quorumlog.errors import Forbidden, NotAcceptable
 from quorumlog.net import parameters
-from quorumlog.net.identity import Role
+from quorumlog.net.identity import CALLER, Identity, Role, check_name, check_url
 from quorumlog.net.listen import listening
-from quorumlog.net.operations import Operation, Route
+from quorumlog.net.operations import Operation, Route, Routes
 from quorumlog.net.parameters import Given
-from quorumlog.net.roles import check_name, check_url, guarded
 from quorumlog.net.service import Listening, ServiceSettings
 from quorumlog.net.tls import Tls, TlsFiles
 from services.autorecovery.app import build as build_autorecovery
@@ -182,23 +181,35 @@ async def test_each_role_may_read_metrics_and_nobody_without_a_certificate(
                 await stranger.get(f"{url}/health/live", ssl=False)
 
 
-async def test_every_route_has_a_row_and_every_row_a_route(services: Services) -> None:
+async def test_a_service_serves_the_routes_that_are_declared_and_no_other(
+    services: Services,
+) -> None:
     for kind, table in TABLES.items():
         found = [f"{method} {path}" for method, path in routes_of(services.apps[kind])]
 
         assert sorted(found) == sorted(table), kind
 
 
-async def test_a_service_with_a_route_without_a_row_does_not_start() -> None:
-    async def handler(_request: web.Request, _given: Given) -> web.Response:
-        return web.Response()
+async def _new(_request: web.Request, _given: Given) -> web.Response:
+    """New."""
+    return web.Response()
 
-    route = Route(Operation("GET", "/v1/new", "new", None, "New"), handler)
 
-    with pytest.raises(ValueError, match=r"without a row.*GET /v1/new"):
-        guarded([route], {})
-    with pytest.raises(ValueError, match=r"without a route.*GET /v1/old"):
-        guarded([], {"GET /v1/old": frozenset()})
+async def test_a_route_without_a_declaration_of_its_roles_is_an_error_at_the_start() -> None:
+    with pytest.raises(ValueError, match=r"GET /v1/new: declare the roles"):
+        Routes().add("GET /v1/new", roles=frozenset())
+    with pytest.raises(TypeError, match="roles"):
+        Routes().add("GET /v1/new")(_new)  # type: ignore[call-arg]
+
+
+async def test_no_role_may_call_an_operation_that_declares_none() -> None:
+    route = Route(Operation("GET /v1/new", "new", "New", "New"), _new)
+
+    for role in Role:
+        request = make_mocked_request("GET", "/v1/new")
+        request[CALLER] = Identity(role, "somebody")
+        with pytest.raises(Forbidden, match=f"the {role} somebody may not do this"):
+            await route.handle(request)
 
 
 async def test_the_page_has_the_tables_of_the_services() -> None:

@@ -1,26 +1,38 @@
-"""`python -m tests.support.roles`: the tables of docs/security.md, read off the tables of the services.
+"""`python -m tests.support.roles`: the tables of docs/security.md, read off the routes of the services.
 
 Without an argument the program prints the tables, `--write` puts them into the page.
 """
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from quorumlog.net.identity import Role
-from quorumlog.net.roles import Table
-from services.autorecovery.roles import ROLES as AUTORECOVERY
-from services.bookie.roles import ROLES as BOOKIE
-from services.gateway.roles import ROLES as GATEWAY
-from services.metadata.roles import ROLES as METADATA
+from quorumlog.net.operations import Route
+from services.autorecovery.handlers import ROUTES as AUTORECOVERY
+from services.bookie.handlers import ROUTES as BOOKIE
+from services.gateway.engine.internal import routes as engine_routes
+from services.gateway.logs.internal import routes as log_routes
+from services.metadata.app import ROUTES as METADATA
+
+Table = Mapping[str, frozenset[Role]]
+"""The roles that may call a route, by the route's method and path: `GET /v1/info`."""
+_NOTHING: Final = cast("Any", None)
+"""In place of what handlers work on: no handler is called here."""
+
+
+def _table(*routes: Route) -> Table:
+    return {route.operation.key: route.operation.roles for route in routes}
+
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 TABLES: Final[dict[str, Table]] = {
-    "gateway": GATEWAY,
-    "bookie": BOOKIE,
-    "metadata": METADATA,
-    "autorecovery": AUTORECOVERY,
+    "gateway": _table(*engine_routes(_NOTHING, "", _NOTHING), *log_routes(_NOTHING, "", _NOTHING)),
+    "bookie": _table(*BOOKIE),
+    "metadata": _table(*METADATA),
+    "autorecovery": _table(*AUTORECOVERY),
 }
 """By the service whose internal listener has the routes."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from quorumlog.net.operations import Operation
 from services.gateway.edge import (
     cluster,
     consumers,
@@ -17,7 +16,7 @@ from services.gateway.edge import (
     tokens,
     transactions,
 )
-from services.gateway.edge.access import ACCESS
+from services.gateway.edge.operations import PublicOperation
 from services.gateway.streams import operations as stream_operations
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
@@ -31,16 +30,16 @@ _TABLE: Final = re.compile(
 )
 
 
-def operations() -> Iterable[Operation]:
+def operations() -> Iterable[PublicOperation]:
     """All public operations, by resource."""
     for module in _MODULES:
-        yield from (value for value in vars(module).values() if isinstance(value, Operation))
+        yield from (value for value in vars(module).values() if isinstance(value, PublicOperation))
     yield from cluster.SHARED
 
 
 def with_table(page: str) -> str:
     """The page with the table as the code has it."""
-    rows = [f"| `{one.method} {one.path}` | {ACCESS[one.name]} |" for one in operations()]
+    rows = [f"| `{one.key}` | {one.scope} |" for one in operations()]
     table = "\n".join(("| operation | needs |", "|---|---|", *rows))
     written, count = _TABLE.subn(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page)
     assert count == 1, "docs/security.md has no place for the table"

@@ -1,12 +1,11 @@
-"""Who may do what: the scope that each public operation needs, and what a caller's grants allow.
+"""Who may do what: the scopes that public operations declare (`edge/operations.py`), and what a caller's grants allow.
 
-`ACCESS` is the table of all operations (docs/security.md shows it); an application with a route that is not in it
-does not start. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
+docs/security.md shows the scopes of all operations. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
 put into its metadata under `namespace` (docs/adr/0021-access-tokens.md).
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -68,78 +67,15 @@ class Access:
         return f"{' or '.join(f'`{scope}`' for scope in scopes)} on {self.named}"
 
 
-def _on(named: Named, *scopes: Scope) -> Access:
+def on(named: Named, *scopes: Scope) -> Access:
+    """What an operation needs: one of the scopes on what it names."""
     return Access(named, frozenset(scopes))
 
 
-_OPEN: Final = Access(Named.NOTHING)
+OPEN: Final = Access(Named.NOTHING)
+"""Anybody may."""
 LOOK: Final = frozenset((Scope.READ, Scope.APPEND, Scope.MANAGE))
 """Any of them lets a caller look at something."""
-
-ACCESS: Final[Mapping[str, Access]] = {
-    "appendEntries": _on(Named.LEDGER, Scope.APPEND),
-    "readEntries": _on(Named.LEDGER, Scope.READ),
-    "readEntry": _on(Named.LEDGER, Scope.READ),
-    "lastAddConfirmed": _on(Named.LEDGER, Scope.READ, Scope.APPEND),
-    # Each message of a socket needs its own scope.
-    "ledgerSocket": _on(Named.LEDGER, Scope.READ, Scope.APPEND),
-    "createLedger": _on(Named.SOME, Scope.APPEND),
-    "listLedgers": _on(Named.SOME, Scope.READ),
-    "getLedger": _on(Named.LEDGER, *LOOK),
-    "closeLedger": _on(Named.LEDGER, Scope.APPEND),
-    # With `declare_lost`: admin.
-    "recoverLedger": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
-    "changePassword": _on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
-    "acceptLoss": _on(Named.LEDGER, Scope.ADMIN),
-    "deleteLedger": _on(Named.LEDGER, Scope.MANAGE),
-    "appendRecords": _on(Named.LOG, Scope.APPEND),
-    "readRecords": _on(Named.LOG, Scope.READ),
-    "logSocket": _on(Named.LOG, Scope.READ, Scope.APPEND),
-    "createStream": _on(Named.STREAM, Scope.MANAGE),
-    "appendToStream": _on(Named.STREAM, Scope.APPEND),
-    "readStream": _on(Named.STREAM, Scope.READ),
-    "deleteStream": _on(Named.STREAM, Scope.MANAGE),
-    "listLogs": _on(Named.SOME, Scope.READ),
-    "putLog": _on(Named.LOG, Scope.MANAGE),
-    "getLog": _on(Named.LOG, *LOOK),
-    "patchLog": _on(Named.LOG, Scope.MANAGE),
-    "deleteLog": _on(Named.LOG, Scope.MANAGE),
-    "openLog": _on(Named.LOG, Scope.APPEND),
-    "rollLog": _on(Named.LOG, Scope.MANAGE),
-    "truncateLog": _on(Named.LOG, Scope.MANAGE),
-    "markLogArchived": _on(Named.LOG, Scope.MANAGE),
-    "closeLog": _on(Named.LOG, Scope.MANAGE),
-    # Who reads a log moves its own position on; what may take work away from others is managing.
-    "listConsumers": _on(Named.LOG, *LOOK),
-    "listAllConsumers": _on(Named.SOME, *LOOK),
-    "getConsumer": _on(Named.LOG, *LOOK),
-    "commitConsumer": _on(Named.LOG, Scope.READ),
-    "acquireLease": _on(Named.LOG, Scope.READ),
-    "renewLease": _on(Named.LOG, Scope.READ),
-    "releaseLease": _on(Named.LOG, Scope.READ),
-    "resetConsumer": _on(Named.LOG, Scope.MANAGE),
-    "deleteConsumer": _on(Named.LOG, Scope.MANAGE),
-    "beginTransaction": _on(Named.SOME, Scope.APPEND),
-    "getTransaction": _on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
-    # With `overwrite`: manage too.
-    "commitTransaction": _on(Named.TRANSACTION, Scope.APPEND),
-    "abortTransaction": _on(Named.TRANSACTION, Scope.APPEND),
-    "listBookies": _on(Named.CLUSTER, Scope.READ),
-    "getCluster": _on(Named.CLUSTER, Scope.READ),
-    "listAudit": _on(Named.EVERYTHING, Scope.ADMIN),
-    "getMetrics": _on(Named.CLUSTER, Scope.READ),
-    "createTicket": _on(Named.SOME, Scope.READ, Scope.APPEND),
-    "createToken": _on(Named.EVERYTHING, Scope.ADMIN),
-    "listTokens": _on(Named.EVERYTHING, Scope.ADMIN),
-    "revokeToken": _on(Named.EVERYTHING, Scope.ADMIN),
-    "getProblem": _OPEN,
-    "isLive": _OPEN,
-    "isReady": _OPEN,
-    "getOpenApi": _OPEN,
-    "getDocs": _OPEN,
-    "getIndex": _OPEN,
-}
-"""By the operation's name."""
 
 
 @dataclass(frozen=True, slots=True)

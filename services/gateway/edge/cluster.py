@@ -8,14 +8,21 @@ from quorumlog import errors
 from quorumlog.errors import RouteNotFound, codes
 from quorumlog.net.audit_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
 from quorumlog.net.listen import html_response
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.wire.audit_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
+from services.gateway.edge.access import OPEN, Access, Named, Scope, on
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.media import HTML, accepted
 from services.gateway.edge.models import BookieListModel
-from services.gateway.edge.operations import ALWAYS, ANSWERING, WITH_METADATA, gives
+from services.gateway.edge.operations import (
+    ALWAYS,
+    ANSWERING,
+    WITH_METADATA,
+    PublicOperation,
+    gives,
+)
 from services.gateway.edge.problem_pages import page, problem_json, problem_page
 from services.gateway.interface import EngineInterface
 
@@ -58,44 +65,44 @@ _AUDITED: Final = {
     "via": "gateway gateway-1",
 }
 
-BOOKIES: Final = Operation(
-    "GET",
-    "/v1/bookies",
+BOOKIES: Final = PublicOperation(
+    "GET /v1/bookies",
     "listBookies",
     "Cluster",
     "Every registered bookie with its state",
     "`lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.",
+    scope=on(Named.CLUSTER, Scope.READ),
     replies=gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
     errors=(*_ERRORS, *WITH_METADATA),
 )
-CLUSTER: Final = Operation(
-    "GET",
-    "/v1/cluster",
+CLUSTER: Final = PublicOperation(
+    "GET /v1/cluster",
     "getCluster",
     "Cluster",
     "Every service with its state, and the ledgers that lack copies",
+    scope=on(Named.CLUSTER, Scope.READ),
     replies=gives("The cluster.", {"type": "object"}, {"empty": {}}),
     errors=(*_ERRORS, *WITH_METADATA),
 )
-AUDIT: Final = Operation(
-    "GET",
-    "/v1/audit",
+AUDIT: Final = PublicOperation(
+    "GET /v1/audit",
     "listAudit",
     "Cluster",
     "Who changed what",
     "Audited requests that changed something, by their numbers. `next` is the next `after`, null at the end.",
     (SINCE, TARGET, AFTER, LIMIT),
+    scope=on(Named.EVERYTHING, Scope.ADMIN),
     replies=gives(
         "A page of the audit log.", AuditList, {"a deletion": {"audit": [_AUDITED], "next": None}}
     ),
     errors=(*_ERRORS, *WITH_METADATA, errors.MetadataBusy),
 )
-PROBLEM: Final = Operation(
-    "GET",
-    "/problems/{code}",
+PROBLEM: Final = PublicOperation(
+    "GET /problems/{code}",
     "getProblem",
     "About",
     "What a problem's code stands for",
+    scope=OPEN,
     parameters=(CODE,),
     replies={
         200: Reply(
@@ -110,14 +117,16 @@ PROBLEM: Final = Operation(
 )
 
 
-def _shared(path: str, name: str, summary: str, media: str, schema: dict[str, Any]) -> Operation:
-    return Operation(
-        "GET",
-        path,
+def _shared(
+    path: str, name: str, summary: str, media: str, schema: dict[str, Any], scope: Access = OPEN
+) -> PublicOperation:
+    return PublicOperation(
+        f"GET {path}",
         name,
         "About",
         summary,
         replies={200: Reply(summary, {media: Content(schema)})},
+        scope=scope,
         errors=ALWAYS,
     )
 
@@ -126,16 +135,23 @@ _TEXT: Final[dict[str, Any]] = {"type": "string"}
 INDEX: Final = _shared("/", "getIndex", "A start page for people", HTML, _TEXT)
 SHARED: Final = (
     _shared("/health/live", "isLive", "The process runs", JSON, _STATUS),
-    Operation(
-        "GET",
-        "/health/ready",
+    PublicOperation(
+        "GET /health/ready",
         "isReady",
         "About",
         "A default ledger could be created now",
+        scope=OPEN,
         replies=gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": RELEASE}}),
         errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
-    _shared("/metrics", "getMetrics", "Metrics for Prometheus", "text/plain", _TEXT),
+    _shared(
+        "/metrics",
+        "getMetrics",
+        "Metrics for Prometheus",
+        "text/plain",
+        _TEXT,
+        on(Named.CLUSTER, Scope.READ),
+    ),
     _shared("/openapi.json", "getOpenApi", "This description", JSON, {"type": "object"}),
     _shared("/docs", "getDocs", "This description for people", HTML, _TEXT),
 )

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from quorumlog import errors, header
 from quorumlog.errors import PreconditionRequired
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -21,7 +21,7 @@ from quorumlog.protocol.positions import Position, Stamp
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import body
 from services.gateway.edge import consumer_models as models
-from services.gateway.edge.access import EVERYONE, LOOK, Kind, caller_of
+from services.gateway.edge.access import EVERYONE, LOOK, Kind, Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.consumer_models import (
     ConsumerCommit,
@@ -32,7 +32,14 @@ from services.gateway.edge.consumer_models import (
 )
 from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
-from services.gateway.edge.operations import ALWAYS, ETAG, NAME, WITH_METADATA, gives
+from services.gateway.edge.operations import (
+    ALWAYS,
+    ETAG,
+    NAME,
+    WITH_METADATA,
+    PublicOperation,
+    gives,
+)
 from services.gateway.edge.room import Room
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
@@ -115,14 +122,14 @@ _BODILESS: Final = tuple(
 )
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
-LIST: Final = Operation(
-    "GET",
-    "/v1/logs/{name}/consumers",
+LIST: Final = PublicOperation(
+    "GET /v1/logs/{name}/consumers",
     "listConsumers",
     "Consumers",
     "List a log's consumers",
     "By name, with what each has not processed yet.",
     (NAME, LIMIT, AFTER, PREFIX),
+    scope=on(Named.LOG, *LOOK),
     replies=gives(
         "A page of consumers.",
         models.ConsumerList,
@@ -130,14 +137,14 @@ LIST: Final = Operation(
     ),
     errors=_BODILESS,
 )
-LIST_ALL: Final = Operation(
-    "GET",
-    "/v1/consumers",
+LIST_ALL: Final = PublicOperation(
+    "GET /v1/consumers",
     "listAllConsumers",
     "Consumers",
     "List the consumers of all logs",
     "Sorted by log and name, without lags: the consumers of all logs that the caller may read, deleted logs included.",
     (LOG, LIMIT, AFTER_ALL, PREFIX),
+    scope=on(Named.SOME, *LOOK),
     replies=gives(
         "A page of consumers.",
         models.PositionList,
@@ -145,19 +152,18 @@ LIST_ALL: Final = Operation(
     ),
     errors=_BODILESS,
 )
-GET: Final = Operation(
-    "GET",
-    _ONE,
+GET: Final = PublicOperation(
+    f"GET {_ONE}",
     "getConsumer",
     "Consumers",
     "Look at a consumer",
+    scope=on(Named.LOG, *LOOK),
     parameters=(NAME, CONSUMER),
     replies=gives("The consumer.", *_AS_CONSUMER, ETAG),
     errors=(*_BODILESS, errors.NoSuchConsumer),
 )
-PUT: Final = Operation(
-    "PUT",
-    _ONE,
+PUT: Final = PublicOperation(
+    f"PUT {_ONE}",
     "commitConsumer",
     "Consumers",
     "Commit a position",
@@ -178,16 +184,17 @@ PUT: Final = Operation(
         errors.PositionBehind,
         errors.RequestOutdated,
     ),
+    scope=on(Named.LOG, Scope.READ),
     needs_body=True,
 )
-DELETE: Final = Operation(
-    "DELETE",
-    _ONE,
+DELETE: Final = PublicOperation(
+    f"DELETE {_ONE}",
     "deleteConsumer",
     "Consumers",
     "Forget a consumer",
     "Also one of a log that is no more. Not while its lease is held.",
     (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+    scope=on(Named.LOG, Scope.MANAGE),
     replies={204: Reply("It is forgotten.")},
     errors=(
         *ALWAYS,
@@ -204,9 +211,8 @@ DELETE: Final = Operation(
     ),
     is_audited=True,
 )
-RESET: Final = Operation(
-    "POST",
-    f"{_ONE}/reset",
+RESET: Final = PublicOperation(
+    f"POST {_ONE}/reset",
     "resetConsumer",
     "Consumers",
     "Put a consumer somewhere else",
@@ -215,12 +221,12 @@ RESET: Final = Operation(
     {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
     gives("The consumer.", *_AS_CONSUMER, ETAG),
     (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
+    scope=on(Named.LOG, Scope.MANAGE),
     needs_body=True,
     is_audited=True,
 )
-ACQUIRE: Final = Operation(
-    "POST",
-    f"{_ONE}/lease",
+ACQUIRE: Final = PublicOperation(
+    f"POST {_ONE}/lease",
     "acquireLease",
     "Consumers",
     "Become the active worker of a consumer",
@@ -236,16 +242,17 @@ ACQUIRE: Final = Operation(
         errors.OffsetTruncated,
         errors.RequestOutdated,
     ),
+    scope=on(Named.LOG, Scope.READ),
     needs_body=True,
 )
-RENEW: Final = Operation(
-    "PUT",
-    f"{_ONE}/lease",
+RENEW: Final = PublicOperation(
+    f"PUT {_ONE}/lease",
     "renewLease",
     "Consumers",
     "Hold the lease for longer",
     "For another `lease_ms` from now on. A commit with the token does the same.",
     (NAME, CONSUMER, FENCING_TOKEN),
+    scope=on(Named.LOG, Scope.READ),
     replies=gives("The lease is held.", *_AS_POSITION, ETAG),
     errors=(
         *_BODILESS,
@@ -255,14 +262,14 @@ RENEW: Final = Operation(
         errors.LogReplaced,
     ),
 )
-RELEASE: Final = Operation(
-    "DELETE",
-    f"{_ONE}/lease",
+RELEASE: Final = PublicOperation(
+    f"DELETE {_ONE}/lease",
     "releaseLease",
     "Consumers",
     "Let the lease go",
     "Another worker gets it at once.",
     (NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
+    scope=on(Named.LOG, Scope.READ),
     replies={204: Reply("It is free.")},
     errors=(
         *(error for error in _BODILESS if error is not errors.NotAcceptable),

@@ -6,11 +6,12 @@ from typing import Final, TypeVar
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, invalid, path_id, query_integer
 from quorumlog.protocol import batch
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from services.gateway.edge import arrow, body, models
+from services.gateway.edge.access import Named, Scope, on
 from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
@@ -32,6 +33,7 @@ from services.gateway.edge.operations import (
     WAIT_MS,
     WITH_BODY,
     WITH_METADATA,
+    PublicOperation,
     append_forms,
     gives,
     read_forms,
@@ -66,9 +68,8 @@ _POSITION_HEADERS: Final = {
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
 
-APPEND: Final = Operation(
-    "POST",
-    "/v1/ledgers/{ledger_id}/entries",
+APPEND: Final = PublicOperation(
+    "POST /v1/ledgers/{ledger_id}/entries",
     "appendEntries",
     "Entries",
     "Append an entry or a batch",
@@ -125,17 +126,18 @@ APPEND: Final = Operation(
         errors.ReadOnly,
         errors.QuorumTimeout,
     ),
+    scope=on(Named.LEDGER, Scope.APPEND),
     needs_body=True,
 )
-READ: Final = Operation(
-    "GET",
-    "/v1/ledgers/{ledger_id}/entries",
+READ: Final = PublicOperation(
+    "GET /v1/ledgers/{ledger_id}/entries",
     "readEntries",
     "Entries",
     "Read confirmed entries",
     "Sees every entry that was acknowledged before the read began. At or beyond the end the list is "
     "empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.",
     (LEDGER_ID, FROM, TO, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, PASSWORD, LAST_EVENT_ID, TICKET),
+    scope=on(Named.LEDGER, Scope.READ),
     replies={
         200: Reply(
             "Entries, maybe none.",
@@ -164,12 +166,12 @@ READ: Final = Operation(
     },
     errors=_READING,
 )
-ENTRY: Final = Operation(
-    "GET",
-    "/v1/ledgers/{ledger_id}/entries/{entry_id}",
+ENTRY: Final = PublicOperation(
+    "GET /v1/ledgers/{ledger_id}/entries/{entry_id}",
     "readEntry",
     "Entries",
     "Read one entry",
+    scope=on(Named.LEDGER, Scope.READ),
     parameters=(LEDGER_ID, ENTRY_ID, ENCODING, PASSWORD),
     replies={
         200: Reply(
@@ -186,14 +188,14 @@ ENTRY: Final = Operation(
     },
     errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
 )
-LAST_ADD_CONFIRMED: Final = Operation(
-    "GET",
-    "/v1/ledgers/{ledger_id}/last-add-confirmed",
+LAST_ADD_CONFIRMED: Final = PublicOperation(
+    "GET /v1/ledgers/{ledger_id}/last-add-confirmed",
     "lastAddConfirmed",
     "Entries",
     "How far a ledger is confirmed",
     "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
     (LEDGER_ID, AFTER, WAIT_MS, PASSWORD),
+    scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     replies=gives(
         "The last add confirmed; -1: nothing yet.",
         models.LastAddConfirmed,
@@ -201,9 +203,8 @@ LAST_ADD_CONFIRMED: Final = Operation(
     ),
     errors=_READING,
 )
-SOCKET: Final = Operation(
-    "GET",
-    "/v1/ledgers/{ledger_id}/ws",
+SOCKET: Final = PublicOperation(
+    "GET /v1/ledgers/{ledger_id}/ws",
     "ledgerSocket",
     "Entries",
     "Append and follow the tail over one WebSocket",
@@ -212,6 +213,8 @@ SOCKET: Final = Operation(
     "(encoding `frames` for binary messages). A problem object ends the socket. With the subprotocol "
     "`quorumlog.appends` there is no tail, and each message is one append with the answer of HTTP.",
     (LEDGER_ID, PASSWORD, TICKET),
+    # Each message of a socket needs its own scope.
+    scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),
 )

@@ -8,10 +8,8 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import NoSuchLedger, NoSuchTransaction, Unauthenticated
 from quorumlog.net import audit
-from quorumlog.net.operations import Operation
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge.access import (
-    ACCESS,
     CALLER,
     SCOPES,
     Access,
@@ -24,7 +22,7 @@ from services.gateway.edge.access import (
     place_of,
 )
 from services.gateway.edge.callers import Callers
-from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET
+from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET, PublicOperation
 from services.gateway.edge.quotas import Flow
 from services.gateway.edge.transactions import TRANSACTION
 from services.gateway.logs.transactions import Transactions
@@ -37,23 +35,22 @@ _FLOW: Final = web.RequestKey("flow", Flow)
 
 
 class Unguarded(Exception):
-    """A route is without a row in the table of accesses."""
+    """A route belongs to no operation, so nothing says what it needs."""
 
 
 def table_of(
-    app: web.Application, operations: Iterable[Operation]
+    app: web.Application, operations: Iterable[PublicOperation]
 ) -> Mapping[tuple[str, str], Access]:
-    """What each route needs, by its method and path. Raises: Unguarded for a route without a row."""
-    names = {(operation.method, operation.path): operation.name for operation in operations}
+    """What each route needs, by its method and path. Raises: Unguarded for a route of no operation."""
+    declared = {(operation.method, operation.path): operation.scope for operation in operations}
     table = {}
     for route in app.router.routes():
         assert route.resource is not None
         path = route.resource.canonical
         method = hdrs.METH_GET if route.method == hdrs.METH_HEAD else route.method
-        access = ACCESS.get(names.get((method, path), ""))
-        if access is None:
-            raise Unguarded(f"{method} {path} has no row in ACCESS (edge/access.py)")
-        table[route.method, path] = access
+        if (method, path) not in declared:
+            raise Unguarded(f"{method} {path}: declare it as a PublicOperation with its scope")
+        table[route.method, path] = declared[method, path]
     return table
 
 
@@ -172,9 +169,8 @@ def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> 
     return len(response.body) if isinstance(response.body, bytes) else 0
 
 
-def needed(operation: Operation) -> str:
+def needed(operation: PublicOperation) -> str:
     """What a token needs for an operation, for its description."""
-    access = ACCESS[operation.name]
-    if access.named is Named.NOTHING:
+    if operation.scope.named is Named.NOTHING:
         return ""
-    return f"Where tokens are required: {access}."
+    return f"Where tokens are required: {operation.scope}."

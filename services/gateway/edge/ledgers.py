@@ -6,7 +6,7 @@ from aiohttp import web
 
 from quorumlog import errors
 from quorumlog.errors import NoSuchTransaction
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, query_choice, query_integer, query_pairs, query_text
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -15,7 +15,17 @@ from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE
 from services.gateway.edge import body, models
-from services.gateway.edge.access import Caller, Kind, Scope, caller_of, no_transaction, place_of
+from services.gateway.edge.access import (
+    LOOK,
+    Caller,
+    Kind,
+    Named,
+    Scope,
+    caller_of,
+    no_transaction,
+    on,
+    place_of,
+)
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.guard import log_of_transaction
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
@@ -38,6 +48,7 @@ from services.gateway.edge.operations import (
     USUAL,
     WITH_BODY,
     WITH_METADATA,
+    PublicOperation,
     gives,
 )
 from services.gateway.edge.room import Room
@@ -91,9 +102,8 @@ _ENDING: Final = (
     errors.RecoveryBlocked,
 )
 
-CREATE: Final = Operation(
-    "POST",
-    "/v1/ledgers",
+CREATE: Final = PublicOperation(
+    "POST /v1/ledgers",
     "createLedger",
     "Ledgers",
     "Create a ledger",
@@ -126,15 +136,16 @@ CREATE: Final = Operation(
         *OF_TRANSACTION,
         errors.NoSuchLog,
     ),
+    scope=on(Named.SOME, Scope.APPEND),
 )
-LIST: Final = Operation(
-    "GET",
-    "/v1/ledgers",
+LIST: Final = PublicOperation(
+    "GET /v1/ledgers",
     "listLedgers",
     "Ledgers",
     "List ledgers",
     "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
     (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
+    scope=on(Named.SOME, Scope.READ),
     replies=gives(
         "A page of ledgers.",
         models.LedgerList,
@@ -142,19 +153,18 @@ LIST: Final = Operation(
     ),
     errors=USUAL,
 )
-GET: Final = Operation(
-    "GET",
-    "/v1/ledgers/{ledger_id}",
+GET: Final = PublicOperation(
+    "GET /v1/ledgers/{ledger_id}",
     "getLedger",
     "Ledgers",
     "Look at a ledger",
+    scope=on(Named.LEDGER, *LOOK),
     parameters=(LEDGER_ID,),
     replies=gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, ETAG),
     errors=(*USUAL, errors.NoSuchLedger),
 )
-CLOSE: Final = Operation(
-    "POST",
-    "/v1/ledgers/{ledger_id}/close",
+CLOSE: Final = PublicOperation(
+    "POST /v1/ledgers/{ledger_id}/close",
     "closeLedger",
     "Ledgers",
     "Close a ledger as its writer",
@@ -164,10 +174,10 @@ CLOSE: Final = Operation(
     NOTHING,
     gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
+    scope=on(Named.LEDGER, Scope.APPEND),
 )
-RECOVER: Final = Operation(
-    "POST",
-    "/v1/ledgers/{ledger_id}/recover",
+RECOVER: Final = PublicOperation(
+    "POST /v1/ledgers/{ledger_id}/recover",
     "recoverLedger",
     "Ledgers",
     "Close a ledger as a reader: fence it, find its end, close it",
@@ -180,11 +190,12 @@ RECOVER: Final = Operation(
     },
     gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*_ENDING, errors.NotEnoughBookies),
+    # With `declare_lost`: admin.
+    scope=on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
     is_audited=True,
 )
-CHANGE_PASSWORD: Final = Operation(
-    "PUT",
-    "/v1/ledgers/{ledger_id}/password",
+CHANGE_PASSWORD: Final = PublicOperation(
+    "PUT /v1/ledgers/{ledger_id}/password",
     "changePassword",
     "Ledgers",
     "Change a ledger's password",
@@ -194,12 +205,12 @@ CHANGE_PASSWORD: Final = Operation(
     {JSON: Content(models.PasswordChange, {"another": {"password": "a new secret"}})},
     gives("The ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
+    scope=on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
     needs_body=True,
     is_audited=True,
 )
-ACCEPT_LOSS: Final = Operation(
-    "POST",
-    "/v1/ledgers/{ledger_id}/accept-loss",
+ACCEPT_LOSS: Final = PublicOperation(
+    "POST /v1/ledgers/{ledger_id}/accept-loss",
     "acceptLoss",
     "Ledgers",
     "Give up entries that no bookie can serve any more",
@@ -217,16 +228,17 @@ ACCEPT_LOSS: Final = Operation(
     },
     gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, ETAG),
     (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
+    scope=on(Named.LEDGER, Scope.ADMIN),
     is_audited=True,
 )
-DELETE: Final = Operation(
-    "DELETE",
-    "/v1/ledgers/{ledger_id}",
+DELETE: Final = PublicOperation(
+    "DELETE /v1/ledgers/{ledger_id}",
     "deleteLedger",
     "Ledgers",
     "Delete a ledger",
     "An open one is recovered first. Its id is never used again.",
     (LEDGER_ID, PASSWORD),
+    scope=on(Named.LEDGER, Scope.MANAGE),
     replies={204: Reply("It is deleted.")},
     errors=(
         *ALWAYS,

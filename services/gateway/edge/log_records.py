@@ -6,12 +6,13 @@ from typing import Final
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import Content, Operation, Reply, Route
+from quorumlog.net.operations import Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import arrow, body
 from services.gateway.edge import log_models as models
+from services.gateway.edge.access import Named, Scope, on
 from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.log_pages import LogPages, log_position
 from services.gateway.edge.log_payloads import check_size, record_of_line, records_from_json
@@ -31,6 +32,7 @@ from services.gateway.edge.operations import (
     WAIT_MS,
     WITH_METADATA,
     WRITER_TOKEN,
+    PublicOperation,
     append_forms,
     gives,
     read_forms,
@@ -97,9 +99,8 @@ FROM: Final[Parameter[Start]] = Parameter(
     "earliest",
 )
 
-APPEND: Final = Operation(
-    "POST",
-    "/v1/logs/{name}/entries",
+APPEND: Final = PublicOperation(
+    "POST /v1/logs/{name}/entries",
     "appendRecords",
     "Logs",
     "Append records",
@@ -170,17 +171,18 @@ APPEND: Final = Operation(
         errors.WriterLost,
         errors.QuorumTimeout,
     ),
+    scope=on(Named.LOG, Scope.APPEND),
     needs_body=True,
 )
-READ: Final = Operation(
-    "GET",
-    "/v1/logs/{name}/entries",
+READ: Final = PublicOperation(
+    "GET /v1/logs/{name}/entries",
     "readRecords",
     "Logs",
     "Read records",
     "Sees every record that was acknowledged before the read began. At the end the list is empty; "
     "`next` is where to go on.",
     (NAME, FROM, CREATED, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
+    scope=on(Named.LOG, Scope.READ),
     replies={
         200: Reply(
             "Records, maybe none.",
@@ -235,9 +237,8 @@ READ: Final = Operation(
         errors.RecoveryBlocked,
     ),
 )
-SOCKET: Final = Operation(
-    "GET",
-    "/v1/logs/{name}/ws",
+SOCKET: Final = PublicOperation(
+    "GET /v1/logs/{name}/ws",
     "logSocket",
     "Logs",
     "Append and follow the tail over one WebSocket",
@@ -248,6 +249,7 @@ SOCKET: Final = Operation(
     "A problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each message is "
     "one append with the answer of HTTP.",
     (NAME, WRITER_TOKEN, TICKET),
+    scope=on(Named.LOG, Scope.READ, Scope.APPEND),
     replies={101: Reply("The socket is open.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),
 )

@@ -5,12 +5,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, invalid, query_integer, query_text
 from quorumlog.wire.bodies import LOG_NAME
 from services.gateway.edge import body
 from services.gateway.edge import log_models as models
-from services.gateway.edge.access import Scope, caller_of
+from services.gateway.edge.access import LOOK, Access, Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_models import (
@@ -31,6 +31,7 @@ from services.gateway.edge.operations import (
     USUAL,
     WITH_BODY,
     WITH_METADATA,
+    PublicOperation,
     gives,
 )
 from services.gateway.edge.room import Room
@@ -98,11 +99,12 @@ TAKING_OVER: Final = (
 """Errors of a request to a log's owner, which this gateway may become."""
 
 
-def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> Operation:
+def _order(
+    verb: str, name: str, summary: str, text: str = "", *, scope: Access, **more: Any
+) -> PublicOperation:
     """A POST to a log that answers with the log."""
-    return Operation(
-        "POST",
-        f"/v1/logs/{{name}}/{verb}",
+    return PublicOperation(
+        f"POST /v1/logs/{{name}}/{verb}",
         name,
         "Logs",
         summary,
@@ -112,26 +114,26 @@ def _order(verb: str, name: str, summary: str, text: str = "", **more: Any) -> O
         gives("Done.", *more.get("content", _LOG)),
         (*TAKING_OVER, *more.get("errors", ())),
         needs_body="body" in more,
+        scope=scope,
         is_audited=more.get("is_audited", False),
     )
 
 
-LIST: Final = Operation(
-    "GET",
-    "/v1/logs",
+LIST: Final = PublicOperation(
+    "GET /v1/logs",
     "listLogs",
     "Logs",
     "List logs",
     "By name. `next` is the next `after`, null at the end.",
     (LIMIT, AFTER, PREFIX),
+    scope=on(Named.SOME, Scope.READ),
     replies=gives(
         "A page of logs.", models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}}
     ),
     errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
-PUT: Final = Operation(
-    "PUT",
-    "/v1/logs/{name}",
+PUT: Final = PublicOperation(
+    "PUT /v1/logs/{name}",
     "putLog",
     "Logs",
     "Create a log",
@@ -143,21 +145,21 @@ PUT: Final = Operation(
         **gives("The log that was there.", *_LOG),
     },
     (*TAKING_OVER, errors.LogExists),
+    scope=on(Named.LOG, Scope.MANAGE),
     is_audited=True,
 )
-GET: Final = Operation(
-    "GET",
-    "/v1/logs/{name}",
+GET: Final = PublicOperation(
+    "GET /v1/logs/{name}",
     "getLog",
     "Logs",
     "Look at a log",
+    scope=on(Named.LOG, *LOOK),
     parameters=(NAME,),
     replies=gives("The log.", *_LOG, ETAG),
     errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
-PATCH: Final = Operation(
-    "PATCH",
-    "/v1/logs/{name}",
+PATCH: Final = PublicOperation(
+    "PATCH /v1/logs/{name}",
     "patchLog",
     "Logs",
     "Change a log's limits, or its protection from deletion",
@@ -182,17 +184,18 @@ PATCH: Final = Operation(
         errors.EntryUnavailable,
         errors.RecoveryBlocked,
     ),
+    scope=on(Named.LOG, Scope.MANAGE),
     needs_body=True,
     is_audited=True,
 )
-DELETE: Final = Operation(
-    "DELETE",
-    "/v1/logs/{name}",
+DELETE: Final = PublicOperation(
+    "DELETE /v1/logs/{name}",
     "deleteLog",
     "Logs",
     "Delete a log with its ledgers",
     "With `created` only that log is deleted. If another log has the name since, the response is 404 `no-such-log`.",
     (NAME, CREATED),
+    scope=on(Named.LOG, Scope.MANAGE),
     replies={204: Reply("It is deleted, and the name is free.")},
     errors=(
         *ALWAYS,
@@ -208,6 +211,7 @@ OPEN: Final = _order(
     "openLog",
     "Open a log for one writer",
     "Earlier writers are fenced off. From then on appends need `Writer-Token`.",
+    scope=on(Named.LOG, Scope.APPEND),
     body={JSON: Content(models.LogOpen, {"me": {"owner": "me"}})},
     content=(models.LogOpened, {"first": {"writer_token": 1, "next_offset": 0}}),
     errors=(errors.LogClosed, errors.NotTheOwner, errors.WriterLost),
@@ -218,6 +222,7 @@ ROLL: Final = _order(
     "roll",
     "rollLog",
     "Go on in a new ledger",
+    scope=on(Named.LOG, Scope.MANAGE),
     errors=(errors.LogClosed, errors.NotTheOwner, errors.QuorumTimeout, errors.WriterLost),
 )
 TRUNCATE: Final = _order(
@@ -225,6 +230,7 @@ TRUNCATE: Final = _order(
     "truncateLog",
     "Drop old ledgers",
     "Whole ledgers that end below `before`; `first_offset` tells the result.",
+    scope=on(Named.LOG, Scope.MANAGE),
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
     errors=(errors.LogProtected,),
     parameters=(CREATED, IDEMPOTENCY_KEY),
@@ -235,6 +241,7 @@ ARCHIVED: Final = _order(
     "markLogArchived",
     "Note that records are archived",
     "By compare-and-swap on `archived_through`. From then on retention keeps what is not archived.",
+    scope=on(Named.LOG, Scope.MANAGE),
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),
     parameters=(CREATED, IDEMPOTENCY_KEY),
@@ -244,6 +251,7 @@ CLOSE: Final = _order(
     "close",
     "closeLog",
     "Close a log for good",
+    scope=on(Named.LOG, Scope.MANAGE),
     errors=(errors.NotTheOwner, errors.WriterLost),
     parameters=(CREATED, IDEMPOTENCY_KEY),
     is_audited=True,

@@ -5,13 +5,13 @@ Each resource's operations are declared in a module beside that of its handlers.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from aiohttp import web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Errors, Reply, Route, Schema
+from quorumlog.net.operations import JSON, Content, Errors, Operation, Reply, Route, Schema
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -30,6 +30,7 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.bodies import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import tickets
+from services.gateway.edge.access import Access
 from services.gateway.edge.body import expect_no_body, expect_nothing
 from services.gateway.edge.limits import (
     BATCH_ENTRIES_MAX,
@@ -40,6 +41,15 @@ from services.gateway.edge.limits import (
 from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.room import Room
 from services.gateway.edge.starts import EVENT_ID, event_id_of
+
+
+@dataclass(frozen=True, slots=True)
+class PublicOperation(Operation):
+    """An operation of the public API."""
+
+    scope: Access = field(kw_only=True)
+    """What a token must allow, where tokens are required."""
+
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,

@@ -8,7 +8,7 @@ from yarl import URL
 
 from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.operations import JSON, Content, Operation, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.new_tokens import draw_token
@@ -23,11 +23,18 @@ from quorumlog.wire.token_bodies import (
     TokenRow,
 )
 from services.gateway.edge import body
-from services.gateway.edge.access import caller_of
+from services.gateway.edge.access import Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value, no_content
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.models import DATE_TIME, Model
-from services.gateway.edge.operations import ALWAYS, USUAL, WITH_BODY, WITH_METADATA, gives
+from services.gateway.edge.operations import (
+    ALWAYS,
+    USUAL,
+    WITH_BODY,
+    WITH_METADATA,
+    PublicOperation,
+    gives,
+)
 from services.gateway.edge.room import Room
 from services.gateway.edge.tickets import NO_TICKET, TICKET_S
 
@@ -132,13 +139,13 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "expires_at": None,
 }
 
-CREATE: Final = Operation(
-    "POST",
-    "/v1/tokens",
+CREATE: Final = PublicOperation(
+    "POST /v1/tokens",
     "createToken",
     "Tokens",
     "Make an access token",
     "The answer has the secret, which nobody can show again: only its hash is stored.",
+    scope=on(Named.EVERYTHING, Scope.ADMIN),
     body={
         JSON: Content(
             AccessTokenCreate,
@@ -155,36 +162,36 @@ CREATE: Final = Operation(
     needs_body=True,
     is_audited=True,
 )
-LIST: Final = Operation(
-    "GET",
-    "/v1/tokens",
+LIST: Final = PublicOperation(
+    "GET /v1/tokens",
     "listTokens",
     "Tokens",
     "List access tokens",
     "By creation, without their secrets; an expired one for a week after its end.",
+    scope=on(Named.EVERYTHING, Scope.ADMIN),
     replies=gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
     errors=USUAL,
 )
-REVOKE: Final = Operation(
-    "DELETE",
-    "/v1/tokens/{id}",
+REVOKE: Final = PublicOperation(
+    "DELETE /v1/tokens/{id}",
     "revokeToken",
     "Tokens",
     "Revoke an access token",
     "Within seconds all gateways refuse it, and cut its requests that are under way.",
     (ID,),
+    scope=on(Named.EVERYTHING, Scope.ADMIN),
     replies={204: Reply("It is gone.")},
     errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchToken),
     is_audited=True,
 )
-TICKET: Final = Operation(
-    "POST",
-    "/v1/tickets",
+TICKET: Final = PublicOperation(
+    "POST /v1/tickets",
     "createTicket",
     "Tokens",
     "Make a ticket for a page in a browser",
     "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
     " within half a minute, through any gateway. The ticket allows what the token allows there.",
+    scope=on(Named.SOME, Scope.READ, Scope.APPEND),
     body={
         JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/entries"}}),
     },

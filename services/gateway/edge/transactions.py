@@ -7,7 +7,7 @@ from pydantic import AfterValidator, FailFast, Field, WithJsonSchema
 
 from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.operations import JSON, Content, Operation, Route
+from quorumlog.net.operations import JSON, Content, Route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import Sealed, Transaction
@@ -15,10 +15,17 @@ from quorumlog.wire.bodies import LogName
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S, TRANSACTION_ID
 from services.gateway.edge import body
-from services.gateway.edge.access import Kind, Scope, caller_of
+from services.gateway.edge.access import Kind, Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
-from services.gateway.edge.operations import NOTHING, USUAL, WITH_BODY, WRITER_TOKEN, gives
+from services.gateway.edge.operations import (
+    NOTHING,
+    USUAL,
+    WITH_BODY,
+    WRITER_TOKEN,
+    PublicOperation,
+    gives,
+)
 from services.gateway.edge.room import Room
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 from services.gateway.logs.transactions import Transactions
@@ -169,15 +176,15 @@ _DONE: Final = _OPEN | {
 _AS_OPEN: Final = (TransactionModel, {"a transaction": _OPEN})
 _LOCATION: Final = {"Location": "The transaction's path."}
 
-BEGIN: Final = Operation(
-    "POST",
-    "/v1/transactions",
+BEGIN: Final = PublicOperation(
+    "POST /v1/transactions",
     "beginTransaction",
     "Transactions",
     "Begin a transaction on a log",
     "With the same `app` and `version` all callers get the same transaction while it is OPEN; if this "
     "version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its ledgers "
     "are created by `POST /v1/ledgers` with `transaction`.",
+    scope=on(Named.SOME, Scope.APPEND),
     body={
         JSON: Content(
             {"anyOf": [TransactionBegin, VersionBegin]},
@@ -191,19 +198,18 @@ BEGIN: Final = Operation(
     errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
     needs_body=True,
 )
-GET: Final = Operation(
-    "GET",
-    "/v1/transactions/{transaction}",
+GET: Final = PublicOperation(
+    "GET /v1/transactions/{transaction}",
     "getTransaction",
     "Transactions",
     "Look at a transaction",
+    scope=on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
     parameters=(TRANSACTION,),
     replies=gives("The transaction.", *_AS_OPEN),
     errors=(*USUAL, errors.NoSuchTransaction),
 )
-COMMIT: Final = Operation(
-    "POST",
-    "/v1/transactions/{transaction}/commit",
+COMMIT: Final = PublicOperation(
+    "POST /v1/transactions/{transaction}/commit",
     "commitTransaction",
     "Transactions",
     "Put its closed ledgers onto the log, all at once",
@@ -239,12 +245,13 @@ COMMIT: Final = Operation(
         errors.NotTheOwner,
         errors.WriterLost,
     ),
+    # With `overwrite`: manage too.
+    scope=on(Named.TRANSACTION, Scope.APPEND),
     needs_body=True,
     is_audited=True,
 )
-ABORT: Final = Operation(
-    "POST",
-    "/v1/transactions/{transaction}/abort",
+ABORT: Final = PublicOperation(
+    "POST /v1/transactions/{transaction}/abort",
     "abortTransaction",
     "Transactions",
     "End a transaction without a trace",
@@ -257,6 +264,7 @@ ABORT: Final = Operation(
         {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
     ),
     (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
+    scope=on(Named.TRANSACTION, Scope.APPEND),
     is_audited=True,
 )
 

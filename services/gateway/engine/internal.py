@@ -4,7 +4,7 @@ A request names the instance that it is for; another instance answers `writer-lo
 11). Passwords are checked here again: who has the cluster's secret need not be a gateway.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -13,7 +13,8 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, TooLarge, WriterLost
-from quorumlog.net.operations import Route, route
+from quorumlog.net.identity import GATEWAYS, HEALERS, WRITERS
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import (
     Given,
     Parameter,
@@ -67,19 +68,21 @@ class InternalBodies:
     bytes_max: int
 
 
-def routes(engine: Engine, instance: str, bodies: InternalBodies) -> Iterable[Route]:
+def routes(engine: Engine, instance: str, bodies: InternalBodies) -> Routes:
     """The routes of an engine; the application's middleware handles errors."""
     inner = _InternalLedgerRoutes(engine, instance, bodies)
     ledger = "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, WRITER)
-    return (
-        route("GET", "/internal/instance", inner.instance),
-        route("GET", ledger + "/lac", inner.last_add_confirmed, *asked, AFTER, WAIT_MS),
-        route("POST", ledger + "/append", inner.append, *asked, SECRET, EXPECT),
-        route("POST", ledger + "/records", inner.append_records, *asked, EXPECT),
-        route("POST", ledger + "/close", inner.close, *asked, SECRET),
-        route("POST", ledger + "/replace", inner.replace, *asked, MEMBER),
+    routes = Routes()
+    routes.add("GET /internal/instance", roles=WRITERS)(inner.instance)
+    routes.add(f"GET {ledger}/lac", *asked, AFTER, WAIT_MS, roles=GATEWAYS)(
+        inner.last_add_confirmed
     )
+    routes.add(f"POST {ledger}/append", *asked, SECRET, EXPECT, roles=GATEWAYS)(inner.append)
+    routes.add(f"POST {ledger}/records", *asked, EXPECT, roles=GATEWAYS)(inner.append_records)
+    routes.add(f"POST {ledger}/close", *asked, SECRET, roles=GATEWAYS)(inner.close)
+    routes.add(f"POST {ledger}/replace", *asked, MEMBER, roles=HEALERS)(inner.replace)
+    return routes
 
 
 class InternalRoutes:

@@ -1,13 +1,13 @@
 """Routes for the other gateways, on the internal listener only: requests about logs that this process owns."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import web
 
 from quorumlog.errors import BadRequest, InvalidRequest
+from quorumlog.net.identity import GATEWAYS
 from quorumlog.net.json_bodies import parsed
-from quorumlog.net.operations import Route, route
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.heads import LogHead
@@ -37,19 +37,21 @@ COUNTS: Final = query_integer("counts", 0, 1, "1: this is an access; 0: a questi
 SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the producer began.", 0)
 
 
-def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Iterable[Route]:
+def routes(logs: LogManager, instance: str, bodies: InternalBodies) -> Routes:
     """The routes for other gateways; the application's middleware handles errors."""
     inner = _InternalLogRoutes(logs, instance, bodies)
     log = "/internal/logs/{name}"
     asked = (NAME, WRITER)
-    return (
-        route("POST", "/internal/log-ends", inner.ends, WRITER),
-        route("POST", log + "/append", inner.append, *asked, EXPECT, TOKEN, SINCE, CREATED),
-        route("POST", log + "/roll", inner.roll, *asked),
-        route("POST", log + "/publish", inner.publish, *asked),
-        route("POST", log + "/consult", inner.consult, *asked),
-        route("POST", log + "/access", inner.access, *asked, TERM, IDLE_S, COUNTS),
+    routes = Routes()
+    routes.add("POST /internal/log-ends", WRITER, roles=GATEWAYS)(inner.ends)
+    routes.add(f"POST {log}/append", *asked, EXPECT, TOKEN, SINCE, CREATED, roles=GATEWAYS)(
+        inner.append
     )
+    routes.add(f"POST {log}/roll", *asked, roles=GATEWAYS)(inner.roll)
+    routes.add(f"POST {log}/publish", *asked, roles=GATEWAYS)(inner.publish)
+    routes.add(f"POST {log}/consult", *asked, roles=GATEWAYS)(inner.consult)
+    routes.add(f"POST {log}/access", *asked, TERM, IDLE_S, COUNTS, roles=GATEWAYS)(inner.access)
+    return routes
 
 
 class _InternalLogRoutes(InternalRoutes):

@@ -10,12 +10,13 @@ from typing import Any, Final, Literal
 
 from quorumlog import errors, header
 from quorumlog.errors import BadRequest
-from quorumlog.net.operations import JSON, Content, Operation, Reply
+from quorumlog.net.operations import JSON, Content, Reply
 from quorumlog.net.parameters import Parameter
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
+from services.gateway.edge.access import Named, Scope, on
 from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.media import EVENTS
-from services.gateway.edge.operations import BYTES, TICKET
+from services.gateway.edge.operations import BYTES, TICKET, PublicOperation
 from services.gateway.edge.starts import created_of, token_of
 from services.gateway.streams import config
 from services.gateway.streams.names import log_of, log_of_url
@@ -212,9 +213,8 @@ _ERRORS: Final = (
     errors.LogReplaced,
 )
 
-CREATE: Final = Operation(
-    "PUT",
-    PATH,
+CREATE: Final = PublicOperation(
+    f"PUT {PATH}",
     "createStream",
     "Durable Streams",
     "Create a stream",
@@ -227,12 +227,12 @@ CREATE: Final = Operation(
         200: Reply("It exists with these settings.", headers=_PLACE),
     },
     (*_ERRORS, errors.StreamConflict),
+    scope=on(Named.STREAM, Scope.MANAGE),
     ignores_unknown=True,
     is_audited=True,
 )
-APPEND: Final = Operation(
-    "POST",
-    PATH,
+APPEND: Final = PublicOperation(
+    f"POST {PATH}",
     "appendToStream",
     "Durable Streams",
     "Append to a stream, or close it",
@@ -260,18 +260,19 @@ APPEND: Final = Operation(
         errors.ExpiredProducer,
         errors.LogFenced,
     ),
+    scope=on(Named.STREAM, Scope.APPEND),
     needs_body=True,
     ignores_unknown=True,
 )
-READ: Final = Operation(
-    "GET",
-    PATH,
+READ: Final = PublicOperation(
+    f"GET {PATH}",
     "readStream",
     "Durable Streams",
     "Read a stream",
     "Without `live` what there is, a part at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
     " `live=sse` sends events for a minute. HEAD tells where the stream ends.",
     (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, TICKET),
+    scope=on(Named.STREAM, Scope.READ),
     replies={
         200: Reply(
             "The stream's data: bytes, or an array of messages.",
@@ -290,12 +291,12 @@ READ: Final = Operation(
     errors=(*_ERRORS, errors.OffsetTruncated, errors.EntryLost),
     ignores_unknown=True,
 )
-DELETE: Final = Operation(
-    "DELETE",
-    PATH,
+DELETE: Final = PublicOperation(
+    f"DELETE {PATH}",
     "deleteStream",
     "Durable Streams",
     "Delete a stream",
+    scope=on(Named.STREAM, Scope.MANAGE),
     parameters=(STREAM,),
     replies={204: Reply("It exists no more.")},
     errors=(*_ERRORS, errors.LogProtected),

@@ -6,7 +6,7 @@ service keeps the request beside the change, in one transaction.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from quorumlog.net.identity import Identity
 from quorumlog.net.listen import CODE
-from quorumlog.net.operations import Route
+from quorumlog.net.operations import Operation
 from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
@@ -127,9 +127,6 @@ def who_is(caller: Identity) -> str:
     return caller.name if caller.role is None else f"{caller.role} {caller.name}"
 
 
-def audited(routes: tuple[Route, ...], keys: frozenset[str]) -> dict[tuple[str, str], str]:
-    """The table of an internal listener; `keys`: methods and paths. Raises: ValueError for one without a route."""
-    found = {f"{r.operation.method} {r.operation.path}": r.operation for r in routes}
-    if superfluous := keys - found.keys():
-        raise ValueError(f"audited routes that are none: {sorted(superfluous)}")
-    return {(found[key].method, found[key].path): found[key].name for key in keys}
+def audited(operations: Iterable[Operation]) -> dict[tuple[str, str], str]:
+    """The names of the audited operations, by method and path."""
+    return {(one.method, one.path): one.name for one in operations if one.is_audited}

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from quorumlog.errors import CallerRefused
 
 
 class Role(StrEnum):
@@ -26,6 +29,17 @@ class Role(StrEnum):
     """A person with the command line."""
     MONITOR = "monitor"
     """What reads health and metrics, and nothing else."""
+
+
+GATEWAYS: Final = frozenset({Role.GATEWAY})
+BOOKIES: Final = frozenset({Role.BOOKIE})
+METADATA: Final = frozenset({Role.METADATA})
+HEALERS: Final = frozenset({Role.AUTORECOVERY})
+OPERATORS: Final = frozenset({Role.OPERATOR})
+WRITERS: Final = GATEWAYS | HEALERS
+"""The processes that run the protocol's machines: they change ledger metadata and read keys."""
+SERVICES: Final = WRITERS | BOOKIES
+ALL: Final = SERVICES | OPERATORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +99,41 @@ class Credentials:
 
 ANONYMOUS: Final = Credentials()
 """Shows nothing: enough where nothing but loopback can reach the services, and nobody has set a secret."""
+
+
+def caller_of(request: web.Request) -> Identity:
+    """Who sent a request."""
+    caller: Identity = request.get(CALLER, ANYBODY)
+    return caller
+
+
+def check_name(request: web.Request, name: str) -> None:
+    """Refuse a bookie that speaks for another bookie. Raises: CallerRefused."""
+    caller = caller_of(request)
+    if caller.role is Role.BOOKIE and caller.name != name:
+        raise CallerRefused(
+            f"the certificate of bookie {caller.name} may not speak for bookie {name}: give"
+            f" {name} a certificate of its own"
+        )
+
+
+def check_url(request: web.Request, url: str) -> None:
+    """Refuse a caller that says that it listens at a host that is not its own. Raises: CallerRefused."""
+    caller = caller_of(request)
+    if caller.hosts is None or caller.role is Role.OPERATOR or not url:
+        return
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        raise CallerRefused(f"{url} is no URL of a listener with a certificate: https://…")
+    host = (parts.hostname or "").lower()
+    if host not in caller.hosts and not _is_wild(host, caller.hosts):
+        raise CallerRefused(
+            f"{url} is no URL of {caller.role} {caller.name}, whose certificate is for"
+            f" {', '.join(sorted(caller.hosts)) or 'no host'}"
+        )
+
+
+def _is_wild(host: str, hosts: frozenset[str]) -> bool:
+    """Whether a certificate's `*.example` stands for a host, as a TLS client reads it."""
+    first, _, rest = host.partition(".")
+    return bool(first) and f"*.{rest}" in hosts

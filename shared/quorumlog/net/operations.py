@@ -1,4 +1,4 @@
-"""Operations: what a service's routes take and give, declared apart from what they do.
+"""Operations: what a service's routes take and give and who may use them, declared apart from what they do.
 
 A route pairs an operation with its handler. The handler is called with what the operation's
 parameters were read as, and the OpenAPI document is made of the same list of routes, so neither can
@@ -8,13 +8,14 @@ be without the other.
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from quorumlog.errors import NOT_DONE, Outcome, QuorumLogError
+from quorumlog.errors import NOT_DONE, Forbidden, Outcome, QuorumLogError
 from quorumlog.net import parameters
+from quorumlog.net.identity import Role, caller_of
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.wire import problems
 
@@ -49,8 +50,10 @@ class Reply:
 class Operation:
     """One method of one path."""
 
-    method: str
-    path: str
+    key: str
+    """The method and the path: `GET /v1/info`."""
+    method: str = field(init=False)
+    path: str = field(init=False)
     name: str
     tag: str | None
     summary: str
@@ -61,13 +64,20 @@ class Operation:
     replies: Mapping[int | Literal["default"], Reply] = field(default_factory=dict)
     errors: Errors = ()
     needs_body: bool = False
+    roles: frozenset[Role] = frozenset()
+    """Who may call it on an internal listener, of the callers that have a role."""
     is_audited: bool = False
     """Requests to it are noted in the audit log."""
+    is_audited_for_clients: bool = False
+    """Not audited itself, but kept with the audited request of a client for which another service asks for it."""
     ignores_unknown: bool = False
     """Query parameters that it does not declare are left to others, and its path's last one takes slashes: an open
     protocol has them so."""
 
     def __post_init__(self) -> None:
+        method, _, path = self.key.partition(" ")
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "path", path)
         declared = [one.name for one in self.parameters if one.place == "path"]
         assert sorted(declared) == sorted(re.findall(r"{(\w+)}", self.path)), self.path
 
@@ -78,16 +88,17 @@ class Route:
 
     operation: Operation
     handler: Handler
-    check: Callable[[web.Request], None] | None = None
-    """Refuses a caller that may not use the route."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Check the caller, read the parameters and call the handler. Raises: Forbidden, BadRequest,
+        """Check the caller's role, read the parameters and call the handler. Raises: Forbidden, BadRequest,
         InvalidRequest.
+
+        A caller without a role (the cluster's secret, or anybody where there are no credentials) passes.
         """
-        if self.check is not None:
-            self.check(request)
-        operation = self.operation
+        operation, caller = self.operation, caller_of(request)
+        if caller.role is not None and caller.role not in operation.roles:
+            allowed = ", ".join(sorted(operation.roles)) or "no role"
+            raise Forbidden(f"the {caller.role} {caller.name} may not do this: {allowed} may")
         given = parameters.read(
             operation.parameters, request, ignores_unknown=operation.ignores_unknown
         )
@@ -141,39 +152,54 @@ class Problem(BaseModel):
     log: str | None = None
 
 
-def route(
-    method: str,
-    path: str,
-    handler: Handler,
-    *given: Parameter[Any],
-    takes: type[BaseModel] | None = None,
-    gives: Schema | None = None,
-    status: int = 200,
-    repeat_status: int | None = None,
-    media: str = JSON,
-    refuses_with: type[BaseModel] | None = None,
-) -> Route:
-    """A route that only this cluster's processes and its operators use: the operation's name is the
-    handler's, its summary the first line of the handler's docstring, and any error may be its answer.
+_H = TypeVar("_H", bound=Handler)
 
-    `repeat_status` is that of a repeat, where it is another one; `refuses_with` is what a refusal may
-    say besides a problem.
-    """
-    done = Reply("Done.", {} if gives is None else {media: Content(gives)})
-    refusal = {} if refuses_with is None else {JSON: Content(refuses_with)}
-    statuses = (status,) if repeat_status is None else (status, repeat_status)
-    operation = Operation(
-        method,
-        path,
-        handler.__name__,
-        None,
-        (handler.__doc__ or "").strip().split("\n", 1)[0].rstrip("."),
-        parameters=given,
-        body={} if takes is None else {JSON: Content(takes)},
-        replies={
-            **dict.fromkeys(statuses, done),
-            "default": Reply("A problem.", {problems.CONTENT_TYPE: Content(Problem), **refusal}),
-        },
-        needs_body=takes is not None,
-    )
-    return Route(operation, handler)
+
+class Routes(list[Route]):
+    """Routes that only this cluster's processes and its operators use, in the order of their declarations."""
+
+    def add(
+        self,
+        key: str,
+        *given: Parameter[Any],
+        roles: frozenset[Role],
+        takes: type[BaseModel] | None = None,
+        gives: Schema | None = None,
+        status: int = 200,
+        repeat_status: int | None = None,
+        media: str = JSON,
+        refuses_with: type[BaseModel] | None = None,
+        is_audited: bool = False,
+        is_audited_for_clients: bool = False,
+    ) -> Callable[[_H], _H]:
+        """Decorate the handler of a route. The operation's name is the handler's, its summary the first line
+        of the handler's docstring, and any error may be its answer.
+
+        `repeat_status` is that of a repeat, where it is another one; `refuses_with` is what a refusal may
+        say besides a problem. Raises: ValueError if no role may call the route.
+        """
+        if not roles:
+            raise ValueError(f"{key}: declare the roles that may call the route")
+        done = Reply("Done.", {} if gives is None else {media: Content(gives)})
+        refusal = {} if refuses_with is None else {JSON: Content(refuses_with)}
+        problem = Reply("A problem.", {problems.CONTENT_TYPE: Content(Problem), **refusal})
+        statuses = (status,) if repeat_status is None else (status, repeat_status)
+
+        def added(handler: _H) -> _H:
+            operation = Operation(
+                key,
+                handler.__name__,
+                None,
+                (handler.__doc__ or "").strip().split("\n", 1)[0].rstrip("."),
+                parameters=given,
+                body={} if takes is None else {JSON: Content(takes)},
+                replies={**dict.fromkeys(statuses, done), "default": problem},
+                needs_body=takes is not None,
+                roles=roles,
+                is_audited=is_audited,
+                is_audited_for_clients=is_audited_for_clients,
+            )
+            self.append(Route(operation, handler))
+            return handler
+
+        return added

@@ -9,9 +9,9 @@ import pytest_asyncio
 from aiohttp import web
 
 from loadtest.stores import StoreServers
-from quorumlog.net.operations import Operation
-from services.gateway.edge.access import ACCESS, Named, Scope
+from services.gateway.edge.access import Named, Scope
 from services.gateway.edge.guard import Unguarded, table_of
+from services.gateway.edge.operations import PublicOperation
 from services.gateway.logs.values import STREAM_PREFIX
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded
 from tests.support.issuer import Issuer, said_by_default
@@ -25,6 +25,7 @@ _NAMES_IN_BODY = {
 }
 """Bodies by which the handler judges. All others are refused for what they are, by whoever is let in."""
 _ALL = frozenset(Scope)
+SCOPES = {one.name: one.scope for one in operations()}
 ABSENT = {Named.LEDGER: "no-such-ledger", Named.TRANSACTION: "no-such-transaction"}
 """What a token for something else gets, by what an operation is on."""
 
@@ -59,7 +60,6 @@ async def places(
 
 
 async def test_the_page_has_the_table_of_the_code() -> None:
-    assert {one.name for one in operations()} == ACCESS.keys()
     assert PAGE.read_text() == with_table(PAGE.read_text()), "run `make scopes`"
 
 
@@ -70,7 +70,7 @@ def on(scope: Scope, logs: str, stream: str, ledgers: str) -> tuple[str, ...]:
 
 def expected(name: str, scopes: frozenset[Scope], *, is_here: bool, is_all: bool) -> str:
     """What a known token gets, by the table: "let in" or "forbidden"."""
-    access = ACCESS[name]
+    access = SCOPES[name]
     if access.named is Named.NOTHING:
         return "let in"
     is_named = {
@@ -124,12 +124,12 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
             for method, operation in item.items():
                 name = operation["operationId"]
                 needs_token = "Where tokens are required" in operation.get("description", "")
-                assert needs_token is (ACCESS[name].named is not Named.NOTHING), name
+                assert needs_token is (SCOPES[name].named is not Named.NOTHING), name
                 where = re.sub(r"{(\w+)}", lambda found: names[found[1]], path)
                 body = _NAMES_IN_BODY.get(name, {"nonsense": 1})
                 json: Any = body if "requestBody" in operation else None
                 for label, text in unknown.items():
-                    want = "let in" if ACCESS[name].named is Named.NOTHING else "unauthenticated"
+                    want = "let in" if SCOPES[name].named is Named.NOTHING else "unauthenticated"
                     if (want == "let in") is is_let_in:
                         got = await answer(guarded, text, method, where, json)
                         cells[name, label] = want, got
@@ -142,7 +142,7 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
                         cells[name, label] = want, got
 
     assert {cell: told for cell, told in cells.items() if told[0] != told[1]} == {}
-    assert len(cells) == (len(unknown) + len(known)) * len(ACCESS)
+    assert len(cells) == (len(unknown) + len(known)) * len(SCOPES)
 
 
 async def answer(guarded: Guarded, secret: str | None, method: str, path: str, json: Any) -> str:
@@ -156,7 +156,7 @@ async def answer(guarded: Guarded, secret: str | None, method: str, path: str, j
     return code
 
 
-async def test_a_route_without_a_row_does_not_start() -> None:
+async def test_a_route_without_a_declaration_of_its_scope_does_not_start() -> None:
     async def handler(_request: web.Request) -> web.Response:
         return web.Response()
 
@@ -164,4 +164,6 @@ async def test_a_route_without_a_row_does_not_start() -> None:
     app.router.add_get("/v1/new", handler)
 
     with pytest.raises(Unguarded, match="GET /v1/new"):
-        table_of(app, [Operation("GET", "/v1/new", "aNewOperation", None, "New.")])
+        table_of(app, operations())
+    with pytest.raises(TypeError, match="scope"):
+        PublicOperation("GET /v1/new", "aNewOperation", None, "New.")  # type: ignore[call-arg]
