@@ -35,7 +35,6 @@ from quorumlog.net.service import (
 from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.gateway.config import GatewaySettings
-from services.gateway.edge import body
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
@@ -45,20 +44,17 @@ from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.guard import Guard, needed, table_of
 from services.gateway.edge.ledgers import LedgerRoutes
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, Limits
+from services.gateway.edge.limits import Limits
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
-from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.room import Room
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics
-from services.gateway.engine.internal import InternalBodies
-from services.gateway.engine.internal import routes as internal_routes
 from services.gateway.interface import EngineInterface
-from services.gateway.logs.internal import routes as log_routes
+from services.gateway.internal import ledger_routes, log_routes
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.ownership import LogTimes
@@ -77,6 +73,7 @@ _DESCRIPTION = (
 _FORMATS: Final = {"channel": shown(CHANNEL)}
 
 _ROOM: Final = web.AppKey("room", Room)
+_ROUTES: Final = web.AppKey("routes", Sequence[Route])
 _METRICS: Final = web.AppKey("request_metrics", Metrics)
 
 
@@ -98,6 +95,7 @@ def build_app(
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
+    app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
     # Without a scope a route has no row in the guard's table, and the gateway doesn't start.
     operations = [one for one in declared if isinstance(one, PublicOperation)]
@@ -184,16 +182,8 @@ def build_internal_app(
 ) -> web.Application:
     """The application for other processes of the cluster, which shares the public one's budgets and metrics."""
     room = public[_ROOM]
-    limits = room.limits
-    # Any public body as it travels between gateways: payloads, each with its length.
-    largest = max(limits.frames_bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
-    bodies = InternalBodies(
-        read=lambda request, bytes_max: body.read(request, room, bytes_max),
-        decode=lambda data: from_frames(data, limits.entry_bytes_max),
-        bytes_max=largest,
-    )
     instance = engine.writer.id
-    routes = (*internal_routes(engine, instance, bodies), *log_routes(logs, instance, bodies))
+    routes = [*ledger_routes(engine, instance, public[_ROUTES]), *log_routes(logs, instance, room)]
     app = web.Application()
     add_shared_routes(
         app,

@@ -19,6 +19,9 @@ from quorumlog.wire.bodies import BookieList
 LacSource = Literal["writer", "bookies", "metadata"]
 """The source of an LAC; `metadata`: the ledger is CLOSED."""
 
+FRAMES: Final = "application/vnd.quorumlog.frames"
+"""The media type of payloads, each after its length."""
+
 _DEFAULT: Final = Quorum.of()
 
 DEGRADED = "degraded"
@@ -141,6 +144,18 @@ class EngineInterface(Protocol):
         expect: int | None = None,
     ) -> EntriesAppended:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
+        ...
+
+    async def forward(
+        self,
+        ledger_id: int,
+        media: str,
+        data: bytes,
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> bytes:
+        """Pass a client's append, whose body is `data`, to the ledger's writer, another gateway: the JSON of its response."""
         ...
 
     def at_hand(

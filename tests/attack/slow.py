@@ -56,7 +56,6 @@ class Place:
 def places(arena: Arena) -> list[Place]:
     """Where bodies are taken, in public and inside the cluster."""
     ledger = f"/v1/ledgers/{arena.ledger_id}"
-    inside = f"/internal/ledgers/{arena.ledger_id}"
     instance = f"{header.FORWARDED_WRITER}: {arena.instance}\r\n"
     secret = arena.secret_line
     instance += secret
@@ -66,8 +65,12 @@ def places(arena: Arena) -> list[Place]:
         Place("gateway-2", f"{ledger}/entries", OCTETS, length=ENTRY),
         Place("gateway-1", "/v1/ledgers", "application/json", length=1 << 20),
         Place("gateway-1", f"/v1/logs/{arena.log}/entries", "application/vnd.quorumlog.frames"),
-        Place("internal-1", f"{inside}/append", OCTETS, instance),
-        Place("internal-1", f"{inside}/records", OCTETS, instance),
+        Place(
+            "internal-1",
+            f"/internal{ledger}/entries",
+            "application/vnd.quorumlog.frames",
+            instance,
+        ),
         Place("internal-1", f"/internal/logs/{arena.log}/append", OCTETS, instance),
         Place("bookie-1", f"{ledger}/entries", OCTETS, key, length=1 << 20),
         Place(

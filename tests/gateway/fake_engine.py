@@ -129,6 +129,21 @@ class FakeEngine(EngineInterface):
             return None
         return lambda payloads: asyncio.ensure_future(self.append(ledger_id, payloads))
 
+    async def forward(
+        self,
+        ledger_id: int,
+        media: str,
+        data: bytes,
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> bytes:
+        del media, data, password, expect
+        if self.fails is not None:
+            raise self.fails
+        await self.get(ledger_id)
+        raise AssertionError("it writes all that it has")
+
     async def append(
         self,
         ledger_id: int,

@@ -15,6 +15,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine import keys, peers
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import INSTANCE, Peers
+from services.gateway.interface import FRAMES
 from services.gateway.logs import offsets, ownership
 from services.gateway.logs import rows as log_rows
 from services.gateway.logs.values import Append
@@ -53,7 +54,7 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
         gone = [Writer(name, url) for name in ("a", "b")]
         for writer in (*gone, *gone, gone[1]):
             with pytest.raises(WriterLost) as told:
-                await known.append(writer, 1, [b"x"], password=None, expect=None)
+                await known.append(writer, 1, FRAMES, b"", None, None)
             assert told.value.outcome == NOT_DONE
 
     assert asked == ["a", "b", "a", "b"]

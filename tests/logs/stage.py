@@ -331,7 +331,7 @@ class LogStage:
 
         async def append() -> str:
             data = batch.encode([Record(value.encode()) for value in records.split()])
-            done = await appends.append_batch_here(number, data)
+            done = await appends.append_batch(number, data)
             return f"entry {done.first}"
 
         self._begin(who, f"{records} to ledger {number}: ", append())

@@ -456,7 +456,7 @@ async def ledger_of_a_log_is_refused() -> str | None:
     handles = {7: SimpleNamespace(access_row=row, records=0)}
     here = Appends(cast(Any, handles), *[cast(Any, None)] * 4)
     try:
-        await here.append_batch_here(7, batch.encode([Record(b"x")]))
+        await here.append_batch(7, batch.encode([Record(b"x")]))
     except OwnedByLog:
         return None
     except AttributeError:

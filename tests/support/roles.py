@@ -13,8 +13,7 @@ from quorumlog.net.identity import Role
 from quorumlog.net.operations import Route
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
 from services.bookie.handlers import ROUTES as BOOKIE
-from services.gateway.engine.internal import routes as engine_routes
-from services.gateway.logs.internal import routes as log_routes
+from services.gateway.internal import FORWARDED, ledger_routes, log_routes
 from services.metadata.app import ROUTES as METADATA
 
 Table = Mapping[str, frozenset[Role]]
@@ -29,7 +28,10 @@ def _table(*routes: Route) -> Table:
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 TABLES: Final[dict[str, Table]] = {
-    "gateway": _table(*engine_routes(_NOTHING, "", _NOTHING), *log_routes(_NOTHING, "", _NOTHING)),
+    "gateway": _table(
+        *ledger_routes(_NOTHING, "", [Route(each, _NOTHING) for each in FORWARDED]),
+        *log_routes(_NOTHING, "", _NOTHING),
+    ),
     "bookie": _table(*BOOKIE),
     "metadata": _table(*METADATA),
     "autorecovery": _table(*AUTORECOVERY),

@@ -9,12 +9,14 @@ from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, invalid, path_id, query_integer
 from quorumlog.protocol import batch
+from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from services.gateway.edge import arrow, body, models
 from services.gateway.edge.access import Named, Scope, on
 from services.gateway.edge.answers import json_bytes, json_value, octets
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.ledger_pages import LedgerPages
+from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import (
     ALWAYS,
@@ -224,6 +226,16 @@ T = TypeVar("T")
 
 _APPEND_TYPES: Final = tuple(APPEND.body)
 _READ_TYPES: Final = tuple(READ.replies[200].content)
+FORWARDED: Final = web.RequestKey("forwarded", bool)
+"""The request's key for whether another gateway has passed it on."""
+_OF_AN_END: Final = (
+    errors.LedgerClosed,
+    errors.LedgerFenced,
+    errors.NoSuchLedger,
+    errors.WriterLost,
+    errors.QuorumTimeout,
+)
+"""What an append is refused with that its ledger's end, or its transaction's, may explain."""
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
@@ -249,6 +261,8 @@ class EntryRoutes:
             return await append_lines(request, self._room, pipe, parse=from_line, names=names)
         accepted(request)
         transaction = await self._engine.transaction_of(ledger_id)
+        if not self._engine.writes(ledger_id):
+            return await self._forward(request, given, media, transaction)
         if transaction is not None and self._transactions is not None:
             records = await read_records(request, self._room, media)
             data = batch.encode(records)
@@ -258,21 +272,51 @@ class EntryRoutes:
         done = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
         return _appended(ledger_id, done, is_batch=is_batch)
 
-    async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
-        """The payloads to append, and whether they came as a batch."""
+    async def _forward(
+        self, request: web.Request, given: Given, media: str, transaction: str | None
+    ) -> web.Response:
+        """Pass an append on to the ledger's writer, which parses the body."""
+        ledger_id, expect, password = given[LEDGER_ID], given[EXPECT], given[PASSWORD]
+        bytes_max = self._room.limits.entry_bytes_max if transaction is None else BATCH_BYTES_MAX
+        data = await self._data(request, media, bytes_max)
+        try:
+            told = await self._engine.forward(
+                ledger_id, media, data, password=password, expect=expect
+            )
+        except _OF_AN_END:
+            if transaction is not None and self._transactions is not None:
+                # The end of the transaction explains more: its ledgers are fenced and deleted then.
+                await self._transactions.check(transaction)
+            raise
+        return json_bytes(told, 201)
+
+    async def _data(self, request: web.Request, media: str, entry_bytes_max: int) -> bytes:
+        """The body of an append, not parsed."""
         limits = self._room.limits
         if media == JSON:
-            data = await body.read(request, self._room, limits.body_bytes_max)
-            return await self._made(request, data or b"{}", from_json)
+            return await body.read(request, self._room, limits.body_bytes_max) or b"{}"
         if media == OCTETS:
             length = request.content_length or 0
-            if length > limits.entry_bytes_max:
-                raise entry_too_large(length, limits.entry_bytes_max, "")
-            return [await body.read(request, self._room, limits.entry_bytes_max)], False
-        data = await body.read(request, self._room, limits.frames_bytes_max)
+            if length > entry_bytes_max:
+                raise entry_too_large(length, entry_bytes_max, "")
+            return await body.read(request, self._room, entry_bytes_max)
+        bytes_max = limits.frames_bytes_max
+        if FORWARDED in request:
+            # The payloads of a stream or socket, whatever form they came in, each with its length.
+            bytes_max = max(bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
+        return await body.read(request, self._room, bytes_max)
+
+    async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
+        """The payloads to append, and whether they came as a batch."""
+        bytes_max = self._room.limits.entry_bytes_max
+        data = await self._data(request, media, bytes_max)
+        if media == JSON:
+            return await self._made(request, data, from_json)
+        if media == OCTETS:
+            return [data], False
         if media == ARROW:
             return await self._made(request, data, arrow.payloads), True
-        return from_frames(data, limits.entry_bytes_max), True
+        return from_frames(data, bytes_max), True
 
     async def _made(self, request: web.Request, data: bytes, make: Callable[[bytes, int], T]) -> T:
         """What a body is made into, given the most bytes of an entry."""

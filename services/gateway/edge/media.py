@@ -7,9 +7,10 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import NotAcceptable, UnsupportedMediaType
 from quorumlog.net.operations import JSON
+from services.gateway import interface
 
 OCTETS: Final = "application/octet-stream"
-FRAMES: Final = "application/vnd.quorumlog.frames"
+FRAMES: Final = interface.FRAMES
 ARROW: Final = "application/vnd.apache.arrow.stream"
 NDJSON: Final = "application/x-ndjson"
 EVENTS: Final = "text/event-stream"

@@ -5,9 +5,12 @@ request is one entry (rule 25), and the writer counts the records before it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Final
+
+import orjson
 
 from quorumlog.errors import (
     LedgerClosed,
@@ -27,7 +30,9 @@ from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, is_closed
-from services.gateway.interface import EntriesAppended
+from services.gateway.interface import FRAMES, EntriesAppended
+
+_U32: Final = struct.Struct(">I")
 
 
 def transaction_of(row: LedgerMetadata) -> str | None:
@@ -58,18 +63,52 @@ class Appends:
         self._handles, self._rows, self._ends = handles, rows, ends
         self._peers, self._gatekeeper = peers, gatekeeper
 
-    def append(
+    async def append(
         self,
         ledger_id: int,
         payloads: Sequence[bytes],
         *,
         password: str | None = None,
         expect: int | None = None,
-    ) -> Coroutine[Any, Any, EntriesAppended]:
+    ) -> EntriesAppended:
         """Append payloads as contiguous entries; returns when they are acknowledged."""
-        is_here = ledger_id in self._handles.by_ledger
-        append = self.append_here if is_here else self._append_there
-        return append(ledger_id, payloads, password=password, expect=expect)
+        handle = self._handles.by_ledger.get(ledger_id)
+        row = await self._row(ledger_id) if handle is None else handle.row
+        if row.log is not None:
+            raise OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+        if handle is None:
+            frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
+            told = orjson.loads(
+                await self.forward(ledger_id, FRAMES, frames, password=password, expect=expect)
+            )
+            return EntriesAppended(
+                told["first_entry"], told["last_entry"], told["last_add_confirmed"]
+            )
+        self._gatekeeper.check(row, password)
+        try:
+            submitted = self.submit(ledger_id, payloads, expect=expect)
+        except (LedgerClosed, LedgerFenced, WriterLost) as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+        return await submitted
+
+    async def forward(
+        self,
+        ledger_id: int,
+        media: str,
+        data: bytes,
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> bytes:
+        """Pass a client's append, whose body is `data`, to the ledger's writer, another gateway: the JSON of its response."""
+        row = await self._row(ledger_id)
+        check_not_of_log(row, "append to the log")
+        self._gatekeeper.check(row, password)
+        writer = self._handles.writer_of(row)
+        try:
+            return await self._peers.append(writer, ledger_id, media, data, password, expect)
+        except WriterLost as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
     def at_hand(
         self, ledger_id: int
@@ -83,36 +122,6 @@ class Appends:
             return None
         return handle.append_all
 
-    async def _append_there(
-        self, ledger_id: int, payloads: Sequence[bytes], *, password: str | None, expect: int | None
-    ) -> EntriesAppended:
-        """Append to a ledger of another process."""
-        row = await self._row(ledger_id)
-        self._check(row, password)
-        writer = self._handles.writer_of(row)
-        return await self._forwarded(
-            ledger_id,
-            self._peers.append(writer, ledger_id, payloads, password=password, expect=expect),
-        )
-
-    async def append_here(
-        self,
-        ledger_id: int,
-        payloads: Sequence[bytes],
-        *,
-        password: str | None = None,
-        expect: int | None = None,
-    ) -> EntriesAppended:
-        """Append to a ledger of this process, for its own clients and other gateways."""
-        handle = self._handles.by_ledger.get(ledger_id)
-        if handle is not None:
-            self._check(handle.row, password)
-        try:
-            submitted = self.submit(ledger_id, payloads, expect=expect)
-        except (LedgerClosed, LedgerFenced, WriterLost) as error:
-            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
-        return await submitted
-
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:
@@ -125,24 +134,15 @@ class Appends:
     async def append_batch(
         self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
-        """Append a batch without time and place as one entry; returns when it is acknowledged."""
-        if ledger_id in self._handles.by_ledger:
-            return await self.append_batch_here(ledger_id, data, expect=expect)
-        writer = self._handles.writer_of(await self._row(ledger_id))
-        return await self._forwarded(
-            ledger_id, self._peers.append_batch(writer, ledger_id, data, expect=expect)
-        )
-
-    async def append_batch_here(
-        self, ledger_id: int, data: bytes, *, expect: int | None = None
-    ) -> EntriesAppended:
-        """Append a batch to a ledger of this process, for its own clients and other gateways."""
-        handle = self._handles.get(ledger_id)
-        if transaction_of(handle.access_row) is None:
-            raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
-        if (PACKED_TAG, "true") in handle.access_row.extra:
-            data = await packed_batch(data)
+        """Append a batch without time and place as one entry of a ledger that this process writes; returns when it is
+        acknowledged.
+        """
         try:
+            handle = self._handles.get(ledger_id)
+            if transaction_of(handle.access_row) is None:
+                raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+            if (PACKED_TAG, "true") in handle.access_row.extra:
+                data = await packed_batch(data)
             submitted = _submit_batch(handle, data, expect)
         except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
@@ -167,21 +167,6 @@ class Appends:
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
         return await self._ends.told(row) if is_closed(row) else row
-
-    def _check(self, row: LedgerMetadata, password: str | None) -> None:
-        """Raise OwnedByLog or WrongPassword unless the ledger API may append to the ledger."""
-        if row.log is not None:
-            raise OwnedByLog("append to the log", ledger_id=row.ledger_id, log=row.log)
-        self._gatekeeper.check(row, password)
-
-    async def _forwarded(
-        self, ledger_id: int, answer: Awaitable[EntriesAppended]
-    ) -> EntriesAppended:
-        """The writer's answer, or why there is none."""
-        try:
-            return await answer
-        except WriterLost as error:
-            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
 
 def _submit_batch(

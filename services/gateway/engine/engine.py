@@ -121,6 +121,7 @@ class Engine:
         self.entry = self.reading.entry
         self.last_add_confirmed = self.reading.last_add_confirmed
         self.append = self.appends.append
+        self.forward = self.appends.forward
         self.submit = self.appends.submit
         self.at_hand = self.appends.at_hand
         self.append_batch = self.appends.append_batch
@@ -215,11 +216,6 @@ class Engine:
                 return await self._ends.copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self._rows.fresh_closed(ledger_id)
-
-    async def close_here(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
-        """The writer's close of a ledger of this process, for another gateway."""
-        row = await self._closable(ledger_id, password)
-        return await self._ends.kept(*await self.handles.close(row))
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         """The writer's close of a log's ledger (rule 27)."""

@@ -6,14 +6,12 @@ unknown.
 """
 
 import asyncio
-import struct
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 import aiohttp
 import orjson
+from aiohttp import hdrs
 
 from quorumlog import header
 from quorumlog.errors import (
@@ -33,11 +31,9 @@ from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
-from services.gateway.interface import EntriesAppended
 
 INSTANCE: Final = header.FORWARDED_WRITER
 """The header with the instance id of the intended writer."""
-PASSWORD: Final = header.LEDGER_PASSWORD
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
@@ -50,13 +46,7 @@ _HUNG_S: Final = 2.0
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
 """Replaced instances that are remembered. A forgotten one is asked again, which costs a request."""
-_U32: Final = struct.Struct(">I")
 _WRITER: Final = ExpectedServer(Role.GATEWAY)
-
-
-def encode_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Payloads as the frames of a public append: (u32 length, payload), repeated."""
-    return b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
 
 
 class Peers:
@@ -75,41 +65,19 @@ class Peers:
         self,
         writer: Writer,
         ledger_id: int,
-        payloads: Sequence[bytes],
-        *,
+        media: str,
+        data: bytes,
         password: str | None,
         expect: int | None,
-    ) -> EntriesAppended:
-        """Append through the writer. Raises what the writer raised, WriterLost, QuorumTimeout."""
-        data = encode_payloads(payloads)
-        return await self._append(writer, ledger_id, "append", data, expect, password)
-
-    async def append_batch(
-        self, writer: Writer, ledger_id: int, data: bytes, *, expect: int | None
-    ) -> EntriesAppended:
-        """Append a record batch through the writer, like payloads in `append`."""
-        return await self._append(writer, ledger_id, "records", data, expect)
-
-    async def _append(
-        self,
-        writer: Writer,
-        ledger_id: int,
-        verb: str,
-        data: bytes,
-        expect: int | None,
-        password: str | None = None,
-    ) -> EntriesAppended:
+    ) -> bytes:
+        """The writer's response to a client's append. Raises what the writer raised, WriterLost, QuorumTimeout."""
         query = "" if expect is None else f"?expect={expect}"
-        path = f"/internal/ledgers/{ledger_id}/{verb}{query}"
+        path = f"/v1/ledgers/{ledger_id}/entries{query}"
+        headers = {hdrs.CONTENT_TYPE: media} | _opening(password)
         try:
-            reply = await self.ask(
-                writer, "POST", path, self._append_s, data=data, password=password
-            )
+            return await self.send(writer, "POST", path, self._append_s, data, headers)
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        return EntriesAppended(
-            int(reply["first"]), int(reply["last"]), int(reply["last_add_confirmed"])
-        )
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
@@ -125,7 +93,7 @@ class Peers:
         self._hung_until.pop(writer.id, None)
         try:
             reply = await self.ask(
-                writer, "GET", f"/internal/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
+                writer, "GET", f"/ledgers/{ledger_id}/lac{query}", _LAC_S + wait_s
             )
         except TimeoutError as error:
             now = asyncio.get_running_loop().time()
@@ -137,34 +105,34 @@ class Peers:
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
         """The writer's close. Raises what the writer raised, WriterLost."""
+        path = f"/v1/ledgers/{ledger_id}/close"
         try:
-            await self.ask(
-                writer, "POST", f"/internal/ledgers/{ledger_id}/close", _CLOSE_S, password=password
-            )
+            await self.send(writer, "POST", path, _CLOSE_S, headers=_opening(password))
         except TimeoutError as error:
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
 
     async def ask(
+        self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
+    ) -> dict[str, Any]:
+        """The answer of that very process to a question of this gateway. Raises: as `send`."""
+        told: dict[str, Any] = orjson.loads(await self.send(writer, method, path, timeout_s, data))
+        return told
+
+    async def send(
         self,
         writer: Writer,
         method: str,
         path: str,
         timeout_s: float,
-        *,
-        data: bytes | None = None,
-        password: str | None = None,
-    ) -> dict[str, Any]:
-        """One request to that very process: its answer.
+        data: bytes = b"",
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        """Send one request to that very process, which serves it below `/internal`: the JSON of its response.
 
         Raises: what the writer raised, WriterLost if it cannot be reached, TimeoutError.
         """
         if writer.id in self._gone:
             raise WriterLost("its process was replaced", outcome=NOT_DONE)
-        headers = {INSTANCE: writer.id}
-        if data is not None:
-            headers["Content-Type"] = "application/octet-stream"
-        if password is not None:
-            headers[PASSWORD] = quote(password, safe="")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
             # In time awake: this process's own standstill says nothing of the writer.
@@ -172,9 +140,9 @@ class Peers:
                 awake_timeout(timeout_s),
                 self._session.request(
                     method,
-                    writer.url_inside + path,
-                    data=outgoing(data),
-                    headers=headers,
+                    f"{writer.url_inside}/internal{path}",
+                    data=outgoing(data) or None,
+                    headers={INSTANCE: writer.id} | (headers or {}),
                     timeout=timeout,
                     ssl=_WRITER,
                 ) as answer,
@@ -203,7 +171,10 @@ class Peers:
             if type(problem) is QuorumLogError:
                 raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
             raise problem
-        reply = orjson.loads(body) if instance is not None else None
-        if not isinstance(reply, dict):
+        if instance is None:
             raise WriterLost("something else answers at its address", outcome=UNKNOWN)
-        return reply
+        return body
+
+
+def _opening(password: str | None) -> dict[str, str]:
+    return {} if password is None else {header.LEDGER_PASSWORD: password}

@@ -101,7 +101,7 @@ class LogPeers:
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
         """Tell the keeper of a log of an access, or only ask whether the log lives. Raises: WriterLost, TimeoutError."""
         query = f"term={quote(expiry.term, safe='')}&idle_s={expiry.idle_s}&counts={int(is_access)}"
-        path = f"/internal/logs/{quote(name, safe='')}/access?{query}"
+        path = f"/logs/{quote(name, safe='')}/access?{query}"
         told = await self._peers.ask(keeper, "POST", path, _ACCESS_S, data=b"")
         return Verdict(told["verdict"])
 
@@ -110,7 +110,7 @@ class LogPeers:
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:
-            told = await self._peers.ask(owner, "POST", "/internal/log-ends", _ENDS_S, data=data)
+            told = await self._peers.ask(owner, "POST", "/log-ends", _ENDS_S, data=data)
         except (QuorumLogError, TimeoutError):
             return {}
         return {str(name): int(end) for name, end in told["ends"].items()}
@@ -118,7 +118,7 @@ class LogPeers:
     async def is_alive(self, owner: Writer) -> bool:
         """Whether that very process answers at its URL (rule 11)."""
         try:
-            await self._peers.ask(owner, "GET", "/internal/instance", _ALIVE_S)
+            await self._peers.ask(owner, "GET", "/instance", _ALIVE_S)
         except (WriterLost, TimeoutError):
             return False
         return True
@@ -132,7 +132,7 @@ class LogPeers:
         query: Mapping[str, int | str | None] | None = None,
     ) -> dict[str, Any] | OwnerLost:
         options = "&".join(f"{key}={n}" for key, n in (query or {}).items() if n is not None)
-        path = f"/internal/logs/{quote(name, safe='')}/{verb}?{options}".rstrip("?")
+        path = f"/logs/{quote(name, safe='')}/{verb}?{options}".rstrip("?")
         try:
             return await self._peers.ask(owner, "POST", path, _APPEND_S, data=data)
         except WriterLost as error:

@@ -70,6 +70,7 @@ class Transactions:
         self._checks = _Checks(client)
         self.begin = client.begin
         self.get = client.get
+        self.check = self._checks.check
         self._clearing: asyncio.Task[bool] | None = None
         self.published_ledgers = 0
         """Ledgers that came onto a log by commits that were answered here."""
@@ -107,7 +108,7 @@ class Transactions:
         *,
         expect: int | None = None,
     ) -> EntriesAppended:
-        """Append a record batch as one entry of a transaction's ledger.
+        """Append a record batch as one entry of a transaction's ledger that this process writes.
 
         The transaction's state is read after the call began, so a transaction that ended before
         refuses the append. Raises: TransactionAborted, TransactionCommitted, and what appends raise.

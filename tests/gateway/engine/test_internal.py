@@ -18,7 +18,7 @@ from quorumlog import header
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from services.gateway.edge.limits import Limits
-from services.gateway.interface import LedgerOptions
+from services.gateway.interface import FRAMES, LedgerOptions
 from tests.gateway.engine.support import Gateway, world_of
 from tests.support.waiting import within
 
@@ -55,6 +55,8 @@ class Stranger:
         writer = self.gateway.engine.writer
         url = URL(writer.url_inside + path.replace("ID", str(self.ledger_id)), encoded=True)
         headers = {header.FORWARDED_WRITER: writer.id} | (headers or {})
+        if path.partition("?")[0].endswith("/entries"):
+            headers["Content-Type"] = FRAMES
         async with (
             within(f"{method} {path[:60]} is answered"),
             self.session.request(method, url, data=io.BytesIO(body), headers=headers) as answer,
@@ -89,12 +91,12 @@ def records(count: int = 1, producer: ProducerSeq | None = None) -> bytes:
 
 async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger: Stranger) -> None:
     ledger, log = "/internal/ledgers/ID", "/internal/logs/x"
+    public = "/internal/v1/ledgers/ID"
     numbers = [
         ("GET", "/internal/ledgers/{}/lac", b""),
         ("GET", ledger + "/lac?wait_ms={}", b""),
         ("GET", ledger + "/lac?after={}&wait_ms=1", b""),
-        ("POST", ledger + "/append?expect={}", payloads(1)),
-        ("POST", ledger + "/records?expect={}", records()),
+        ("POST", public + "/entries?expect={}", payloads(1)),
         ("POST", log + "/append?expect={}", records()),
         ("POST", log + "/append?token={}", records()),
         ("POST", log + "/append?since={}", records()),
@@ -108,8 +110,8 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
                 status == 404 and "/ledgers//" in path.format(number)
             ), (path, number)
     texts = [
-        ("POST", ledger + "/append?expect=1&expect=1", payloads(1)),
-        ("POST", ledger + "/append?unknown=1", payloads(1)),
+        ("POST", public + "/entries?expect=1&expect=1", payloads(1)),
+        ("POST", public + "/entries?unknown=1", payloads(1)),
         ("POST", ledger + "/replace", b""),
         ("POST", ledger + "/replace?member=%00", b""),
         ("POST", ledger + "/replace?member=" + "x" * 4000, b""),
@@ -120,35 +122,29 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
         ("POST", log + "/publish", b"\xff"),
         ("POST", log + "/append", records(producer=ProducerSeq("a\0", 0, 0))),
         ("POST", log + "/append", records(producer=ProducerSeq("a", -1, 0))),
-        ("POST", ledger + "/records", records(producer=ProducerSeq("a", 0, 0))),
         ("POST", log + "/append", b"\x01"),
     ]
     for method, path, body in texts:
         status, code = await stranger.ask(method, path, body)
         assert (status, code) in {(400, "bad-request"), (422, "invalid")}, (path[:80], body[:80])
-    password = {header.LEDGER_PASSWORD: "%FF"}
-    assert (await stranger.ask("POST", ledger + "/close", headers=password))[0] == 400
     stray = {header.FORWARDED_WRITER: "x" * 4000}
-    assert (await stranger.ask("POST", ledger + "/close", headers=stray))[0] == 422
-    assert await stranger.ask("POST", ledger + "/append?expect=0", payloads(1)) == (200, "")
+    assert (await stranger.ask("POST", public + "/close", headers=stray))[0] == 422
+    assert await stranger.ask("POST", public + "/entries?expect=0", payloads(1)) == (201, "")
 
 
 async def test_the_bounds_of_public_appends_hold_between_gateways_too(stranger: Stranger) -> None:
-    ledger = "/internal/ledgers/ID"
+    entries, records_of = "/internal/v1/ledgers/ID/entries", "/internal/logs/x/append"
     too_large = [
-        ("/append", payloads((1 << 20) + 1)),
-        ("/append", payloads(60 << 20)),
-        ("/append", bytes(4 * 10_001)),
-        ("/records", records(10_001)),
-        ("/records", bytes((16 << 20) + 1)),
+        (entries, payloads((1 << 20) + 1)),
+        (entries, payloads(60 << 20)),
+        (entries, bytes(4 * 10_001)),
+        (records_of, records(10_001)),
+        (records_of, bytes((16 << 20) + 1)),
     ]
     for path, body in too_large:
-        assert await stranger.ask("POST", ledger + path, body) == (413, "too-large")
+        assert await stranger.ask("POST", path, body) == (413, "too-large")
 
-    assert await stranger.ask("POST", ledger + "/append?expect=0", payloads(*[0] * 10_000)) == (
-        200,
-        "",
-    )
+    assert await stranger.ask("POST", entries + "?expect=0", payloads(*[0] * 10_000)) == (201, "")
 
 
 async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: Stores) -> None:
@@ -156,8 +152,8 @@ async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: S
         writer = stranger.gateway.engine.writer
         port = int(writer.url_inside.rpartition(":")[2])
         head = (
-            f"POST /internal/ledgers/{stranger.ledger_id}/append HTTP/1.1\r\nHost: localhost\r\n"
-            f"{header.FORWARDED_WRITER}: {writer.id}\r\nContent-Length: 100\r\n\r\nx"
+            f"POST /internal/v1/ledgers/{stranger.ledger_id}/entries HTTP/1.1\r\nHost: localhost\r\n"
+            f"{header.FORWARDED_WRITER}: {writer.id}\r\nContent-Type: {FRAMES}\r\nContent-Length: 100\r\n\r\nx"
         )
 
         reader, sender = await asyncio.open_connection("127.0.0.1", port)

@@ -21,6 +21,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire import problems
 from services.gateway.engine.peers import Peers
+from services.gateway.interface import FRAMES
 
 
 def refusal(error: QuorumLogError) -> web.Response:
@@ -56,6 +57,6 @@ async def test_a_writer_that_refuses_a_gateway_is_lost_to_it_and_says_nothing_of
         peers, writer = Peers(session), Writer("w", url, url)
 
         with pytest.raises(WriterLost) as told:
-            await peers.append(writer, 7, [b"x"], password=None, expect=None)
+            await peers.append(writer, 7, FRAMES, b"", None, None)
 
     assert told.value.outcome == outcome

@@ -36,6 +36,7 @@ from services.gateway.engine import handles as handles_module
 from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUN_BYTES_MAX, RUNS_IN_FLIGHT, WriteHandle
 from services.gateway.engine.recent import RECENT_RUN_BYTES_MAX
+from services.gateway.interface import FRAMES
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
 from tests.support.framed import Line
@@ -435,9 +436,7 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
         stranger = Writer("another-instance", world.engine.writer.url_inside)
 
         with pytest.raises(WriterLost):
-            await world.other.peers.append(
-                stranger, row.ledger_id, [b"x"], password=None, expect=None
-            )
+            await world.other.peers.append(stranger, row.ledger_id, FRAMES, b"", None, None)
 
         assert stranger.id in world.other.peers._gone
         assert await payloads(world.engine, row.ledger_id) == []

@@ -29,11 +29,14 @@ from services.autorecovery.pace import PacedBookies
 from services.autorecovery.steering import Steering
 from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
-from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.limits import Limits
+from services.gateway.edge.room import Room
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.engine import _HEARTBEAT_S
-from services.gateway.engine.internal import InternalBodies, routes
 from services.gateway.engine.peers import Peers
+from services.gateway.internal import ledger_routes
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.database import Database
 from tests.sim.services.judge import Judge
@@ -47,13 +50,6 @@ Work = Callable[[], Awaitable[None]]
 
 SILENCE = 15 * SECOND
 """Three heartbeats of a stream of changes (net/metadata_requests.py)."""
-
-
-_BODIES = InternalBodies(
-    read=lambda request, _bytes_max: request.read(),
-    decode=lambda data: from_frames(data, 1 << 20),
-    bytes_max=64 << 20,
-)
 
 
 class _Tasks(Tasks):
@@ -120,13 +116,16 @@ class Gateway(Process):
             work.append(partial(metadata.keep_confirmed, _HEARTBEAT_S))
         for one in work:
             tasks.start(restarted(one))
+        self._room = Room(Limits())
+        parts = (EntryRoutes(self.engine, self._room), LedgerRoutes(self.engine, self._room))
+        public = [route for part in parts for route in part.routes()]
         self._routes = [
             (
                 route.operation.method,
                 re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.operation.path)),
                 route.handle,
             )
-            for route in routes(self.engine, self.engine.writer.id, _BODIES)
+            for route in ledger_routes(self.engine, self.engine.writer.id, public)
         ]
         net.listeners[self.url] = self, self.handle
 
@@ -143,7 +142,11 @@ class Gateway(Process):
                     request.headers,
                     found.groupdict(),
                 )
-                told = cast("web.Response", await handler(cast("web.Request", asked)))
+                served = cast("web.Request", asked)
+                try:
+                    told = cast("web.Response", await handler(served))
+                finally:
+                    self._room.release(served)
                 return Answer(told.status, bytes(cast("bytes", told.body)), told.headers)
         raise RouteNotFound(request.path)
 

@@ -43,8 +43,54 @@ class Request:
         """Whether there is a query."""
         return "&".join(self.query)
 
+    kept: dict[Any, Any] = field(default_factory=dict)
+    """What handlers keep with the request."""
+
+    @property
+    def content_length(self) -> int:
+        """The body is whole."""
+        return len(self.body)
+
+    @property
+    def body_exists(self) -> bool:
+        """Whether there is a body."""
+        return bool(self.body)
+
+    @property
+    def content(self) -> "_Whole":
+        """The body as a stream."""
+        return _Whole(self.body)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.kept
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kept[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.kept[key] = value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """What is kept."""
+        return self.kept.get(key, default)
+
     async def read(self) -> bytes:
         """The body."""
+        return self.body
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A body that came with its head."""
+
+    body: bytes
+
+    def is_eof(self) -> bool:
+        """All of it is there."""
+        return True
+
+    def read_nowait(self, _count: int) -> bytes:
+        """All of it."""
         return self.body
 
 
