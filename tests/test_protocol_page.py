@@ -15,6 +15,9 @@ from tests.support.matrix import cited
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PAGE: Final = (_ROOT / "docs" / "protocol.md").read_text()
 
+_CLAUSE_WORDS: Final = 200
+"""A longer clause is two, or a clause and an ADR."""
+
 _HEADING: Final = re.compile(r"^### (?:Rule (\d+[a-z]?)|([IXL]\d+))$", re.MULTILINE)
 
 
@@ -111,6 +114,47 @@ def test_the_scripts_and_mutants_that_the_page_names_are_there() -> None:
     ]
 
     assert not strange
+
+
+def clauses() -> Iterator[tuple[str, str]]:
+    """Each numbered clause of a rule, with the rule's heading."""
+    for section in re.split(r"^### ", _PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        for clause in re.findall(r"^\d+\. .+(?:\n   .+)*", text, re.MULTILINE):
+            yield heading, clause
+
+
+def test_a_clause_is_short() -> None:
+    assert not [heading for heading, clause in clauses() if len(clause.split()) > _CLAUSE_WORDS]
+
+
+def test_the_clauses_of_a_rule_are_numbered_from_one() -> None:
+    """Others cite "rule 18d, clause 8"."""
+    numbers: dict[str, list[int]] = {}
+    for heading, clause in clauses():
+        if heading.startswith("Rule"):
+            numbers.setdefault(heading, []).append(int(clause.partition(".")[0]))
+
+    assert numbers
+    assert all(found == [*range(1, len(found) + 1)] for found in numbers.values())
+
+
+def test_what_checks_a_clause_is_there() -> None:
+    judges = "\n".join(path.read_text() for path in code("tests"))
+    named = [
+        name
+        for line in re.findall(r"[Cc]hecked\s+by:\s+((?:`[^`]+`(?:,\s+|\s+and\s+)?)+)", _PAGE)
+        for name in re.findall(r"`([^`]+)`", line)
+    ]
+
+    assert named
+    assert not [
+        name
+        for name in named
+        if not (_ROOT / name).exists()
+        and not (FOLDER / f"{name}.txt").exists()
+        and f"def {name}(" not in judges
+    ]
 
 
 def test_the_checks_that_an_invariant_names_are_there() -> None:
