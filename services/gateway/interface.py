@@ -104,9 +104,12 @@ class EntryResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmation:
-    """How far a ledger is confirmed."""
+class LedgerView:
+    """How far a ledger is confirmed, with metadata that is at least as new: entries up to the LAC are read from the members
+    that it names.
+    """
 
+    row: LedgerMetadata
     last_add_confirmed: int
     closed: bool
     lac_source: LacSource
@@ -201,7 +204,7 @@ class EngineInterface(Protocol):
         after: int | None = None,
         wait_s: float = 0.0,
         password: str | None = None,
-    ) -> Confirmation:
+    ) -> LedgerView:
         """The LAC; with `after`, waits up to `wait_s` for a higher one or the close."""
         ...
 

@@ -25,7 +25,6 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import (
-    Confirmation,
     EngineInterface,
     EntriesAppended,
     EntryResult,
@@ -33,6 +32,7 @@ from services.gateway.interface import (
     LedgerOptions,
     LedgerPage,
     LedgerQuery,
+    LedgerView,
     ReadResult,
 )
 
@@ -233,7 +233,7 @@ class FakeEngine(EngineInterface):
         after: int | None = None,
         wait_s: float = 0.0,
         password: str | None = None,
-    ) -> Confirmation:
+    ) -> LedgerView:
         await self._open(ledger_id, password)
 
         def is_done() -> bool:
@@ -253,8 +253,9 @@ class FakeEngine(EngineInterface):
             pass
         finally:
             self.waiting -= 1
-        closed = (await self.get(ledger_id)).state is State.CLOSED
-        return Confirmation(len(self.entries[ledger_id]) - 1, closed, "writer")
+        row = await self.get(ledger_id)
+        closed = row.state is State.CLOSED
+        return LedgerView(row, len(self.entries[ledger_id]) - 1, closed, "writer")
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
         ledger = await self._open(ledger_id, password)

@@ -55,7 +55,13 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from quorumlog.wire.bodies import BookieInfo, BookieList
-from services.gateway.interface import Confirmation, EntriesAppended, LedgerOptions, ReadResult
+from services.gateway.interface import (
+    EntriesAppended,
+    LacSource,
+    LedgerOptions,
+    LedgerView,
+    ReadResult,
+)
 from services.gateway.logs.accesses import Verdict
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
@@ -289,6 +295,8 @@ class Gateway:
         self.unasked_until = self.unheard_until = 0.0
         """Until then requests do not reach metadata; until then answers and changes do not come."""
         self._is_rereading = False
+        self.cached: dict[int, LedgerMetadata] = {}
+        """Metadata of closed ledgers, however old: nothing is heard of their deletion."""
         self.unheard_of: set[int] = set()
         """Ledgers of its own whose deletion it has not heard of."""
         self.logs = LogManager(
@@ -552,10 +560,14 @@ class Gateway:
         last: int | None = None,
         limit: int = 100,
         max_bytes: int = 1 << 20,
+        view: LedgerView | None = None,
     ) -> ReadResult:
         await self.step()
-        ledger = self.cluster.ledger(ledger_id)
+        # Bookies serve a deleted ledger to who names it, until they have collected it.
+        kept = None if view is None else self.cluster.deleted.get(ledger_id)
+        ledger = kept or self.cluster.ledger(ledger_id)
         end = len(ledger.entries) if last is None else min(last + 1, len(ledger.entries))
+        end = end if view is None else min(end, view.last_add_confirmed + 1)
         lost = ledger.row.lost_at(first)
         if lost is not None:
             raise EntryLost(ledger_id=ledger_id, entry_id=first, next=lost[1] + 1)
@@ -579,8 +591,14 @@ class Gateway:
         return ReadResult(runs, first + len(chosen), lac, closed, "writer", ledger.row.last_entry)
 
     async def last_add_confirmed(
-        self, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
-    ) -> Confirmation:
+        self,
+        ledger_id: int,
+        *,
+        after: int | None = None,
+        wait_s: float = 0.0,
+        view: LedgerView | None = None,
+    ) -> LedgerView:
+        del view
         await self.step()
         ledger = self.cluster.ledger(ledger_id)
         end = asyncio.get_running_loop().time() + wait_s
@@ -599,10 +617,20 @@ class Gateway:
                 break
             await asyncio.sleep(0.01)
         if closed:
-            return Confirmation(lac, closed=True, lac_source="metadata")
+            return LedgerView(ledger.row, lac, closed=True, lac_source="metadata")
         if lost:
             lac = self.cluster.lac_of(lac)
-        return Confirmation(lac, closed=False, lac_source="bookies" if lost else "writer")
+        source: LacSource = "bookies" if lost else "writer"
+        return LedgerView(ledger.row, lac, closed=False, lac_source=source)
+
+    async def ended(self, ledger_id: int, *, is_fresh: bool) -> LedgerView:
+        row = None if is_fresh else self.cached.get(ledger_id)
+        if row is None:
+            row = await self.get(ledger_id)
+        if row.state is State.CLOSED:
+            self.cached[ledger_id] = row
+        last = -1 if row.last_entry is None else row.last_entry
+        return LedgerView(row, last, closed=True, lac_source="metadata")
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         await self.ask()

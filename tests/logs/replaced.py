@@ -3,7 +3,8 @@
 Each record says by which log of the name its request was judged. A writer reads the log's row, as a stream's append does,
 and appends later; a closer closes later what it has looked at; a follower goes on where it was. What is judged: no record
 of a request that judged one log is in another one, no close of one closes another one, no follower gets or passes over
-records of another one, and no offset that a reader was given is told to be beyond the end.
+records of another one, no offset that a reader was given is told to be beyond the end, and no read that begins more than
+RECENT_S after the answer to a deletion gets the deleted log.
 """
 
 import asyncio
@@ -22,8 +23,9 @@ from quorumlog.errors import (
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
+from services.gateway.logs.rows import RECENT_S
 from services.gateway.logs.values import Append
-from tests.logs.demands import APPEND, CLOSE, DELETE, PATIENCE_S, PUT, READ, judge_error
+from tests.logs.demands import APPEND, CLOSE, DELETE, PATIENCE_S, PUT, READ, ROLL, judge_error
 from tests.logs.judge import Violation, values_of
 from tests.logs.model import Cluster, Gateway
 
@@ -60,6 +62,8 @@ class Replaced:
         """Creations that somebody asked to close."""
         self.given_up: dict[str, str] = {}
         """Values of requests by name that were given up, with the last creation that there was by then."""
+        self.deleted_s: dict[str, float] = {}
+        """When a deletion was answered, by creation of the log."""
         self.is_over = False
         self.sent = 0
 
@@ -101,6 +105,8 @@ class Replaced:
                 clients.create_task(self._follow())
             clients.create_task(self._repeated(self._give_up))
             clients.create_task(self._repeated(self._close))
+            clients.create_task(self._repeated(self._read_again))
+            clients.create_task(self._repeated(self._roll))
             for _ in range(GENERATIONS):
                 await asyncio.sleep(self.random.random() * 0.4)
                 await self._insist(DELETE, self._deleted)
@@ -113,8 +119,11 @@ class Replaced:
         await gateway.logs.put(self.NAME, self.settings)
 
     async def _deleted(self, gateway: Gateway) -> None:
+        row = self.cluster.logs.get(self.NAME)
         with contextlib.suppress(NoSuchLog):
             await gateway.logs.delete(self.NAME)
+        if row is not None:
+            self.deleted_s.setdefault(row.created_at, self.cluster.now())
 
     async def _insist(self, asked: Operation, work: Callable[[Gateway], Awaitable[None]]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -224,6 +233,24 @@ class Replaced:
             for found in page.records:
                 self._judge_value(found.record.value.decode(), page.created_at)
             at, created_at = page.next, page.created_at
+
+    async def _read_again(self) -> None:
+        """Read a page again, which may lie in a closed ledger: of a log that was deleted only for a moment."""
+        created_at = self.random.choice((None, *sorted(set(self.creations.values()))))
+        began_s = self.cluster.now()
+
+        async def read(gateway: Gateway) -> None:
+            page = await gateway.logs.read(self.NAME, 0, limit=1, created_at=created_at)
+            if began_s > self.deleted_s.get(page.created_at, began_s) + RECENT_S:
+                self.violated(f"rule 27b: the log of {page.created_at} is read after its deletion")
+
+        await self._tried(READ, read)
+
+    async def _roll(self) -> None:
+        async def roll(gateway: Gateway) -> None:
+            await gateway.logs.roll(self.NAME)
+
+        await self._tried(ROLL, roll)
 
     async def _ask_beyond(self, gateway: Gateway, at: int, created_at: str, wait_s: float) -> None:
         """An offset that nobody was given is an error, whether the reader waits or not."""

@@ -591,7 +591,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         Mutant(
             "a negative follows a row from the cache",
             "rule 5",
-            (Patch(LedgerReads, "_confirmed", from_the_cache),),
+            (Patch(LedgerReads, "_view", from_the_cache),),
         ),
         a_negative_follows_the_primary,
     ),

@@ -612,6 +612,11 @@ LOG_MUTANTS: Final = (
         (Patch(LogReader, "fresh", fresh_of_any),),
     ),
     Mutant(
+        "a deleted log is read as long as metadata of its ledgers is cached",
+        "rule 27b",
+        (Patch(reading, "RECENT_S", lambda _original: float("inf")),),
+    ),
+    Mutant(
         "a read beyond the end is answered as one at the end",
         "rule 27b",
         (Patch(LogReader, "_check_within", lambda _original: _nothing),),

@@ -28,7 +28,7 @@ from services.gateway.engine import ledger_reads
 from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.creations import Creations
 from services.gateway.engine.recoveries import Recoveries
-from services.gateway.interface import Confirmation
+from services.gateway.interface import LedgerView
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory
 from tests.explore.scope import Scope
@@ -81,9 +81,8 @@ def adopted(original: Any) -> Any:
 def sure_negative(_original: Any) -> Any:
     """What is not found is told to be beyond the end."""
 
-    def absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
-        del known
-        return NoSuchEntry("not there", ledger_id=row.ledger_id, entry_id=entry_id)
+    def absent(view: LedgerView, entry_id: int) -> QuorumLogError:
+        return NoSuchEntry("not there", ledger_id=view.row.ledger_id, entry_id=entry_id)
 
     return absent
 

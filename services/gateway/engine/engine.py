@@ -120,6 +120,7 @@ class Engine:
         self.read = self.reading.read
         self.entry = self.reading.entry
         self.last_add_confirmed = self.reading.last_add_confirmed
+        self.ended = self.reading.ended
         self.append = self.appends.append
         self.forward = self.appends.forward
         self.submit = self.appends.submit

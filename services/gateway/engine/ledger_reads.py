@@ -24,13 +24,14 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.ends import Ends
+from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.ranges import read_range
 from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.engine.tails import Tails
-from services.gateway.interface import Confirmation, EntryResult, ReadResult
+from services.gateway.interface import EntryResult, LedgerView, ReadResult
 
 
 class LedgerReads:
@@ -65,14 +66,15 @@ class LedgerReads:
         limit: int = 100,
         max_bytes: int = 1 << 20,
         password: str | None = None,
+        view: LedgerView | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` on, up to lost ones (rule 31).
+        """Confirmed entries from `first` on, up to lost ones (rule 31). `view`: of this ledger, as the caller has it.
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
-        row, known = await self._confirmed(ledger_id)
-        row = self._gatekeeper.check(row, password)
-        end = min(known.last_add_confirmed, first + limit - 1)
+        view = view or await self._view(ledger_id)
+        row = self._gatekeeper.check(view.row, password)
+        end = min(view.last_add_confirmed, first + limit - 1)
         if last is not None:
             end = min(end, last)
         runs = []
@@ -86,10 +88,10 @@ class LedgerReads:
         return ReadResult(
             tuple(runs),
             runs[-1].last + 1 if runs else first,
-            known.last_add_confirmed,
-            known.closed,
-            known.lac_source,
-            row.last_entry if known.closed else None,
+            view.last_add_confirmed,
+            view.closed,
+            view.lac_source,
+            row.last_entry if view.closed else None,
         )
 
     async def entry(
@@ -98,11 +100,10 @@ class LedgerReads:
         """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable (rule 5)."""
         found = await self.read(ledger_id, entry_id, limit=1, password=password)
         if not found.runs:
-            row, known = await self._confirmed(ledger_id, is_strict=True)
-            if entry_id <= known.last_add_confirmed:
-                found = await self.read(ledger_id, entry_id, limit=1, password=password)
+            view = await self._view(ledger_id, is_strict=True)
+            found = await self.read(ledger_id, entry_id, limit=1, password=password, view=view)
             if not found.runs:
-                raise _absent(row, known, entry_id)
+                raise _absent(view, entry_id)
         run = found.runs[0]
         return EntryResult(bytes(run.payload(0)), found.last_add_confirmed, found.closed)
 
@@ -113,25 +114,40 @@ class LedgerReads:
         after: int | None = None,
         wait_s: float = 0.0,
         password: str | None = None,
-    ) -> Confirmation:
-        """The LAC; with `after`, waits until it is above that or the ledger is closed."""
+        view: LedgerView | None = None,
+    ) -> LedgerView:
+        """The LAC; with `after`, waits until it is above that or the ledger is closed. `view`: as the caller has just seen
+        the ledger.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         while True:
-            row, known = await self._confirmed(ledger_id)
-            self._gatekeeper.check(row, password)
+            view = view or await self._view(ledger_id)
+            self._gatekeeper.check(view.row, password)
             left_s = end - loop.time()
-            if after is None or known.last_add_confirmed > after or known.closed or left_s <= 0:
-                return known
+            if after is None or view.last_add_confirmed > after or view.closed or left_s <= 0:
+                return view
             handle = self._handles.by_ledger.get(ledger_id)
             if handle is not None and handle.is_live:
                 await handle.tails.wait(after, left_s)
             else:
                 await self.tails.wait(ledger_id, after, left_s)
+            view = None
+
+    async def ended(self, ledger_id: int, *, is_fresh: bool) -> LedgerView:
+        """The view of a ledger that the caller knows to be CLOSED. Unless `is_fresh`, cached metadata serves, however old it
+        is: the end never changes.
+
+        Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
+        """
+        row = None if is_fresh else self._rows.cached(ledger_id)
+        if row is None or not is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        return _view_of_ended(await self._ends.told(row) if is_closed(row) else row)
 
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
-    ) -> tuple[Confirmation, int]:
+    ) -> tuple[LedgerView, int]:
         """The LAC of this process as the ledger's writer, and the row's version.
 
         Raises: WriterLost if this process has no live handle and the ledger is not closed.
@@ -141,19 +157,16 @@ class LedgerReads:
             if after is not None and handle.last_add_confirmed <= after and wait_s > 0:
                 await handle.tails.wait(after, wait_s)
             if handle.is_live:
-                lac = handle.last_add_confirmed
-                return Confirmation(lac, closed=False, lac_source="writer"), handle.row.version
+                return _view_of_writer(handle), handle.row.version
         row = await self._rows.row(ledger_id)
         if not is_closed(row):
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
             raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
-        row, known = await self._ended(row)
-        return known, row.version
+        view = await self._ended(row)
+        return view, view.row.version
 
-    async def _confirmed(
-        self, ledger_id: int, *, is_strict: bool = False
-    ) -> tuple[LedgerMetadata, Confirmation]:
+    async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
         """The LAC, and a row at least as new.
 
         With `is_strict` the row was read from the primary, for a negative answer (rule 5).
@@ -166,8 +179,7 @@ class LedgerReads:
             return await self._ended(row)
         if handle is not None:
             if handle.is_live:
-                lac = handle.last_add_confirmed
-                return handle.row, Confirmation(lac, closed=False, lac_source="writer")
+                return _view_of_writer(handle)
         elif row.writer is not None and row.writer.id != self._handles.writer.id:
             with contextlib.suppress(WriterLost, MetadataUnavailable):
                 return await self._ask_writer(row.writer, row)
@@ -178,18 +190,16 @@ class LedgerReads:
                 return await self._ended(row)
         return await self._by_bookies(row)
 
-    async def _ended(self, row: LedgerMetadata) -> tuple[LedgerMetadata, Confirmation]:
+    async def _ended(self, row: LedgerMetadata) -> LedgerView:
         """The end of a CLOSED ledger. Where nobody can say whether it is kept, nothing is told of it, and what the
         bookies know as confirmed may be read (rule 18b).
         """
         try:
-            row = await self._ends.told(row)
+            return _view_of_ended(await self._ends.told(row))
         except (MetadataUnavailable, DatabaseWentBack):
             return await self._by_bookies(row)
-        end = NO_ENTRY if row.last_entry is None else row.last_entry
-        return row, Confirmation(end, closed=True, lac_source="metadata")
 
-    async def _by_bookies(self, row: LedgerMetadata) -> tuple[LedgerMetadata, Confirmation]:
+    async def _by_bookies(self, row: LedgerMetadata) -> LedgerView:
         """The LAC that bookies tell. Raises: EntryUnavailable."""
         lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
         if lac_by_bookies is None:
@@ -197,7 +207,7 @@ class LedgerReads:
                 "neither the writer nor enough bookies say how far the ledger is confirmed",
                 ledger_id=row.ledger_id,
             )
-        return row, Confirmation(lac_by_bookies, closed=False, lac_source="bookies")
+        return LedgerView(row, lac_by_bookies, closed=False, lac_source="bookies")
 
     async def _ask_writer(
         self,
@@ -206,7 +216,7 @@ class LedgerReads:
         *,
         after: int | None = None,
         wait_s: float = 0.0,
-    ) -> tuple[LedgerMetadata, Confirmation]:
+    ) -> LedgerView:
         lac, closed, version = await self._peers.last_add_confirmed(
             writer, row.ledger_id, after=after, wait_s=wait_s
         )
@@ -214,16 +224,25 @@ class LedgerReads:
             row = await self._rows.row(row.ledger_id, newer_than=version - 1)
         if is_closed(row):
             return await self._ended(row)
-        return row, Confirmation(lac, closed=False, lac_source="writer")
+        return LedgerView(row, lac, closed=False, lac_source="writer")
 
-    async def _poll_lac(self, ledger_id: int, after: int, wait_s: float) -> Confirmation:
+    async def _poll_lac(self, ledger_id: int, after: int, wait_s: float) -> LedgerView:
         """The LAC for `Tails`; waits at the writer if the writer can be reached."""
         row = await self._rows.row(ledger_id)
         writer = row.writer
         if not is_closed(row) and writer is not None and writer.id != self._handles.writer.id:
             with contextlib.suppress(WriterLost):
-                return (await self._ask_writer(writer, row, after=after, wait_s=wait_s))[1]
-        return (await self._confirmed(ledger_id))[1]
+                return await self._ask_writer(writer, row, after=after, wait_s=wait_s)
+        return await self._view(ledger_id)
+
+
+def _view_of_writer(handle: WriteHandle) -> LedgerView:
+    return LedgerView(handle.row, handle.last_add_confirmed, closed=False, lac_source="writer")
+
+
+def _view_of_ended(row: LedgerMetadata) -> LedgerView:
+    end = NO_ENTRY if row.last_entry is None else row.last_entry
+    return LedgerView(row, end, closed=True, lac_source="metadata")
 
 
 def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
@@ -241,21 +260,17 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
     return row.kept(first, last)[0][1]
 
 
-def _absent(row: LedgerMetadata, known: Confirmation, entry_id: int) -> QuorumLogError:
+def _absent(view: LedgerView, entry_id: int) -> QuorumLogError:
     """The error for an entry without a copy: only what is proven (rule 5)."""
-    is_beyond = entry_id > known.last_add_confirmed
-    if known.closed and is_beyond:
+    ledger_id = view.row.ledger_id
+    is_beyond = entry_id > view.last_add_confirmed
+    if view.closed and is_beyond:
         return NoSuchEntry(
-            f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id, entry_id=entry_id
+            f"the ledger ends at {view.row.last_entry}", ledger_id=ledger_id, entry_id=entry_id
         )
-    if known.lac_source == "writer" and is_beyond:
-        return NotYetConfirmed(
-            f"confirmed up to {known.last_add_confirmed}",
-            ledger_id=row.ledger_id,
-            entry_id=entry_id,
-        )
+    confirmed = f"confirmed up to {view.last_add_confirmed}"
+    if view.lac_source == "writer" and is_beyond:
+        return NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
     return EntryUnavailable(
-        f"confirmed up to {known.last_add_confirmed}, as {known.lac_source} say",
-        ledger_id=row.ledger_id,
-        entry_id=entry_id,
+        f"{confirmed}, as {view.lac_source} say", ledger_id=ledger_id, entry_id=entry_id
     )

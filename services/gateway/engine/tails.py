@@ -9,7 +9,7 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.ids import NO_ENTRY
 from services.gateway.engine.waiters import LacWaiters
-from services.gateway.interface import Confirmation
+from services.gateway.interface import LedgerView
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ POLL_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 """Between polls that cannot wait at the writer, because the writer is gone (taste)."""
 
-Poll = Callable[[int, int, float], Awaitable[Confirmation]]
+Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 """(ledger, after, wait) to the LAC; waits for a higher one if possible."""
 
 

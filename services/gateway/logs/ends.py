@@ -12,6 +12,7 @@ from quorumlog.protocol.log.messages import LedgerEnd, Sizes
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import Sealed
 from services.gateway.engine import Engine
+from services.gateway.interface import LedgerView
 
 _AT_ONCE: Final = 32
 """Ledgers of a commit whose ends are read at once."""
@@ -66,10 +67,14 @@ def _invalid(pointer: str, detail: str) -> InvalidRequest:
     return InvalidRequest(detail, errors=[{"pointer": pointer, "detail": detail}])
 
 
-async def read_head(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
-    """The head of a confirmed entry's batch; for a lost entry, the head of the hole."""
+async def read_head(
+    engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
+) -> BatchHead:
+    """The head of a confirmed entry's batch; for a lost entry, the head of the hole. `view`: of the ledger, as the caller
+    has it.
+    """
     try:
-        return (await read_sized_head(engine, ledger_id, entry_id))[0]
+        return (await read_sized_head(engine, ledger_id, entry_id, view))[0]
     except EntryLost:
         return await _hole(engine, ledger_id, entry_id)
 
@@ -97,9 +102,11 @@ async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
     return BatchHead(after - before, appended_ms, before, None, after_producer=True)
 
 
-async def read_sized_head(engine: Engine, ledger_id: int, entry_id: int) -> tuple[BatchHead, int]:
+async def read_sized_head(
+    engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
+) -> tuple[BatchHead, int]:
     """The head of an entry's batch, and the ledger's bytes up to and including the entry."""
-    found = await engine.read(ledger_id, entry_id, last=entry_id, limit=1)
+    found = await engine.read(ledger_id, entry_id, last=entry_id, limit=1, view=view)
     for run in found.runs:
         index = run.index(entry_id)
         if index is not None:

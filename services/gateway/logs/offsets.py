@@ -25,6 +25,8 @@ class Points:
     """Known places of one ledger: the number of records before an entry, and the entry; both ascend."""
 
     def __init__(self) -> None:
+        self.named_s = float("-inf")
+        """When the ledger was last known to exist: a question that was asked then was answered so."""
         self._places: list[int] = [0]
         self._entries: list[int] = [0]
 

@@ -2,8 +2,11 @@
 
 A read sees all that was acknowledged before the read began: the row is read first, and the LAC after
 it. A record that was acknowledged before is then in a ledger that the row names, and that ledger's
-writer says how far it is confirmed. A CLOSED ledger whose end the row knows never changes again, so
-reads within it ask no writer.
+writer says how far it is confirmed. Each read asks for the LAC once: what it reads from the ledger is
+read by that answer (`LedgerView`).
+
+The end of a CLOSED ledger never changes, so reads within it ask no writer. Whether the ledger still exists, metadata is
+asked once in RECENT_S for all who read on in that log (rule 27b), and not for each page.
 """
 
 import asyncio
@@ -24,12 +27,12 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.engine import Engine
-from services.gateway.interface import Confirmation
+from services.gateway.interface import LedgerView
 from services.gateway.logs.ends import damaged, read_head
 from services.gateway.logs.gathered import BatchesPage, Page, RecordsPage, ValuesPage
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.rows import LogRows
+from services.gateway.logs.rows import RECENT_S, LogRows
 from services.gateway.logs.seeking import find_time
 from services.gateway.logs.values import (
     Last,
@@ -69,6 +72,12 @@ class _SeenRow:
     is_recent: bool = False
     is_meant: bool = False
     """Whether the read is for the log of this row, and for no later one of its name (rule 27b)."""
+    asked_s: float = float("-inf")
+    """When this read asked for the row."""
+    view: LedgerView | None = None
+    """The ledger that was read last, as far as it was acknowledged then."""
+    news: LedgerView | None = None
+    """The same ledger after a wait for news: the next look at it needs no question."""
 
 
 class _Resealed(Exception):
@@ -82,6 +91,7 @@ class LogReader:
         """Keeps no state but rows."""
         self._engine, self._rows, self._ownership = engine, rows, ownership
         self._index = ownership.index
+        self._clock = asyncio.get_running_loop().time
         self.row = rows.row
 
     async def read(
@@ -193,7 +203,7 @@ class LogReader:
             if page.count or is_end or left_s <= 0:
                 return row, is_end
             with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
-                await self._wait(row, page.at, left_s)
+                await self._wait(seen, page.at, left_s)
             await self._look(seen, page)
             await self._fill(seen, page)
 
@@ -206,7 +216,9 @@ class LogReader:
         known = self._rows.known(name) if isinstance(start, int) else None
         if known is not None and created_at in (None, known.created_at):
             return _SeenRow(known, is_fresh=False, is_meant=created_at is not None)
-        return _SeenRow(await self.fresh(name, created_at), is_fresh=True, is_meant=True)
+        asked_s = self._clock()
+        row = await self.fresh(name, created_at)
+        return _SeenRow(row, is_fresh=True, is_meant=True, asked_s=asked_s)
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
         """The log's row. Raises: NoSuchLog; LogReplaced if the log was not created then."""
@@ -220,13 +232,14 @@ class LogReader:
 
         Raises: LogReplaced for a page without records, if the read is for the log that was replaced.
         """
+        asked_s = self._clock()
         row = await self._rows.row(seen.row.name)
         if page.count and row.created_at != seen.row.created_at:
             page.is_cut = True
             return
         if seen.is_meant:
             row.check_created(seen.row.created_at)
-        seen.row, seen.is_fresh, seen.is_meant = row, True, True
+        seen.row, seen.is_fresh, seen.is_meant, seen.asked_s = row, True, True, asked_s
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
         """Raise OffsetBeyondEnd if `start` is beyond the end of the log. `row` was read for this read.
@@ -250,11 +263,15 @@ class LogReader:
         does not know it tells an earlier end.
         """
         item = row.base
-        ledger = None if item is None else await self._engine.get(item.ledger_id)
-        if item is None or ledger is None or ledger.last_entry in (None, NO_ENTRY):
+        view = None if item is None else await self._engine.ended(item.ledger_id, is_fresh=True)
+        if item is None or view is None or view.last_add_confirmed == NO_ENTRY:
             return 0
-        head = await read_head(self._engine, item.ledger_id, ledger.last_entry or 0)
+        head = await self._last_head(item, view)
         return (item.first_offset or 0) + head.records_after
+
+    async def _last_head(self, item: LogItem, view: LedgerView) -> batch.BatchHead:
+        """The head of the last confirmed entry of a ledger that has one."""
+        return await read_head(self._engine, item.ledger_id, view.last_add_confirmed, view)
 
     def _is_border(self, item: LogItem, offset: int) -> bool:
         """Whether this process has seen that a record of a ledger ends, or begins, at an offset."""
@@ -279,10 +296,10 @@ class LogReader:
         """The first offset that was appended at a time or later, else the end. Raises: EntryUnavailable."""
 
         async def last_entry(item: LogItem) -> int:
-            last = await self._last_entry(name, item)
-            if last is None:
+            view = await self._view(name, item)
+            if view is None:
                 raise _Resealed
-            return last
+            return view.last_add_confirmed
 
         for _ in range(_TRIES_MAX):
             try:
@@ -301,13 +318,30 @@ class LogReader:
             row = await self.fresh(name, row.created_at)
         raise _unstable(name)
 
-    async def _last_entry(self, name: str, item: LogItem) -> int | None:
-        """The last acknowledged entry of a ledger, NO_ENTRY where there is none; None if the row must be read again."""
+    async def _view(
+        self, name: str, item: LogItem, seen: _SeenRow | None = None
+    ) -> LedgerView | None:
+        """A ledger as far as it is acknowledged; None if the row must be read again. `seen`: the row that names it; None: a
+        fresh one.
+
+        By a row that is not fresh, a CLOSED ledger may be one that was deleted since. Metadata is asked; the next pages of
+        who names the log's creation rest on the answer for RECENT_S.
+        """
         if item.last_offset is None:
-            confirmed = await self._confirmed(name, item)
-            return None if confirmed is None else confirmed.last_add_confirmed
-        closed = await self._engine.get(item.ledger_id)
-        return NO_ENTRY if closed.last_entry is None else closed.last_entry
+            news = None if seen is None else seen.news
+            if news is not None and news.row.ledger_id == item.ledger_id:
+                return news
+            return await self._confirmed(name, item)
+        if seen is None:
+            return await self._engine.ended(item.ledger_id, is_fresh=False)
+        points, asked_s = self._index.points(item.ledger_id), self._clock()
+        points.named_s = max(points.named_s, seen.asked_s)
+        is_sure = seen.is_fresh or seen.is_recent
+        is_asked = not is_sure and not (seen.is_meant and asked_s - points.named_s <= RECENT_S)
+        view = await self._engine.ended(item.ledger_id, is_fresh=is_asked)
+        if is_asked:
+            points.named_s = asked_s
+        return view
 
     async def end(self, name: str, row: LogMetadata | None = None) -> int:
         """The offset after the last acknowledged record. `row` was read after the caller's request."""
@@ -332,10 +366,8 @@ class LogReader:
         item = row.last_item
         if item is None or row.is_shared(item):
             return None
-        last = (await self._engine.get(item.ledger_id)).last_entry
-        if last is None or last == NO_ENTRY:
-            return None
-        return await read_head(self._engine, item.ledger_id, last)
+        view = await self._engine.ended(item.ledger_id, is_fresh=False)
+        return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
     async def _end(self, name: str, row: LogMetadata) -> tuple[int, bool] | None:
         """The end by this row, and whether the log is closed; None if the row changed since."""
@@ -355,7 +387,7 @@ class LogReader:
                 return None
             if confirmed.last_add_confirmed == NO_ENTRY:
                 return item.first_offset, False
-            head = await read_head(self._engine, item.ledger_id, confirmed.last_add_confirmed)
+            head = await self._last_head(item, confirmed)
         except NoSuchLedger as error:
             if error.members.get("deleted") is False:
                 raise _without_row(name, item.ledger_id, item.first_offset) from error
@@ -387,7 +419,7 @@ class LogReader:
                 return
             before = page.at
             try:
-                is_through = await self._fill_from(name, item, page, is_shared=row.is_shared(item))
+                is_through = await self._fill_from(seen, item, page)
             except NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
@@ -399,6 +431,8 @@ class LogReader:
                 if tries > _TRIES_MAX:
                     raise _unstable(name) from None
                 is_through = False
+            if is_through and item.last_offset is None:
+                return
             if is_through and page.at == before and seen.is_fresh:
                 return
             if not is_through or page.at == before:
@@ -406,15 +440,17 @@ class LogReader:
                     return
                 await self._look(seen, page)
 
-    async def _fill_from(self, name: str, item: LogItem, page: Page, *, is_shared: bool) -> bool:
+    async def _fill_from(self, seen: _SeenRow, item: LogItem, page: Page) -> bool:
         """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
         page.stop = None if item.last_offset is None else item.last_offset + 1
-        last = await self._last_entry(name, item)
-        if last is None:
+        view = seen.view = await self._view(seen.row.name, item, seen)
+        seen.news = None
+        if view is None:
             return False
+        last = view.last_add_confirmed
         if last == NO_ENTRY:
             return True
-        entry_id = await self._entry_at(item, page.at, last)
+        entry_id = await self._entry_at(item, page.at, view)
         while entry_id is not None and entry_id <= last and not page.is_full:
             if page.is_through:
                 break
@@ -422,24 +458,24 @@ class LogReader:
                 page.is_cut = True
                 break
             try:
-                entry_id = await self._take(item, entry_id, last, page)
+                entry_id = await self._take(item, entry_id, view, page)
                 # How the log ended that the ledger was made for says nothing of a fork (rule 27a).
-                page.is_over = page.is_over and not is_shared
+                page.is_over = page.is_over and not seen.row.is_shared(item)
             except EntryLost as error:
-                if await self._is_lost(name, item, error, page):
+                if await self._is_lost(seen.row.name, item, error, page):
                     return True
                 entry_id = error.members["next"]
             except EntryUnavailable as error:
-                _cut(name, page, error)
+                _cut(seen.row.name, page, error)
                 return True
         return True
 
-    async def _take(self, item: LogItem, entry_id: int, last: int, page: Page) -> int:
+    async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
         """Gather from some entries; returns the id after them. Raises: what the engine raises."""
         found = await self._engine.read(
             item.ledger_id,
             entry_id,
-            last=last,
+            view=view,
             limit=min(page.limit - page.count, 10_000),
             max_bytes=page.stored_bytes_left,
         )
@@ -489,7 +525,7 @@ class LogReader:
             page.is_over = head.is_end
             self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
 
-    async def _confirmed(self, name: str, item: LogItem) -> Confirmation | None:
+    async def _confirmed(self, name: str, item: LogItem) -> LedgerView | None:
         """The LAC of a ledger whose end the row does not know, from its writer or from its closed
         row; None if the log was sealed instead, because the writer is gone.
         """
@@ -507,28 +543,32 @@ class LogReader:
                 raise EntryUnavailable("the log's owner lives, but does not tell its LAC", log=name)
             await _pause(end - loop.time())
 
-    async def _wait(self, row: LogMetadata, at: int, left_s: float) -> None:
-        """Return once there may be a record at `at`."""
+    async def _wait(self, seen: _SeenRow, at: int, left_s: float) -> None:
+        """Return once there may be a record at `at`, which is beyond what this read has seen of the ledger."""
+        row, view = seen.row, seen.view
         item = row.item_at(at)
-        if item is None or item.last_offset is not None or row.base is not row.last_item:
+        is_written = item is not None and item.last_offset is None and row.base is row.last_item
+        if item is None or not is_written or view is None or view.row.ledger_id != item.ledger_id:
             await _pause(left_s)
             return
-        after = (await self._engine.last_add_confirmed(item.ledger_id)).last_add_confirmed
-        if await self._entry_at(item, at, after) is not None:
-            return
-        again = await self._engine.last_add_confirmed(item.ledger_id, after=after, wait_s=left_s)
-        if again.closed or again.last_add_confirmed <= after:
+        after = view.last_add_confirmed
+        news = await self._engine.last_add_confirmed(
+            item.ledger_id, after=after, wait_s=left_s, view=view
+        )
+        if news.closed or news.last_add_confirmed <= after:
             # Closed, and the row does not say yet what follows; or the writer is gone.
             await _pause(left_s)
+        elif news.lac_source == "writer":
+            seen.news = news
 
-    async def _entry_at(self, item: LogItem, offset: int, last: int) -> int | None:
-        """The entry of a ledger that holds an offset; None if that is beyond the entry `last`."""
+    async def _entry_at(self, item: LogItem, offset: int, view: LedgerView) -> int | None:
+        """The entry of a ledger that holds an offset; None if that is beyond what is confirmed."""
         assert item.first_offset is not None
         return await find_entry(
             self._index.points(item.ledger_id),
             offset - item.first_offset,
-            last_entry=last,
-            read_head=partial(read_head, self._engine, item.ledger_id),
+            last_entry=view.last_add_confirmed,
+            read_head=partial(read_head, self._engine, item.ledger_id, view=view),
         )
 
 

@@ -11,8 +11,8 @@ _ROWS_MAX: Final = 2000
 """Rows that are kept for reads within sealed ledgers."""
 
 RECENT_S: Final = 0.2
-"""For how long a row serves the next pages of who reads on: a hundred pages and more. Others' deletions and truncations
-are told so much later at the most, where anybody in between may show a page for a minute (taste, ADR 45).
+"""For how long an answer of metadata serves the next pages of who reads on: a hundred pages and more. A deletion or
+truncation by another gateway may stay invisible for this long (chosen by judgement, ADR 45 and 48).
 """
 
 

@@ -1,7 +1,7 @@
 """Guards of a gateway's forks, each with the test that finds its absence (rule 27a)."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
@@ -29,11 +29,9 @@ def whoever_wrote_it(_original: Any) -> Any:
 def with_the_sources_end(original: Any) -> Any:
     """A reader takes each ledger for the log's own."""
 
-    async def fill_from(
-        self: LogReader, name: str, item: Any, page: Any, *, is_shared: bool
-    ) -> bool:
-        del is_shared
-        return bool(await original(self, name, item, page, is_shared=False))
+    async def fill_from(self: LogReader, seen: Any, item: Any, page: Any) -> bool:
+        seen.row = replace(seen.row, forked_at=None)
+        return bool(await original(self, seen, item, page))
 
     return fill_from
 
