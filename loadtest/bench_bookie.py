@@ -53,7 +53,7 @@ from loadtest.one_bookie import (
 from loadtest.stores import Stores, store_servers
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked
-from services.bookie.options import StoreOptions
+from services.bookie.config import StoreOptions
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 from services.local.config import ROOT

@@ -26,7 +26,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from services.bookie.options import StoreOptions
+from services.bookie.config import StoreOptions
 from services.bookie.records import IDS_MAX
 from services.bookie.space import Space
 from services.bookie.store import Store

@@ -32,8 +32,7 @@ from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import scratch
 from quorumlog.spark import config
 from quorumlog.spark.append import append_batches
-from quorumlog.spark.source import QuorumLogSource
-from quorumlog.spark.writers import BatchWriter
+from quorumlog.spark.source import BatchWriter, QuorumLogSource
 
 _PARTITIONS: Final = 2
 _BATCH_ROWS: Final = 10_000

@@ -12,7 +12,7 @@ from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
 from quorumlog.net.awake import awake
-from quorumlog.net.conclude import conclude
+from quorumlog.net.driver import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient

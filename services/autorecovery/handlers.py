@@ -6,8 +6,8 @@ from aiohttp import web
 from pydantic import Field
 
 from quorumlog.net import bodies
+from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.identity import OPERATORS
-from quorumlog.net.json_bodies import answer, parsed
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
 from quorumlog.wire.bodies import BOOKIE_NAME, Body

@@ -18,8 +18,8 @@ from quorumlog.errors import (
     QuorumLogError,
     VersionConflict,
 )
-from quorumlog.net.conclude import conclude
 from quorumlog.net.directory import Directory
+from quorumlog.net.driver import conclude
 from quorumlog.net.identity import Role
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient

@@ -25,11 +25,11 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
 from quorumlog.wire.bodies import COPIES_PRESENTED_MAX, PROOFS_MAX, LedgerProof
-from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.index import IndexRow
-from services.bookie.pace import Pace
+from services.bookie.scrub import Pace
 from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
 from services.bookie.store import Store
+from services.bookie.witnesses import FreshCopies, witnesses_of
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from services.bookie.options import StoreOptions
+from services.bookie.config import StoreOptions
 from services.bookie.writer import has_room, keep_reserve
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from quorumlog.net.in_place import InPlace
+from quorumlog.net.framed import InPlace
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import HEAD, Entry, Run, columns, pack
 from services.bookie.log import KEY_BYTES, crc_of

@@ -21,9 +21,9 @@ from quorumlog.errors import (
     ReadOnly,
 )
 from quorumlog.net import bodies
+from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.framed import Framed, accept
 from quorumlog.net.identity import BOOKIES, HEALERS, METADATA, OPERATORS, WRITERS, Role
-from quorumlog.net.json_bodies import answer, parsed
 from quorumlog.net.operations import Handler, Routes
 from quorumlog.net.parameters import (
     Given,

@@ -9,13 +9,13 @@ from typing import Final
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.row_copy import RowCopy
-from services.bookie.fresh import FreshCopies
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import Kind
 from services.bookie.parts import present_in
 from services.bookie.records import apply_stored, deleted_in
 from services.bookie.replay import Placed
+from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
 LEDGERS_MAX: Final = 20_000

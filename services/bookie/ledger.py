@@ -15,9 +15,9 @@ from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.replica import LimboSet, Replica, RunStored
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie.fresh import FreshCopies
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.parts import Part, part_of, present_in
+from services.bookie.witnesses import FreshCopies
 
 log = logging.getLogger(__name__)
 

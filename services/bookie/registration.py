@@ -7,12 +7,16 @@ starts one swap succeeds; the other start then finds the first at its URL. Nothi
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar
 
+import aiohttp
 import orjson
+from pydantic import ValidationError
 
 from quorumlog.errors import (
     IncarnationUsed,
@@ -20,24 +24,70 @@ from quorumlog.errors import (
     QuorumLogError,
     VersionConflict,
 )
+from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import CookieRow, LogEnd, ServiceHeartbeat, received
+from services.bookie.bodies import ProcessBody
 from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
+    HardLinked,
+    Identity,
     LocalCookie,
     Situation,
     awaits_rebuild,
     decide,
+    identity_of,
     is_copy,
     is_displaced,
     write_cookie,
 )
-from services.bookie.holder import SILENT_PROBES_MAX, Presence, probe
-from services.bookie.identity import HardLinked, Identity, identity_of
 from services.bookie.replay import Replayed
 from services.bookie.witnesses import WitnessFile
+
+PROBE_TIMEOUT_S: Final = 2.0
+"""For one probe (taste)."""
+
+SILENT_PROBES_MAX: Final = 3
+"""So many unanswered probes count as silence: a single answer may get lost."""
+
+
+class Presence(StrEnum):
+    """What a probe of a URL showed."""
+
+    GONE = "gone"
+    SILENT = "silent"
+    ALIVE = "there"
+
+
+async def probe(
+    url: str, name: str, process: str, credentials: Credentials = ANONYMOUS
+) -> Presence:
+    """Whether a process other than `process` answers at a URL as the bookie `name` (rule 15a).
+
+    A process is proven gone as in rule 21a: its address refuses the connection, or another process answers there.
+    Silence proves nothing: a process that is paused or partitioned from here may serve others.
+    """
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    expected = ExpectedServer(
+        Role.BOOKIE
+    )  # by whichever name: another one there proves that it is gone
+    try:
+        async with (
+            service_session(credentials) as session,
+            session.get(f"{url}/v1/process", timeout=timeout, ssl=expected) as answer,
+        ):
+            reply = received(ProcessBody, await answer.read())
+    except aiohttp.ClientConnectorError as error:
+        return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):
+        # Malformed answers too: they may come from a proxy before a live bookie.
+        return Presence.SILENT
+    is_other = reply.bookie == name and reply.process != process
+    return Presence.ALIVE if is_other else Presence.GONE
+
 
 log = logging.getLogger(__name__)
 

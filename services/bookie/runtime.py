@@ -30,20 +30,18 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
-from services.bookie.fresh import FRESH_MAX, witnesses_of
 from services.bookie.limbo import Limbo
 from services.bookie.log import LogDamaged
-from services.bookie.pace import Pace
 from services.bookie.registration import (
     Displaced,
     Registration,
     has_lost_unsynced,
     retry_until_available,
 )
-from services.bookie.scrub import Scrubber
+from services.bookie.scrub import Pace, Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.store import Store
-from services.bookie.witnesses import WitnessFile
+from services.bookie.witnesses import FRESH_MAX, WitnessFile, witnesses_of
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,38 @@ import google_crc32c
 from services.bookie.bodies import DamagedStretch
 from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
-from services.bookie.pace import Pace
 from services.bookie.parts import Part
 from services.bookie.scan import Scanned, scan
 from services.bookie.segments import SegmentFile, write_durably
 from services.bookie.store import Store
+
+
+class Pace:
+    """Throttles background work: scrubbing and compaction share one pause. Invariant: a pause takes effect between steps, never inside."""
+
+    def __init__(self) -> None:
+        """Not paused at first."""
+        self._going = asyncio.Event()
+        self._going.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether work waits for `resume`."""
+        return not self._going.is_set()
+
+    def pause(self) -> None:
+        """Begin no further step."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """End the pause."""
+        self._going.set()
+
+    async def spend(self, size: int, bytes_per_s: int) -> None:
+        """Sleep as long as so many bytes may take, then wait for the end of a pause."""
+        await asyncio.sleep(size / bytes_per_s)
+        await self._going.wait()
+
 
 log = logging.getLogger(__name__)
 

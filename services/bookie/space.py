@@ -20,10 +20,10 @@ from functools import partial
 from typing import Final, TypeVar
 
 from services.bookie.log import LogDamaged
-from services.bookie.pace import Pace
 from services.bookie.parts import Part
 from services.bookie.records import IDS_MAX
 from services.bookie.scan import SegmentState, state_of
+from services.bookie.scrub import Pace
 from services.bookie.store import Store
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.protocol.row_copy import RowName
-from services.bookie.checkpoints import Checkpoints
+from services.bookie.checkpoints import Checkpoints, Moves
+from services.bookie.config import StoreOptions
 from services.bookie.damage import Damages
 from services.bookie.directory import lock_directory, open_index
 from services.bookie.disk import Disk
@@ -42,8 +43,6 @@ from services.bookie.extents import join
 from services.bookie.holdings import LedgerTable
 from services.bookie.index import IndexRow
 from services.bookie.ledger import StoredLedger
-from services.bookie.moves import Moves
-from services.bookie.options import StoreOptions
 from services.bookie.parts import split_run
 from services.bookie.pending import PendingWrites, resolve
 from services.bookie.reads import FoundParts, Reads

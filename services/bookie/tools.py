@@ -17,13 +17,13 @@ from rich.progress import Progress, track
 from rich.table import Table
 from rich.text import Text
 
+from quorumlog.net.settings import Described, describe
 from quorumlog.net.settings_page import app_of
-from services.bookie.config import Config
+from services.bookie.config import Config, StoreOptions
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
 from services.bookie.inspection import dump_records, verify_directory
 from services.bookie.log import LogDamaged
-from services.bookie.options import StoreOptions
 from services.bookie.salvage import salvage_log, undo_salvage
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -223,4 +223,6 @@ def salvage(
 
 def run() -> None:
     """Run the command that the arguments name, or print the settings."""
-    app_of("services.bookie", Config, app)(prog_name="python -m services.bookie")
+    app_of("services.bookie", map(Described.row, describe(Config)), app)(
+        prog_name="python -m services.bookie"
+    )

@@ -15,15 +15,15 @@ from quorumlog.errors import (
     Unauthenticated,
 )
 from quorumlog.net.audit import audited
-from quorumlog.net.audit_client import AuditClient
+from quorumlog.net.audit_client import AuditClient, TokenClient
 from quorumlog.net.direct import DIRECT
+from quorumlog.net.directory import QuarantineRule
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
 from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
-from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.net.service import (
     DRAINING,
     HOSTS,
@@ -32,7 +32,6 @@ from quorumlog.net.service import (
     Ready,
     add_shared_routes,
 )
-from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.versions import CHANNEL, RELEASE, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import ignore_expect
@@ -61,7 +60,7 @@ from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.running import running_logs
 from services.gateway.logs.sweep import SweepTimes
 from services.gateway.logs.transactions import Transactions
-from services.gateway.streams.names import log_of
+from services.gateway.streams.operations import log_of
 from services.gateway.streams.routes import StreamRoutes, stream_headers
 
 _DESCRIPTION = (

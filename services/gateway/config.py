@@ -7,10 +7,10 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from quorumlog.net.clocks import CLOCK_SETTING
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.proxies import Proxies, ProxiesSend
 from quorumlog.net.service import ServiceSettings, url_of
+from quorumlog.net.timers import CLOCK_SETTING
 from quorumlog.net.tls import Tls, TlsFiles, TlsUnusable
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.secret import is_loopback

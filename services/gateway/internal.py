@@ -16,8 +16,8 @@ from aiohttp import web
 
 from quorumlog import header
 from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, TooLarge, WriterLost
+from quorumlog.net.bodies import parsed
 from quorumlog.net.identity import GATEWAYS, HEALERS, WRITERS
-from quorumlog.net.json_bodies import parsed
 from quorumlog.net.operations import Route, Routes
 from quorumlog.net.parameters import Given, header_text, path_text, query_integer, query_text
 from quorumlog.protocol import batch, packed

@@ -29,12 +29,11 @@ from pydantic import SecretStr
 
 from quorumlog.certificates import replace_file
 from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
-from services.local.certificates import LocalCertificates
 from services.local.config import ROOT, LocalSettings, inherited_environment
+from services.local.credentials import LocalCertificates, kept_secret
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
 from services.local.ports import free_ports, is_free
 from services.local.process import Process, Program, Start, start
-from services.local.secret import kept_secret
 
 OpenSession = Callable[..., aiohttp.ClientSession]
 """`LocalCluster.session`."""

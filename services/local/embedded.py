@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.local.credentials import kept_secret
 from services.local.process import Become, Program, chown_tree, in_child, users_to_try
-from services.local.secret import kept_secret
 
 USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0

@@ -18,14 +18,10 @@ from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
 from services.metadata import (
-    audit_handlers,
     handlers,
-    key_handlers,
     log_handlers,
-    rebuild_handlers,
+    operator_handlers,
     repair_handlers,
-    token_handlers,
-    transaction_handlers,
     witness_handlers,
 )
 from services.metadata.audit import FOR_CLIENTS, keeps_audited
@@ -39,7 +35,6 @@ from services.metadata.expiry import Expiry
 from services.metadata.handlers import PARTS, MetadataParts
 from services.metadata.inquiry import Inquiry
 from services.metadata.kept import KeptStore
-from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
@@ -47,8 +42,7 @@ from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
-from services.metadata.repair_settings import RepairSettingsStore
-from services.metadata.repairs import RepairStore
+from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
 from services.metadata.resealing import KeyMissing, SealingStore, check_keys
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore
@@ -57,14 +51,10 @@ from services.metadata.witnesses import WitnessStore
 log = logging.getLogger(__name__)
 
 ROUTES: Final = (
-    *audit_handlers.ROUTES,
     *handlers.ROUTES,
-    *key_handlers.ROUTES,
     *log_handlers.ROUTES,
-    *rebuild_handlers.ROUTES,
     *repair_handlers.ROUTES,
-    *token_handlers.ROUTES,
-    *transaction_handlers.ROUTES,
+    *operator_handlers.ROUTES,
     *witness_handlers.ROUTES,
 )
 

@@ -4,8 +4,9 @@ for the request, so there is no change without its row, and no row without a cha
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import asyncpg
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -13,9 +14,6 @@ from quorumlog import header
 from quorumlog.net import audit
 from quorumlog.net.identity import Role, caller_of
 from quorumlog.wire.audit_bodies import AuditedRequest
-
-if TYPE_CHECKING:
-    from services.metadata.database import Connection
 
 FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
 """The operations (method and path) that are kept with the request of a client for which another service asks for them."""
@@ -52,7 +50,7 @@ async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-async def keep(connection: "Connection") -> None:
+async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Keep the request that the present transaction has changed something for, if it is audited; once. Last in the
     transaction, since those of other audited requests wait for its end.
     """

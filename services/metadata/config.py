@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from quorumlog.net.clocks import CLOCK_SETTING
 from quorumlog.net.service import ServiceSettings
 from quorumlog.net.settings import checked_url
+from quorumlog.net.timers import CLOCK_SETTING
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from services.metadata.sealing import KeyRing, read_key_file
 

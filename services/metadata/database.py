@@ -20,14 +20,13 @@ from quorumlog.errors import (
     MetadataUnavailable,
     QuorumLogError,
 )
-from quorumlog.net.clocks import HeardClock
+from quorumlog.net.timers import HeardClock
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.witnesses import WITNESSES_MAX
 from services.metadata.audit import keep as keep_audited
 from services.metadata.memory import PRESENTED, Memory, Presented
-from services.metadata.reach import Reach
 from services.metadata.sealing import KeyRing
-from services.metadata.servers import connect_to_primary, dsn_of_each
+from services.metadata.servers import Reach, connect_to_primary, dsn_of_each
 
 if TYPE_CHECKING:
     _Connection = asyncpg.Connection[asyncpg.Record]

@@ -12,7 +12,7 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.wire.repair_bodies import LeaseTake
 from services.metadata.audit_store import AuditStore
 from services.metadata.inquiry import Inquiry
-from services.metadata.leases import LeaseStore
+from services.metadata.repairs import LeaseStore
 from services.metadata.transactions import TransactionStore
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import CallerRefused, CopyLost, InvalidRequest
+from quorumlog.net.bodies import answer
 from quorumlog.net.identity import (
     ALL,
     BOOKIES,
@@ -23,7 +24,6 @@ from quorumlog.net.identity import (
     check_name,
     check_url,
 )
-from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import (
     Given,
@@ -78,14 +78,12 @@ from services.metadata.http import (
     row_answer,
 )
 from services.metadata.kept import HeldCopies, KeptStore
-from services.metadata.leases import LeaseStore
 from services.metadata.ledgers import LedgerFilter, LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.losses import RowUnproven
 from services.metadata.rebuild import Rebuilder
-from services.metadata.repair_settings import RepairSettingsStore
-from services.metadata.repairs import RepairStore
+from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
 from services.metadata.resealing import SealingStore
 from services.metadata.tokens import TokenStore
 from services.metadata.transactions import TransactionStore

@@ -7,8 +7,8 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import UnsupportedMediaType
-from quorumlog.net import bodies, json_bodies
-from quorumlog.net.json_bodies import M
+from quorumlog.net import bodies
+from quorumlog.net.bodies import M
 from quorumlog.net.parameters import (
     header_version,
     path_id,
@@ -27,14 +27,14 @@ async def parsed(request: web.Request, model: type[M]) -> M:
     """
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
-    return json_bodies.parsed(await bodies.read(request), model)
+    return bodies.parsed(await bodies.read(request), model)
 
 
 def row_answer(
     row: LedgerRow | LogRow | CookieRow, status: int = 200, **headers: str
 ) -> web.Response:
     """A row, and its version as its ETag."""
-    return json_bodies.answer(row, status, ETag=f'"{row.version}"', **headers)
+    return bodies.answer(row, status, ETag=f'"{row.version}"', **headers)
 
 
 def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -> web.Response:

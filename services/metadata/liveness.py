@@ -31,7 +31,7 @@ from quorumlog.wire.bodies import (
     ServiceList,
     received,
 )
-from services.metadata.reach import Reach
+from services.metadata.servers import Reach
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

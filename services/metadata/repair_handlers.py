@@ -4,8 +4,8 @@ from typing import Final
 
 from aiohttp import web
 
+from quorumlog.net.bodies import answer
 from quorumlog.net.identity import HEALERS, OPERATORS, SERVICES, WRITERS, check_name
-from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text
 from quorumlog.protocol.ids import member_name

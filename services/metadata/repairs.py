@@ -1,4 +1,5 @@
-"""The repair queue: missed entries, one item per ledger and member (rule 8).
+"""The repair queue: missed entries, one item per ledger and member (rule 8); the leases of those who work on it, and the
+settings of operators.
 
 An item changes only under its version. Each claim, failure and new range draws a new version that
 was never used before. So a worker whose claim expired, or whose ledger got new ranges meanwhile,
@@ -12,18 +13,26 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import asyncpg
+import orjson
 
 from quorumlog.errors import NoSuchRepair, VersionConflict
+from quorumlog.wire.bodies import received
 from quorumlog.wire.repair_bodies import (
+    Lease,
+    LeaseGive,
+    LeaseTake,
     Ranges,
     RepairAdd,
     RepairClaim,
     RepairFail,
     RepairItem,
     RepairProgress,
+    RepairSettings,
+    RepairSettingsPut,
     RepairSummary,
 )
-from services.metadata.database import Connection, RowStore, listing, transactional
+from services.metadata import audit
+from services.metadata.database import Connection, RowStore, listing, plain, transactional
 from services.metadata.sql import has_more, page_of, utc
 
 _UNCOUNTED: Final = 32767
@@ -266,3 +275,89 @@ def _repair_of(record: asyncpg.Record | None) -> RepairItem:
         moves=record["moves"],
         created_at=record["created_at"],
     )
+
+
+_LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"
+
+
+class LeaseStore(RowStore):
+    """The rows of leases, by the database's clock, with a token that grows with each new holder.
+
+    Leases avoid duplicate work (two auditors, say). No decision rests on one.
+    """
+
+    @transactional
+    async def take(self, connection: Connection, name: str, request: LeaseTake) -> Lease:
+        """Take a free lease, or renew one's own; returns the present holder."""
+        await connection.execute(
+            "INSERT INTO leases AS l (name, holder, token, expires_at)"
+            " VALUES ($1, $2, 1, clock_timestamp() + make_interval(secs => $3))"
+            " ON CONFLICT (name) DO UPDATE SET holder = excluded.holder,"
+            " token = l.token + (l.holder <> excluded.holder)::int,"
+            " expires_at = clock_timestamp() + make_interval(secs => $3)"
+            " WHERE l.holder = excluded.holder OR l.expires_at <= clock_timestamp()",
+            name,
+            request.holder,
+            request.ttl_s,
+        )
+        record = await connection.fetchrow(
+            f"SELECT holder, token, {_LEFT} FROM leases WHERE name = $1", name
+        )
+        assert record is not None
+        return Lease(
+            name=name,
+            holder=record["holder"],
+            token=record["token"],
+            expires_in_s=record["left_s"],
+        )
+
+    @transactional
+    async def give(self, connection: Connection, name: str, request: LeaseGive) -> None:
+        """Release a lease, if this holder still has it."""
+        await connection.execute(
+            "UPDATE leases SET expires_at = clock_timestamp()"
+            " WHERE name = $1 AND holder = $2 AND token = $3",
+            name,
+            request.holder,
+            request.token,
+        )
+
+
+GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
+_CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body, triggers"
+
+
+class RepairSettingsStore(RowStore):
+    """Operators' settings for autorecovery: one row, valid for all processes and over restarts."""
+
+    @plain  # an older setting decides nothing: leases and claims are refused then
+    async def get(self, connection: Connection) -> RepairSettings:
+        """The present settings."""
+        return _settings_of(await connection.fetchrow(GET))
+
+    @transactional
+    async def change(self, connection: Connection, change: RepairSettingsPut) -> RepairSettings:
+        """Change the given fields; concurrent changes of different fields both apply."""
+        changed = _settings_of(
+            await connection.fetchrow(
+                f"UPDATE repair_settings SET body = body || $1::text::jsonb, {_CHANGED}",
+                change.model_dump_json(),
+            )
+        )
+        await audit.keep(connection)
+        return changed
+
+    @transactional
+    async def trigger(self, connection: Connection) -> RepairSettings:
+        """Ask every process to run a full audit now."""
+        return _settings_of(
+            await connection.fetchrow(
+                f"UPDATE repair_settings SET triggers = triggers + 1, {_CHANGED}"
+            )
+        )
+
+
+def _settings_of(record: asyncpg.Record | None) -> RepairSettings:
+    assert record is not None, "the migration made the row"
+    fields = orjson.loads(record["body"]) | {"triggers": record["triggers"]}
+    return received(RepairSettings, orjson.dumps(fields))

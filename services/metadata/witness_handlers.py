@@ -7,8 +7,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quorumlog import header
+from quorumlog.net.bodies import answer
 from quorumlog.net.identity import BOOKIES, GATEWAYS, OPERATORS, SERVICES, check_name
-from quorumlog.net.json_bodies import answer
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given
 from quorumlog.wire.bodies import CopyWitnesses, KeptLedgers, WitnessAccept, WitnessState
@@ -17,8 +17,8 @@ from quorumlog.wire.witnesses import from_header, to_header
 from services.metadata.handlers import AFTER, PARTS
 from services.metadata.http import LIMIT, parsed
 from services.metadata.memory import PRESENTED, Presented
+from services.metadata.operator_handlers import LINES, told_in_lines
 from services.metadata.rebuild import Tell
-from services.metadata.rebuild_handlers import LINES, told_in_lines
 
 
 @web.middleware

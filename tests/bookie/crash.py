@@ -28,9 +28,9 @@ from rocksdict import Checkpoint
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus, Status
 from services.bookie.collect import Collector, Found
+from services.bookie.config import StoreOptions
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
-from services.bookie.options import StoreOptions
 from services.bookie.store import Store
 from tests.bookie.powercut import Disk
 from tests.bookie.support import add, fence, ids_of, read, read_lac, run_of, started, write_lac

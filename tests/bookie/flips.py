@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from loadtest.stores import scratch
 from quorumlog.protocol.record import Run
-from services.bookie.options import StoreOptions
+from services.bookie.config import StoreOptions
 from services.bookie.store import Store
 from tests.bookie.crash import silenced
 from tests.bookie.support import (

@@ -18,9 +18,9 @@ from loadtest.stores import scratch, store_servers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.replica import Replica
 from services.bookie import cookie, registration, replay
+from services.bookie.checkpoints import Moves
 from services.bookie.collect import Collector
 from services.bookie.ledger import StoredLedger
-from services.bookie.moves import Moves
 from services.bookie.registration import Registration
 from services.bookie.segments import Segments
 from services.bookie.space import Space

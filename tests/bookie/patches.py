@@ -9,9 +9,8 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
 from services.bookie import cookie
 from services.bookie.collect import Collector, Disposal, Found
-from services.bookie.holder import Presence
 from services.bookie.ledger import StoredLedger
-from services.bookie.registration import Registration
+from services.bookie.registration import Presence, Registration
 from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 from tests.support.waiting import turns

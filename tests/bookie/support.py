@@ -22,9 +22,9 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.protocol.row_copy import RowCopy, RowName
+from services.bookie.config import StoreOptions
 from services.bookie.cookie import LocalCookie
 from services.bookie.log import SECTOR, SEGMENT_HEAD, LogBatch, read_batches
-from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
 from services.bookie.store import ReadAnswer, Store
 from services.bookie.writer import Position

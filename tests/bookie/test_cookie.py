@@ -13,12 +13,14 @@ from quorumlog.wire.bodies import STAND_IN
 from services.bookie.cookie import (
     PROCESSES_MAX,
     CookieRefused,
+    HardLinked,
+    Identity,
     Situation,
     awaits_rebuild,
     decide,
+    identity_of,
     is_displaced,
 )
-from services.bookie.identity import HardLinked, Identity, identity_of
 from tests.bookie.support import COOKIE
 
 HERE = Identity(inode=7, born_ns=1_000)

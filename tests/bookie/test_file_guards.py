@@ -12,8 +12,8 @@ from loadtest.ports import free_ports
 from loadtest.stores import scratch
 from quorumlog.net.metadata_client import MetadataClient
 from services.bookie.collect import MetadataRows
+from services.bookie.config import StoreOptions
 from services.bookie.disk import Disk
-from services.bookie.fresh import FreshCopies
 from services.bookie.log import (
     BATCH_HEAD,
     SECTOR,
@@ -25,8 +25,8 @@ from services.bookie.log import (
     parse_segment_head,
     read_batches,
 )
-from services.bookie.options import StoreOptions
 from services.bookie.parts import Part, mask_of
+from services.bookie.witnesses import FreshCopies
 from tests.bookie.support import started
 
 HEAD = SegmentHead(segment=1, nonce=5, first_sequence=1, previous_end=0, allocated=1 << 20)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie.fresh import FRESH_MAX, FreshCopies
+from services.bookie.witnesses import FRESH_MAX, FreshCopies
 from tests.bookie.collecting import (
     copy_of,
 )

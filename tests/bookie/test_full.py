@@ -15,8 +15,8 @@ from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.replica import AddAsked, Verdict
 from services.bookie import salvage
 from services.bookie.collect import Collector
+from services.bookie.config import StoreOptions
 from services.bookie.cookie import read_cookie, write_cookie
-from services.bookie.options import StoreOptions
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 from services.bookie.tools import app

@@ -13,9 +13,8 @@ from loadtest.waiting import until
 from quorumlog.protocol.messages import Status
 from services.bookie import damage, scan
 from services.bookie.log import SEGMENT_HEAD
-from services.bookie.pace import Pace
 from services.bookie.scan import STEP_BYTES
-from services.bookie.scrub import Scrubber
+from services.bookie.scrub import Pace, Scrubber
 from services.bookie.store import Store
 from tests.bookie.support import (
     SMALL,

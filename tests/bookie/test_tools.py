@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.stores import scratch
+from services.bookie.config import StoreOptions
 from services.bookie.cookie import decide, read_cookie, write_cookie
 from services.bookie.log import LogDamaged
-from services.bookie.options import StoreOptions
 from services.bookie.scan import STEP_BYTES
 from services.bookie.store import Store
 from services.bookie.tools import app

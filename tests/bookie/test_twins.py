@@ -30,9 +30,14 @@ from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.wire.bodies import BookieHeartbeat, CookieRow
 from services.bookie.config import Config
-from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie, write_cookie
+from services.bookie.cookie import (
+    CookieRefused,
+    LocalCookie,
+    identity_of,
+    read_cookie,
+    write_cookie,
+)
 from services.bookie.handlers import BOOKIE, ROUTES
-from services.bookie.identity import identity_of
 from services.bookie.log import SegmentHead
 from services.bookie.registration import Displaced, Registration
 from services.bookie.replay import Replayed

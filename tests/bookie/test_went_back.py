@@ -30,9 +30,8 @@ from quorumlog.protocol.row_copy import name_of
 from quorumlog.wire.row_copies import encode
 from quorumlog.wire.witnesses import witness_of
 from services.bookie.collect import Collector, MetadataRows
-from services.bookie.fresh import FreshCopies
 from services.bookie.store import Store
-from services.bookie.witnesses import WitnessFile
+from services.bookie.witnesses import FreshCopies, WitnessFile
 from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import PATIENT, Process
 from tests.metadata.restores import dump, restore

@@ -13,7 +13,7 @@ import pytest
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client, Record
-from quorumlog.client.compression import Compression
+from quorumlog.client.transport import Compression
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 coded = pytest.mark.parametrize("compression", ["gzip", "zstd", None])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from services.gateway.streams.names import log_of
+from services.gateway.streams.operations import log_of
 from tests.logs.support import Answer, Http
 from tests.support.waiting import SETTLED_S, until
 

@@ -17,7 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
-from quorumlog.net.json_bodies import invalid_of
+from quorumlog.net.bodies import invalid_of
 from quorumlog.wire import problems, strict
 from quorumlog.zstd import zstd
 from services.gateway.edge import body

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quorumlog.wire.secret import read_secret
-from services.local.secret import kept_secret
+from services.local.credentials import kept_secret
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 
 from loadtest.stores import Stores, StoreServers
 from quorumlog.errors import VersionConflict
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum

@@ -12,10 +12,9 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LedgerCreateBody, LedgerDraft

@@ -19,8 +19,7 @@ from quorumlog.errors import (
     OwnedByLog,
     QuorumLogError,
 )
-from quorumlog.net.log_client import LogClient
-from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage
 from quorumlog.protocol.quorum import Quorum

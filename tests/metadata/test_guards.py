@@ -17,10 +17,9 @@ from quorumlog.errors import MetadataUnavailable, VersionConflict
 from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
-from services.bookie import fresh
+from services.bookie import witnesses as bookie_witnesses
 from services.bookie.collect import MetadataRows
-from services.bookie.fresh import FreshCopies
-from services.bookie.witnesses import WitnessFile
+from services.bookie.witnesses import FreshCopies, WitnessFile
 from services.metadata import (
     audit_store,
     cookies,
@@ -35,10 +34,8 @@ from services.metadata import (
 )
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry
-from services.metadata.leases import LeaseStore
 from services.metadata.memory import PRESENTED, Memory, Presented
-from services.metadata.repair_settings import RepairSettingsStore
-from services.metadata.repairs import RepairStore
+from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
 from services.metadata.sql import IS_AFTER_LOSS
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
@@ -673,7 +670,7 @@ GUARDS: Final = (
     Guard(
         "rule 18c",
         "nobody is told of the change that placed an open ledger",
-        ((fresh, "placed_by", lambda _original: lambda _body: ""),),
+        ((bookie_witnesses, "placed_by", lambda _original: lambda _body: ""),),
         a_copy_tells_of_its_place,
     ),
     Guard(

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.log_client import LogClient
-from quorumlog.net.transaction_client import TransactionClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.wire.bodies import BookieWitnesses
 from quorumlog.wire.witnesses import witness_of

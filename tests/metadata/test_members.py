@@ -17,8 +17,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.wire.bodies import STAND_IN, Cookie
 from quorumlog.wire.repair_bodies import RepairAdd
-from services.bookie.cookie import read_cookie, write_cookie
-from services.bookie.identity import identity_of
+from services.bookie.cookie import identity_of, read_cookie, write_cookie
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.metadata.test_rebuild import (

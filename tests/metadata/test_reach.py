@@ -7,7 +7,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from loadtest.stores import Stores
-from services.metadata.reach import Reach
+from services.metadata.servers import Reach
 from tests.metadata.support import serving
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until

@@ -12,9 +12,8 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import NoSuchLedger, NoSuchLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata

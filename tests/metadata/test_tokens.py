@@ -8,9 +8,9 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchToken
+from quorumlog.net.audit_client import TokenClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.token_bodies import TokenFields
 from quorumlog.wire.witnesses import witness_of
 from services.metadata import tokens as token_store

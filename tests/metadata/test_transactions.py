@@ -20,9 +20,8 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State

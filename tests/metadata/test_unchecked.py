@@ -8,11 +8,10 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.audit_client import TokenClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.token_client import TokenClient
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import LedgerDraft, LedgerRow

@@ -19,10 +19,9 @@ from loadtest.stores import Stores, scratch
 from quorumlog import header
 from quorumlog.errors import CopyLost, DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata

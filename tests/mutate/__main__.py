@@ -42,7 +42,7 @@ TESTS: Final = {
     **{
         f"shared/quorumlog/{name}.py": _DOORS
         for name in (
-            "net/identity", "net/cluster_secret", "net/operations", "net/sessions", "net/tls", "net/hosts",
+            "net/identity", "net/operations", "net/sessions", "net/tls", "net/hosts",
             "certificates", "wire/secret",
         )
     },

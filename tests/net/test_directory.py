@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 
 from quorumlog.errors import MetadataUnavailable
-from quorumlog.net import quarantine as quarantine_module
-from quorumlog.net.directory import Directory
-from quorumlog.net.quarantine import Quarantine, QuarantineRule
+from quorumlog.net import directory as directory_module
+from quorumlog.net.directory import Directory, Quarantine, QuarantineRule
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 
@@ -185,7 +184,7 @@ async def test_beyond_the_bound_a_bookie_is_quarantined_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is known of the one that failed first goes, and its failures count from zero."""
-    monkeypatch.setattr(quarantine_module, "_BOOKIES_MAX", 2)
+    monkeypatch.setattr(directory_module, "_BOOKIES_MAX", 2)
     quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), Clock())
     for name in ("b1", "b2", "b3", "b3", "b3"):
         quarantine.failed(name)

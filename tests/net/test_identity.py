@@ -11,8 +11,7 @@ from aiohttp.test_utils import TestServer, make_mocked_request
 from loadtest import forked
 from loadtest.ports import free_ports
 from quorumlog.errors import Unauthenticated
-from quorumlog.net.cluster_secret import ClusterSecret
-from quorumlog.net.identity import Role
+from quorumlog.net.identity import ClusterSecret, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.wire.secret import SecretUnusable, read_secret
 from services.local.process import Program

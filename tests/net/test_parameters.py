@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import BaseModel
 
 from quorumlog.errors import BadRequest, InvalidRequest
-from quorumlog.net.json_bodies import parsed
+from quorumlog.net.bodies import parsed
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import (
     PAIRS_MAX,

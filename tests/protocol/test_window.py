@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog.protocol.messages import MissedRange
-from quorumlog.protocol.missed import RANGES_MAX, merged
 from quorumlog.protocol.placement import ensemble, replacements, spread
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.slots import RANGES_MAX, merged
 from quorumlog.protocol.window import Window, part_of, positions
 from tests.protocol.hands import run_of
 

@@ -117,7 +117,7 @@ def test_a_commit_whose_answer_is_lost_is_not_undone_by_the_abort_that_follows(
     """The driver asks again: here the same commit is asked for twice, and then an abort."""
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from quorumlog.spark.writers import BatchWriter
+    from quorumlog.spark.source import BatchWriter
 
     log = cluster.create("ambiguous")
     options = {"gateway.url": cluster.urls, "topic": log}

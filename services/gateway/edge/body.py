@@ -17,8 +17,8 @@ from quorumlog.errors import (
     UnsupportedMediaType,
 )
 from quorumlog.net.awake import awake_timeout
+from quorumlog.net.bodies import M, invalid_of
 from quorumlog.net.budget import PEER
-from quorumlog.net.json_bodies import M, invalid_of
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.wire import strict

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
+from quorumlog.net.audit_client import TokenClient
 from quorumlog.net.timers import Tasks, restarted
-from quorumlog.net.token_client import TokenClient
 from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
 from services.gateway.edge.access import Caller
 from services.gateway.edge.issued import IssuedCallers

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from quorumlog.net.directory import QuarantineRule
 from quorumlog.net.identity import ANONYMOUS, Credentials
 from quorumlog.net.ports import MachineTimes
-from quorumlog.net.quarantine import QuarantineRule
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 
 

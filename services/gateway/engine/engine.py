@@ -24,16 +24,14 @@ from quorumlog.errors import (
 )
 from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
-from quorumlog.net.clocks import HeardClock
-from quorumlog.net.directory import Directory
+from quorumlog.net.directory import Directory, Quarantine
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.quarantine import Quarantine
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
-from quorumlog.net.timers import Tasks, Timers, restarted
+from quorumlog.net.timers import HeardClock, Tasks, Timers, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer

@@ -28,8 +28,7 @@ from quorumlog.errors import (
     UnexpectedEntryId,
     WriterLost,
 )
-from quorumlog.net.conclude import error_of
-from quorumlog.net.driver import Driver, Told
+from quorumlog.net.driver import Driver, Told, error_of
 from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead

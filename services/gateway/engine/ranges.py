@@ -4,8 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from quorumlog.net.conclude import error_of
-from quorumlog.net.driver import Driver, Told
+from quorumlog.net.driver import Driver, Told, error_of
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.messages import Begin, EntriesRead, Failed
 from quorumlog.protocol.metadata import LedgerMetadata

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from quorumlog.errors import LedgerClosed, NoSuchLedger, QuorumLogError
-from quorumlog.net.conclude import conclude
+from quorumlog.net.driver import conclude
 from quorumlog.net.ports import Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol.messages import RecoverRequested

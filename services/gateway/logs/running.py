@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.timers import restarted
-from quorumlog.net.transaction_client import TransactionClient
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes

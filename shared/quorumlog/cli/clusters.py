@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorumlog.cli.cookies import MetadataOption
+from quorumlog.cli.bookies import MetadataOption
 from quorumlog.cli.ends import ExitStatus
 from quorumlog.cli.operator import ask, bare, follow_work
 from quorumlog.cli.printing import (

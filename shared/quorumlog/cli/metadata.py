@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorumlog.cli.cookies import MetadataOption
+from quorumlog.cli.bookies import MetadataOption
 from quorumlog.cli.ends import EndedEarly
 from quorumlog.cli.operator import WorkEnded, ask, follow_work
 from quorumlog.cli.printing import print_answer, print_json, print_line, print_rows

@@ -1,14 +1,17 @@
-"""Read the bodies of requests to the services inside the cluster, with a deadline and in bounded memory.
+"""Bodies of the services inside the cluster: read with a deadline and in bounded memory; strict JSON models in and out.
 
-The gateway's edge has limits of its own for the bodies of clients.
+The gateway's edge reads the bodies of clients itself, with limits of its own, and appends without pydantic.
 """
 
 import asyncio
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import BadRequest, Overloaded, RequestTimeout, TooLarge
+from quorumlog.errors import BadRequest, InvalidRequest, Overloaded, RequestTimeout, TooLarge
+from quorumlog.net.parameters import escaped, invalid
+from quorumlog.wire import strict
 
 BODY_S: Final = 10.0
 """Time for a body to arrive (docs/protocol.md, Times)."""
@@ -51,3 +54,43 @@ async def read(request: web.Request) -> bytes:
     finally:
         receiving.bytes -= total
     return b"".join(chunks)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+_FAULTS_MAX: Final = 100
+
+
+def answer(body: BaseModel, status: int = 200, **headers: str) -> web.Response:
+    """A body as JSON. Header names are given with underscores."""
+    return web.Response(
+        body=body.model_dump_json().encode(),
+        status=status,
+        content_type="application/json",
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def parsed(data: bytes, model: type[M]) -> M:
+    """A JSON body as a model; no body is `{}`. Raises: BadRequest, InvalidRequest."""
+    body = data or b"{}"
+    # Pydantic would keep the last of two equal keys.
+    strict.loads(body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid_of(error) from error
+
+
+def invalid_of(error: ValidationError) -> InvalidRequest:
+    """A 422 that lists what pydantic found."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    found = [
+        invalid(
+            "".join(f"/{escaped(str(part))}" for part in fault["loc"]),
+            fault["msg"].removeprefix("Value error, "),
+        )
+        for fault in faults[:_FAULTS_MAX]
+    ]
+    errors = [each for one in found for each in one.members["errors"]]
+    return InvalidRequest(found[0].detail, errors=errors)

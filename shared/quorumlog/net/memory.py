@@ -1,4 +1,6 @@
-"""When freed memory goes back to the operating system: neither at once nor never.
+"""What a process takes of the machine: memory and file descriptors.
+
+Freed memory goes back to the operating system neither at once nor never.
 
 By itself the C library gives a large block back as soon as it is freed, and the next one costs a page fault for each of
 its pages: 1 ms per MB of a run, more than all else that a bookie does with it (measured). The memory of many small blocks,
@@ -8,6 +10,7 @@ a busy time nobody makes any. Without glibc nothing of this is changed.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -146,3 +149,43 @@ async def _trim_periodically(heap: Heap) -> None:
         if freed >= _WORTH_BYTES:
             took_ms = round((loop.time() - begun) * 1000)
             log.info("memory-given-back", extra={"bytes": freed, "ms": took_ms})
+
+
+OWN_MAX: Final = 512
+"""Reserved for the process itself: a bookie's 128 segments and 64 files of its index, a metadata service's
+pool, connections to other services, and refused connections.
+"""
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of open files to the hard limit, and return the limit in force.
+
+    A process without free descriptors can't open its own files, and the event loop closes new connections silently. So
+    clients are refused (429) before they take the descriptors that the process needs itself.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Some systems refuse the value that they report as the hard limit.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def connections_within(descriptors: int, wanted: int) -> int:
+    """The connections that clients may have: `wanted`, or fewer where descriptors are scarce, but at least
+    half of the descriptors.
+    """
+    if descriptors == resource.RLIM_INFINITY:
+        return wanted
+    allowed = min(wanted, max(descriptors - OWN_MAX, descriptors // 2))
+    if allowed < wanted:
+        log.warning(
+            "few-descriptors",
+            extra={
+                "descriptors": descriptors,
+                "connections_max": allowed,
+                "wanted": wanted,
+                "hint": "raise the hard limit of open files (ulimit -Hn, LimitNOFILE)",
+            },
+        )
+    return allowed

@@ -30,18 +30,17 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
-from quorumlog.net import audit, descriptors, docs_page, trace
+from quorumlog.net import audit, memory, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
-from quorumlog.net.cluster_secret import ClusterSecret
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import (
     ANONYMOUS,
     ANYBODY,
     CALLER,
     Authenticator,
+    ClusterSecret,
     Credentials,
 )
-from quorumlog.net.json_logs import log_as_json
 from quorumlog.net.listen import (
     HEAD_LINE_BYTES,
     ListenLimits,
@@ -56,9 +55,11 @@ from quorumlog.net.listen import (
     telling,
 )
 from quorumlog.net.memory import keep_freed, trim_forever
+from quorumlog.net.openapi import openapi_page
 from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
+from quorumlog.net.trace import log_as_json
 from quorumlog.wire.secret import checked_secrets, is_loopback, is_on_this_machine
 from quorumlog.wire.versions import RELEASE
 
@@ -345,7 +346,7 @@ def add_shared_routes(
         return _json(openapi())
 
     async def documentation(_request: web.Request) -> web.Response:
-        return html_response(docs_page.render(openapi()))
+        return html_response(openapi_page(openapi()))
 
     app.router.add_get("/health/live", health_live)
     app.router.add_get("/health/ready", health_ready)
@@ -499,7 +500,7 @@ async def _made(factory: Factory, settings: ServiceSettings) -> Sequence[Listeni
 def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
     """Where descriptors are scarce, each listener gets a share of the connections that there may be."""
     wanted = sum(part.limits.connections_max for part in parts)
-    allowed = descriptors.connections_within(descriptors.raise_limit(), wanted)
+    allowed = memory.connections_within(memory.raise_limit(), wanted)
     return [
         replace(
             part,

@@ -114,7 +114,7 @@ class Settings(BaseModel):
             # Late: most processes print nothing, and the packages behind it take a tenth of a second.
             from quorumlog.net.settings_page import app_of  # noqa: PLC0415
 
-            app_of(program, cls)(prog_name=f"python -m {program}")
+            app_of(program, map(Described.row, describe(cls)))(prog_name=f"python -m {program}")
         return cls.read(environ)
 
 
@@ -132,6 +132,13 @@ class Described:
     allowed: str
     """The values that the setting takes, as far as the model bounds them."""
     what: str
+
+    def row(self) -> tuple[str, str, str, str]:
+        """The name, type, default and meaning, as `--help` shows them."""
+        is_number = self.unit and self.default.replace(".", "").isdecimal()
+        default = f"{self.default} {self.unit}" if is_number else self.default
+        what = f"{self.what} ({self.allowed})" if self.allowed else self.what
+        return self.name, self.kind, default, what
 
 
 def describe(model: type[BaseModel]) -> Iterator[Described]:

@@ -1,25 +1,26 @@
 """`python -m services.… --help`: the settings of a process on the screen."""
 
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from quorumlog.net.settings import describe
+Rows = Iterable[tuple[str, str, str, str]]
+"""The name, type, default and meaning of each setting."""
 
 
-def app_of(program: str, model: type[BaseModel], app: typer.Typer | None = None) -> typer.Typer:
+def app_of(program: str, settings: Rows, app: typer.Typer | None = None) -> typer.Typer:
     """The command line of a service: `--help` and `--version`, and an `app`'s commands."""
 
     class Page(TyperGroup):
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
-            Console(highlight=False).print(_table(model))
+            Console(highlight=False).print(_table(settings))
 
     has_commands = app is not None
     app = app or typer.Typer(add_completion=False)
@@ -55,13 +56,9 @@ def _show_version(asked: bool) -> None:
     raise typer.Exit
 
 
-def _table(model: type[BaseModel]) -> Table:
+def _table(settings: Rows) -> Table:
     table = Table("setting", "type", "default", "what", title="Settings", title_justify="left")
-    for setting in describe(model):
-        default = setting.default
-        if setting.unit and setting.default.replace(".", "").isdecimal():
-            default += f" {setting.unit}"
-        what = f"{setting.what} ({setting.allowed})" if setting.allowed else setting.what
-        table.add_row(Text(setting.name), setting.kind, Text(default), Text(what.replace("`", "")))
+    for name, kind, default, what in settings:
+        table.add_row(Text(name), kind, Text(default), Text(what.replace("`", "")))
     table.columns[0].no_wrap = True
     return table

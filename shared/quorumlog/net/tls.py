@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Never
+from typing import Final, Never
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -30,9 +30,6 @@ from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net.files import LOOK_S, Followed
 from quorumlog.net.identity import Credentials, HoldsConnections, Identity, Role
 from quorumlog.wire.certificate import client_context, load_own
-
-if TYPE_CHECKING:
-    from quorumlog.certificates import Description
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +68,8 @@ class Tls:
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
         self._followed = Followed(files)
-        self._described: Description | None = None
+        self._own: tuple[str | None, datetime] | None = None
+        """The URI and the end of the certificate in use; None before the first one."""
         self._load()
         # Listeners keep the context that they were given: each handshake switches to the newest one. A context
         # can't forget an authority, so it is not changed in place.
@@ -96,9 +94,10 @@ class Tls:
             raise TlsUnusable(
                 f"{files.certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME among its alternative names"
             )
-        if self._described is not None:
-            _check_successor(files.certificate, self._described, described)
-        self._described, self._revoked = described, revoked
+        own = (None if described.subject is None else described.subject.uri, described.ends)
+        if self._own is not None:
+            _check_successor(files.certificate, self._own, own)
+        self._own, self._revoked = own, revoked
         self._newest, self.client, self.ends = newest, client, described.ends
         self.cluster = described.subject.cluster if described.subject else ""
 
@@ -250,14 +249,15 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _check_successor(file: Path, before: "Description", after: "Description") -> None:
+def _check_successor(
+    file: Path, before: tuple[str | None, datetime], after: tuple[str | None, datetime]
+) -> None:
     """Refuse a new certificate with which nobody would take this process for what it was. Raises: TlsUnusable."""
-    if before.subject is not None and after.subject is not None:
-        was, found = before.subject.uri, after.subject.uri
-        if found != was:
-            raise TlsUnusable(f"{file} is of {found}, and this process is {was}")
-    if after.ends != before.ends and after.ends < datetime.now(UTC):
-        raise TlsUnusable(f"{file} has ended at {after.ends.isoformat()}")
+    (was, ended), (found, ends) = before, after
+    if was is not None and found is not None and found != was:
+        raise TlsUnusable(f"{file} is of {found}, and this process is {was}")
+    if ends != ended and ends < datetime.now(UTC):
+        raise TlsUnusable(f"{file} has ended at {ends.isoformat()}")
 
 
 def _password_of(files: TlsFiles) -> str | None:

@@ -5,13 +5,16 @@ span id. Requests without the header are not traced. A trace ends at the channel
 run carries the entries of many requests.
 """
 
+import logging
 import re
 import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import aiohttp
+import orjson
 
 HEADER: Final = "traceparent"
 _FORM: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -69,3 +72,38 @@ async def _send_header(
     trace = _trace.get()
     if trace is not None:
         params.headers[HEADER] = trace.header
+
+
+_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, service, logger, event, then the fields of `extra`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without a line break."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line |= in_logs()
+        line |= {name: value for name, value in record.__dict__.items() if name not in _OWN}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def log_as_json(service: str, level: str) -> None:
+    """Make the root logger write JSON lines only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

@@ -8,6 +8,7 @@ memory (rule 12).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.keyed import Keyed
@@ -22,10 +23,31 @@ from quorumlog.protocol.messages import (
     TimerFired,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.missed import merged
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import union
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
+
+RANGES_MAX: Final = 64
+"""Ranges kept a member (taste). Beyond it they become one: repair looks before it copies."""
+
+
+def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
+    """The same entries in ranges that lie apart, by member and first entry.
+
+    `stride` is the greatest step between two entries that one member stores (1 + E - Qw): what
+    lies closer together is one range.
+    """
+    by_member: dict[str, list[tuple[int, int]]] = {}
+    for missed in ranges:
+        by_member.setdefault(missed.member, []).append((missed.first, missed.last))
+    out: list[MissedRange] = []
+    for member, found in sorted(by_member.items()):
+        joined = union(found, stride)
+        if len(joined) > RANGES_MAX:
+            joined = ((joined[0][0], joined[-1][1]),)
+        out.extend(MissedRange(member, first, last) for first, last in joined)
+    return tuple(out)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,34 +1,110 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
-# First: it says which PySpark is needed.
-from quorumlog.spark.versions import check
-
-# isort: split
-
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark import SparkFiles
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import DataType, StructType
 
 from quorumlog.spark import options as opt
-from quorumlog.spark.options import ReadOptions
+from quorumlog.spark.options import ReadOptions, WriteOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
+from quorumlog.spark.rows import check_schema
 from quorumlog.spark.streaming import StreamReader
-from quorumlog.spark.writers import BatchWriter, StreamWriter
+from quorumlog.spark.versions import DataSourceStreamArrowWriter, check
+from quorumlog.spark.writing import (
+    TaskMessage,
+    Whose,
+    WrittenPart,
+    abort,
+    batch_of,
+    publish,
+    query_of,
+    write_task,
+)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch write: all of its rows are published to the log, or none.
+
+    Spark pickles this object once for all tasks, the commit and the abort, so all of them share the
+    transaction that is chosen here.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        parsed = WriteOptions.of(options, is_stream=False)
+        check_schema(schema, has_log=parsed.log is not None)
+        self._options, self._overwrite = parsed, overwrite
+        self._whose = batch_of(parsed)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """In a task: its rows into ledgers of its own."""
+        return write_task(self._options, self._whose, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """At the driver: publish what the tasks have written."""
+        publish(
+            self._options,
+            self._whose,
+            _parts(messages),
+            overwrite=self._overwrite,
+            even_if_empty=True,
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """At the driver: abort. Does nothing if the commit was done and only its answer was lost."""
+        abort(self._options, _transactions(messages, self._whose))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write: each batch is published once.
+
+    A new object in a new process commits each batch; the messages hold everything that it needs.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        parsed = WriteOptions.of(options, is_stream=True)
+        check_schema(schema, has_log=parsed.log is not None)
+        self._options, self._overwrite = parsed, overwrite
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """In a task: its rows into ledgers of its own."""
+        return write_task(self._options, query_of(self._options), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """At the driver: publish the batch, unless it is published already."""
+        del batchId
+        publish(self._options, Whose(), _parts(messages), overwrite=self._overwrite)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """At the driver: abort the batch's transactions that are known here; others expire."""
+        del batchId
+        abort(self._options, _transactions(messages, Whose()))
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
+    return [part for found in messages if isinstance(found, TaskMessage) for part in found.parts]
+
+
+def _transactions(messages: Sequence[WriterCommitMessage | None], whose: Whose) -> set[str]:
+    own = {whose.transaction} if whose.transaction is not None else set()
+    return own | {part.transaction for part in _parts(messages)}
+
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import Record
 from services.gateway.logs import rows
 from services.gateway.logs.values import Append, LogValues
-from services.gateway.streams.kept import KeptPages
+from services.gateway.streams.reads import KeptPages
 from tests.gateway.streams.test_streams import LOG, STREAM, Served, place, served
 from tests.logs.support import Answer
 

@@ -13,8 +13,7 @@ from quorumlog.net.listen import listening
 from services.gateway.app import build_app
 from services.gateway.edge.limits import Limits
 from services.gateway.streams.config import StreamConfig
-from services.gateway.streams.names import log_of
-from services.gateway.streams.operations import offset_text
+from services.gateway.streams.operations import log_of, offset_text
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster, Gateway
 from tests.logs.support import Answer, Http

@@ -13,7 +13,7 @@ import asyncpg
 
 from loadtest.cluster import running
 from loadtest.stores import Stores
-from services.gateway.streams.names import log_of
+from services.gateway.streams.operations import log_of
 from tests.logs.support import Answer, Http
 from tests.support.waiting import SETTLED_S, until
 

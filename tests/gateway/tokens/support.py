@@ -8,12 +8,10 @@ from typing import Any
 import aiohttp
 
 from loadtest.stores import Stores
-from quorumlog.net.audit_client import AuditClient
+from quorumlog.net.audit_client import AuditClient, TokenClient
 from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.timers import Tasks
-from quorumlog.net.token_client import TokenClient
-from quorumlog.net.transaction_client import TransactionClient
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app
 from services.gateway.edge.callers import Callers, _wall

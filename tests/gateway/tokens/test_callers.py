@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
+from quorumlog.net.audit_client import TokenClient
 from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.metadata_requests import MetadataRequests
-from quorumlog.net.token_client import TokenClient
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
 from services.gateway.app import build_app

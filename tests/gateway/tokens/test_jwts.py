@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stores import StoreServers
-from quorumlog.net.token_client import TokenClient
+from quorumlog.net.audit_client import TokenClient
 from quorumlog.wire.token_bodies import IssuedToken
 from services.gateway.edge.callers import Callers
 from services.gateway.edge.jwts import QUOTAS_CLAIM, Jwts

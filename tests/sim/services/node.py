@@ -44,8 +44,8 @@ from quorumlog.wire.bodies import (
 )
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.cookie import CookieRefused
-from services.bookie.fresh import FreshCopies, witnesses_of
 from services.bookie.store import Store
+from services.bookie.witnesses import FreshCopies, witnesses_of
 from tests.sim.bookie import SimBookie, Watcher, stored_in
 from tests.sim.plan import SECOND
 from tests.sim.services.metadata import CLUSTER_ID, urls_of

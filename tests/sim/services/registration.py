@@ -13,10 +13,8 @@ from unittest.mock import patch
 from quorumlog.net.identity import ANONYMOUS
 from quorumlog.net.metadata_client import MetadataClient
 from services.bookie import registration
-from services.bookie.cookie import CookieRefused, LocalCookie
-from services.bookie.holder import Presence
-from services.bookie.identity import Identity
-from services.bookie.registration import Registration
+from services.bookie.cookie import CookieRefused, Identity, LocalCookie
+from services.bookie.registration import Presence, Registration
 
 _SOUND = SimpleNamespace(was_clean=True, position=SimpleNamespace(sequence=0))
 """What the replay of a log found: the registration looks at no more of it."""

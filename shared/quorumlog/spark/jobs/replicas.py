@@ -5,15 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs.spans import MemberDigest, Span, judge, strangers
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCHEMA: Final = (
     "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
@@ -58,10 +55,10 @@ class SpanCheck:
 
 def judging(
     cluster: BookieUrls,
-) -> "Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]":
-    """The function of a task: judge its spans one after another."""
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function of a task, from DataFrames of pandas to such: judge its spans one after another."""
 
-    def judge_all(batches: "Iterator[pd.DataFrame]") -> "Iterator[pd.DataFrame]":
+    def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
         import pandas as pd  # noqa: PLC0415 - on executors only
 
         with ExitStack() as stack:
