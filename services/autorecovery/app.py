@@ -6,11 +6,9 @@ from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.net.audit import audited
-from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
-from quorumlog.wire.versions import CHANNEL, RELEASE, shown
+from quorumlog.wire.versions import CHANNEL, shown
 from services.autorecovery.config import Config
 from services.autorecovery.handlers import ROUTES
 from services.autorecovery.parts import PARTS, running
@@ -91,15 +89,14 @@ def build(config: Config) -> web.Application:
     async def ready() -> None:
         return
 
-    operations = [route.operation for route in ROUTES]
     add_shared_routes(
         app,
+        (route.operation for route in ROUTES),
         ready=ready,
-        openapi=lambda: describe(operations, title="quorumlog autorecovery", version=RELEASE),
+        title="quorumlog autorecovery",
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"channel": shown(CHANNEL)},
-        audited=audited(operations),
     )
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(work)

@@ -7,9 +7,7 @@ from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.net.audit import audited
 from quorumlog.net.listen import UPGRADES
-from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.frames import MESSAGE_BYTES_MAX
@@ -51,11 +49,11 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
     app.on_shutdown.append(end_channels)
     app.cleanup_ctx.append(live)
 
-    operations = [route.operation for route in ROUTES]
     add_shared_routes(
         app,
+        (route.operation for route in ROUTES),
         ready=app[BOOKIE].ready,
-        openapi=lambda: describe(operations, title="quorumlog bookie", version="1"),
+        title="quorumlog bookie",
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={
@@ -63,7 +61,6 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
             "directory": str(directory.FORMAT),
             "index": index.FORMAT.decode(),
         },
-        audited=audited(operations),
     )
     app[METRICS].register(_StoreMetrics(app))
     add_routes(app, ROUTES)

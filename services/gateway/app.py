@@ -14,14 +14,12 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from quorumlog.net.audit import audited
 from quorumlog.net.audit_client import AuditClient, TokenClient
 from quorumlog.net.direct import DIRECT
 from quorumlog.net.directory import QuarantineRule
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
-from quorumlog.net.openapi import describe
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.service import (
@@ -32,7 +30,7 @@ from quorumlog.net.service import (
     Ready,
     add_shared_routes,
 )
-from quorumlog.wire.versions import CHANNEL, RELEASE, shown
+from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.body import ignore_expect
 from services.gateway.edge.callers import Callers
@@ -110,19 +108,15 @@ def build_app(
 
     add_shared_routes(
         app,
+        map(_described, operations),
+        title="quorumlog gateway",
+        description=_DESCRIPTION,
+        has_tokens=True,
         ready=_readiness(engine),
-        openapi=lambda: describe(
-            [_described(operation) for operation in operations],
-            title="quorumlog gateway",
-            version=RELEASE,
-            description=_DESCRIPTION,
-            has_tokens=True,
-        ),
         drain=drain,
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
-        audited=audited(operations),
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -186,12 +180,9 @@ def build_internal_app(
     app = web.Application()
     add_shared_routes(
         app,
+        (route.operation for route in routes),
+        title="quorumlog gateway, internal listener",
         ready=_readiness(engine),
-        openapi=lambda: describe(
-            [route.operation for route in routes],
-            title="quorumlog gateway, internal listener",
-            version=RELEASE,
-        ),
         hosts=hosts,
         authenticator=authenticator,
         registry=public[METRICS],

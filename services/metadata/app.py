@@ -11,8 +11,6 @@ import asyncpg
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.audit import audited
-from quorumlog.net.openapi import describe
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
@@ -139,19 +137,20 @@ def build(config: Config) -> web.Application:
         await database.close()
         await liveness.close()
 
-    operations = [route.operation for route in ROUTES]
     app[FOR_CLIENTS] = frozenset(
-        one.key for one in operations if one.is_audited or one.is_audited_for_clients
+        route.operation.key
+        for route in ROUTES
+        if route.operation.is_audited or route.operation.is_audited_for_clients
     )
     add_shared_routes(
         app,
+        (route.operation for route in ROUTES),
         ready=database.probe,
-        openapi=lambda: describe(operations, title="quorumlog metadata", version="1"),
+        title="quorumlog metadata",
         drain=changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"tables": str(number_of(migration_files()[-1]))},
-        audited=audited(operations),
     )
     app.on_shutdown.append(lambda _app: changes.end())
     add_routes(app, ROUTES)

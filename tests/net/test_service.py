@@ -47,8 +47,8 @@ def build(settings):
         return web.Response(text="done")
     app.router.add_get("/broken", broken)
     app.router.add_get("/slow", slow)
-    add_shared_routes(app, ready=ready, openapi=lambda: {"openapi": "3.1.0", "info": {"title": "toy"},
-        "paths": {"/broken": {"get": {"summary": "breaks <always>"}}}}, drain=drain)
+    operation = Operation("GET /broken", "broken", "Toy", "breaks <always>")
+    add_shared_routes(app, [operation], title="toy", ready=ready, drain=drain)
     return app
 
 run_service("toy", build, ServiceSettings.read(os.environ))
@@ -111,7 +111,7 @@ def test_it_tells_of_itself() -> None:
         metrics = get(f"{url}/metrics")
 
     assert {status for status, _, _ in answers.values()} == {200}
-    assert orjson.loads(answers["/openapi.json"][2])["info"] == {"title": "toy"}
+    assert orjson.loads(answers["/openapi.json"][2])["info"]["title"] == "toy"
     assert b"breaks &lt;always&gt;" in answers["/docs"][2]
     assert metrics[1]["Content-Type"].startswith("text/plain")
     assert b"process_resident_memory_bytes" in metrics[2]

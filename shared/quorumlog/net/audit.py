@@ -6,7 +6,7 @@ service keeps the request beside the change, in one transaction.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +16,6 @@ from aiohttp import web
 
 from quorumlog.net.identity import Identity
 from quorumlog.net.listen import CODE
-from quorumlog.net.operations import Operation
 from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
@@ -125,8 +124,3 @@ def target_of(path: str, given: Mapping[str, str]) -> str:
 def who_is(caller: Identity) -> str:
     """A caller of an internal listener, for people."""
     return caller.name if caller.role is None else f"{caller.role} {caller.name}"
-
-
-def audited(operations: Iterable[Operation]) -> dict[tuple[str, str], str]:
-    """The names of the audited operations, by method and path."""
-    return {(one.method, one.path): one.name for one in operations if one.is_audited}

@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -55,7 +55,8 @@ from quorumlog.net.listen import (
     telling,
 )
 from quorumlog.net.memory import keep_freed, trim_forever
-from quorumlog.net.openapi import openapi_page
+from quorumlog.net.openapi import describe, openapi_page
+from quorumlog.net.operations import Operation
 from quorumlog.net.settings import Settings
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
@@ -296,31 +297,33 @@ def url_of(advertised: str, host: str, port: int, *, is_tls: bool) -> str:
 
 def add_shared_routes(
     app: web.Application,
+    operations: Iterable[Operation],
     *,
+    title: str,
+    description: str = "",
+    has_tokens: bool = False,
     ready: Ready,
-    openapi: Callable[[], Mapping[str, Any]],
     drain: Callable[[], Awaitable[None]] | None = None,
     waits_for: Callable[[], Sequence[str]] = tuple,
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
-    audited: Mapping[tuple[str, str], str] | None = None,
 ) -> None:
-    """Add the routes of all services to an application: health, metrics, the API's description.
+    """Add the routes of all services to an application: health, metrics, the description of its operations.
 
+    `title`, `description` and `has_tokens` are for the OpenAPI document, which is made for the first who wants to see it: it
+    takes a tenth of a second.
     `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
     answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
-    `registry`: that of the process's other application.
-    `openapi` is asked once, by the first who wants to see it: it takes a tenth of a second. `formats`: versions of what the process exchanges and stores.
-    `audited`: the names of the operations that are audited, by method and path.
+    `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
     """
     versions = app[VERSIONS] = {"version": RELEASE, **formats}
-    openapi = cache(openapi)
+    operations = tuple(operations)
     registry = app[METRICS] = registry or _new_registry(versions)
     if authenticator is not None:
         app[AUTHENTICATOR] = authenticator
-    app[audit.AUDITED] = audited or {}
+    app[audit.AUDITED] = {(one.method, one.path): one.name for one in operations if one.is_audited}
     app[DRAINING] = asyncio.Event()
     app[HOSTS] = hosts or Hosts()
     app[RECEIVING] = Receiving()
@@ -342,7 +345,17 @@ def add_shared_routes(
             body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    async def description(_request: web.Request) -> web.Response:
+    @cache
+    def openapi() -> Mapping[str, Any]:
+        return describe(
+            operations,
+            title=title,
+            version=RELEASE,
+            description=description,
+            has_tokens=has_tokens,
+        )
+
+    async def openapi_json(_request: web.Request) -> web.Response:
         return _json(openapi())
 
     async def documentation(_request: web.Request) -> web.Response:
@@ -351,7 +364,7 @@ def add_shared_routes(
     app.router.add_get("/health/live", health_live)
     app.router.add_get("/health/ready", health_ready)
     app.router.add_get("/metrics", metrics)
-    app.router.add_get("/openapi.json", description)
+    app.router.add_get("/openapi.json", openapi_json)
     app.router.add_get("/docs", documentation)
 
 
