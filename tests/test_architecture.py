@@ -4,6 +4,7 @@ import ast
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,18 @@ def test_no_module_is_dead() -> None:
             dead.append(module)
 
     assert not dead
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Neither late, within a function, nor for the type checker only."""
+    found = {}
+    for path in sources("shared", "services"):
+        base = _ROOT / "shared" if path.is_relative_to(_ROOT / "shared") else _ROOT
+        found[".".join(path.relative_to(base).with_suffix("").parts)] = path
+
+    graph = {name: {one for one in imported(path) if one in found} for name, path in found.items()}
+
+    assert list(TopologicalSorter(graph).static_order())
 
 
 def test_nothing_of_one_machine_is_tracked() -> None:
