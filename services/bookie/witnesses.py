@@ -73,7 +73,7 @@ class FreshCopies:
 
     def note(self, copy: RowCopy) -> None:
         """A copy came. It is of the change that made its row, and of that of the log that placed the ledger: an open
-        ledger's row gets no version by that (rule 18b).
+        ledger's row gets no version by that (rule 18f).
         """
         for token in (copy.name.token, placed_by(copy.body)):
             if token:

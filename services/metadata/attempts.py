@@ -19,7 +19,7 @@ _ONCE: Final = "once "
 
 _PLACING: Final = ("log ", "create log ", "transaction ")
 """Changes that place ledgers in a log: a rebuild finds their tokens in copies of the ledgers' rows, and keeps them as
-changes of these ledgers (rule 18d)."""
+changes of these ledgers (rule 18f)."""
 
 
 async def target_of(connection: Connection, attempt: str) -> str | None:

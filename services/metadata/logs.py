@@ -471,7 +471,7 @@ async def _place_ledgers(
     """Set where ledgers begin, which are locked, once their log's row knows it; `log`: that row.
 
     A CLOSED ledger's row gets a new version, since its members have copies: no two copies of one name
-    differ (rule 18b). There is no copy of an open ledger's row: its writer sends the first one, and
+    differ (rule 18f). There is no copy of an open ledger's row: its writer sends the first one, and
     appends, after this change (rule 23).
     """
     if not places:
@@ -492,7 +492,7 @@ async def _place_ledgers(
 
 async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:
     await connection.execute(
-        # A rebuild may have found no row of a ledger that it knows to be in the log (rule 18d).
+        # A rebuild may have found no row of a ledger that it knows to be in the log (rule 18f).
         "INSERT INTO unnamed_ledgers (ledger_id) SELECT ledger_id FROM ledgers"
         " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id ON CONFLICT DO NOTHING",
         sorted(ledgers),

@@ -215,7 +215,7 @@ async def a_held_copy_tells(stores: Stores, root: Path) -> None:
 
 async def a_copy_tells_of_its_place(stores: Stores, root: Path) -> None:
     """The older database has the ledger, and lacks the change of the log that placed it: the row got no version by that
-    (rule 18b). A takeover by such a log would give the offsets of acknowledged records to others.
+    (rule 18f). A takeover by such a log would give the offsets of acknowledged records to others.
     """
     async with serving(stores) as service:
         logs = LogClient(service.client)

@@ -314,7 +314,7 @@ class LogParts:
 
     def may_lose(self, world: World) -> bool:
         """Whether the database may go back behind the log's last ledger. Once it has an entry, copies tell its place, and
-        a rebuild names it again (rule 18d).
+        a rebuild names it again (rule 18f).
         """
         item = None if world.is_deleted else self.row(world).last_item
         if item is None or item.first_offset is None or item.last_offset is not None:

@@ -91,7 +91,7 @@ class Changes:
         self.judge("when every copy was carried out")
         if self.cluster.wrong_tombstones:
             named = sorted(self.cluster.wrong_tombstones)
-            raise Violation(f"rule 18b: members are told that ledgers {named} are deleted")
+            raise Violation(f"rule 18e: members are told that ledgers {named} are deleted")
 
     # --- what the client asks for ------------------------------------------------------------------
 

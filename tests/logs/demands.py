@@ -161,12 +161,12 @@ class Demands:
 
 
 def members_know_of_its_end(cluster: Cluster, name: str) -> None:
-    """Rule 18b: a deletion is told once members have copies that say so. Source: CI, a log that was there again after a
+    """Rule 18e: a deletion is told once members have copies that say so. Source: CI, a log that was there again after a
     rebuild, since nobody could be asked which of its ledgers forks name.
     """
     untold = cluster.deleted_with[name] - cluster.told_deleted
     if untold:
-        raise Violation(f"rule 18b: nobody was told that ledgers {sorted(untold)} are deleted")
+        raise Violation(f"rule 18e: nobody was told that ledgers {sorted(untold)} are deleted")
 
 
 class Namesakes:

@@ -112,7 +112,7 @@ class Judge(LogHistory):
         self.fetched(LOG, first, *entries)
 
     def members_know_of_truncation(self, log: LogMetadata, began: float) -> None:
-        """Rule 18b: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
+        """Rule 18e: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
         rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies. A ledger
         that a fork named when the truncation, which `began` then, looked for forks is told of once that fork is deleted.
         """
@@ -122,7 +122,7 @@ class Judge(LogHistory):
         if last is None or last in cluster.told_deleted or last in cluster.deleted:
             return
         if not cluster.is_named(last) and cluster.shared_at.get(last, -1.0) < began:
-            self.violated(f"rule 18b: nobody was told that the log let go of ledger {last}")
+            self.violated(f"rule 18e: nobody was told that the log let go of ledger {last}")
 
     # --- events of clients -------------------------------------------------------------------------
 
@@ -153,12 +153,12 @@ class Judge(LogHistory):
             self.violated(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
 
     def copies_tell_its_place(self, ledger: Ledger) -> None:
-        """Rule 18b: a writer knows where its ledger begins before it appends, so that each copy of the row
+        """Rule 18f: a writer knows where its ledger begins before it appends, so that each copy of the row
         that rides on an add says so. Source: issue 16, a log that is made again from its bookies.
         """
         item = self._cluster.logs[self._name].item_of(ledger.row.ledger_id)
         if item is not None and item.first_offset != ledger.told_offset:
-            self.violated(f"rule 18b: ledger {ledger.row.ledger_id} is written without its place")
+            self.violated(f"rule 18f: ledger {ledger.row.ledger_id} is written without its place")
 
     def deleted_takes_nothing(self, sent: "Sent", done: RecordsAppended) -> None:
         """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat

@@ -97,7 +97,7 @@ class Ledger:
     since_s: float = 0.0
     """When it was made, or its log let go of it; long ago where its transaction was ended."""
     told_offset: int | None = None
-    """Where the ledger begins in its log, as far as its writer was told: bookies' copies say so (rule 18b)."""
+    """Where the ledger begins in its log, as far as its writer was told: bookies' copies say so (rule 18f)."""
     drops_at: float = float("inf")
     """When the bookies have given up what they know of it: a grace after its deletion."""
 
@@ -148,7 +148,7 @@ class Cluster:
         self.deleted_with: dict[str, set[int]] = {}
         """The ledgers that were deleted together with the last log of a name."""
         self.told_deleted: set[int] = set()
-        """Ledgers of whose deletion members hold copies (rule 18b)."""
+        """Ledgers of whose deletion members hold copies (rule 18e)."""
         self.told_of_log: set[int] = set()
         """Ledgers whose members know that their log is deleted, and not they."""
         self.done: dict[str, str] = {}

@@ -124,7 +124,7 @@ async def test_a_log_that_was_deleted_and_made_again_elsewhere_is_another_one(
 async def test_a_ledger_that_nobody_heard_of_before_a_loss_was_accepted_takes_nothing(
     stores: Stores,
 ) -> None:
-    """Rule 18d: the owner lives, its ledger is lost, and no bookie had a copy when the loss was accepted."""
+    """Rule 18f: the owner lives, its ledger is lost, and no bookie had a copy when the loss was accepted."""
     async with pair_of(stores) as pair:
         one, two = pair.one.logs, pair.two.logs
         await one.put("log", SETTINGS)

@@ -260,7 +260,7 @@ def loses_metadata(_name: str, gateway: Gateway) -> None:
 
 
 async def test_a_deletion_is_not_told_as_done_where_members_cannot_be_told() -> None:
-    """Rule 18b: metadata is lost between the deletion and the question which of its ledgers forks name."""
+    """Rule 18e: metadata is lost between the deletion and the question which of its ledgers forks name."""
     async with a_cluster() as (cluster, (one, _two)):
         await one.logs.append("log", call("a"))
         cluster.on_freed = loses_metadata
@@ -275,7 +275,7 @@ async def test_a_deletion_is_not_told_as_done_where_members_cannot_be_told() -> 
 async def test_a_deletion_or_truncation_that_the_database_lost_meanwhile_is_not_told_as_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rule 18b: the answer to the change was of a database that was lost before members knew."""
+    """Rule 18e: the answer to the change was of a database that was lost before members knew."""
     async with a_cluster() as (cluster, (one, _two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
@@ -339,7 +339,7 @@ async def test_what_a_fork_shared_is_deleted_at_once_where_nobody_names_it_any_m
 
 
 async def test_members_of_what_forks_share_hear_of_their_logs_deletion_alone() -> None:
-    """Rule 18b: and a new fork has a ledger of its own at once, which tells a rebuild what it shares."""
+    """Rule 18e: and a new fork has a ledger of its own at once, which tells a rebuild what it shares."""
     async with a_cluster() as (cluster, (one, _two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")

@@ -1,4 +1,4 @@
-"""Where a ledger begins in its log stands in its members' copies of the row (rule 18b), on real processes."""
+"""Where a ledger begins in its log stands in its members' copies of the row (rule 18f), on real processes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

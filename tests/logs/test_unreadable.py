@@ -114,7 +114,7 @@ async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
 async def test_a_log_whose_last_ledger_has_no_row_takes_nothing_and_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rule 18d: its next owner would give the offsets of that ledger to other records. A rebuild closes the hole."""
+    """Rule 18f: its next owner would give the offsets of that ledger to other records. A rebuild closes the hole."""
     async with within("the log is asked"):
         cluster, gateway, ledger_id = await filled(b"a")
         gateway.kill()

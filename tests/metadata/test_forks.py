@@ -345,7 +345,7 @@ async def test_a_repeat_of_a_forks_creation_gets_the_fork(logs: Logs) -> None:
 
 
 async def test_bookies_are_told_of_no_deletion_of_what_a_fork_names(logs: Logs) -> None:
-    """What a gateway asks before it tells them (rule 18b)."""
+    """What a gateway asks before it tells them (rule 18e)."""
     store = MetadataLogs(logs.client, TransactionClient(logs.service.client))
     source = await logs.source()
     rows = [await logs.service.client.get(ledger_id) for ledger_id in ids(source)]

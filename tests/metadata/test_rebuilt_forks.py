@@ -1,4 +1,4 @@
-"""What a rebuild from the bookies makes of forks, and of the ledgers that they share (rules 18d and 27a)."""
+"""What a rebuild from the bookies makes of forks, and of the ledgers that they share (rules 18f and 27a)."""
 
 from dataclasses import replace
 

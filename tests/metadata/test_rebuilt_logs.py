@@ -1,4 +1,4 @@
-"""What a rebuild from the bookies makes of logs, and what it tells of them (rule 18d)."""
+"""What a rebuild from the bookies makes of logs, and what it tells of them (rule 18f)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

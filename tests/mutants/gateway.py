@@ -173,7 +173,7 @@ async def an_old_row_ends_no_owner() -> str | None:
         return "rule 16a: a row older than its own has ended an owner" if is_over else None
 
 
-# --- rule 18d: a ledger that the database lost before anybody else heard of it ------------------------
+# --- rule 18f: a ledger that the database lost before anybody else heard of it ------------------------
 
 
 async def take(gateway: Gateway) -> None:

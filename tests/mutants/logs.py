@@ -152,7 +152,7 @@ def forks_untold(_original: Any) -> Any:
 
 
 async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
-    """Rule 18b: the members of all that the log named know that it is deleted."""
+    """Rule 18e: the members of all that the log named know that it is deleted."""
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
@@ -161,7 +161,7 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
         await one.logs.delete("log")
         if source.items[0].ledger_id in cluster.told_of_log:
             return None
-        return "rule 18b: a log is deleted, and no member of a ledger that a fork names knows it"
+        return "rule 18e: a log is deleted, and no member of a ledger that a fork names knows it"
 
 
 def of_all_items(_original: Any) -> Any:
@@ -663,7 +663,7 @@ LOG_MUTANTS: Final = (
     ),
     Mutant(
         "a log's deletion is told to no member of what forks name",
-        "rule 18b",
+        "rule 18e",
         (Patch(LogDriver, "_delete", forks_untold),),
     ),
     Mutant(
@@ -673,12 +673,12 @@ LOG_MUTANTS: Final = (
     ),
     Mutant(
         "a log's deletion is told though its members were not",
-        "rule 18b",
+        "rule 18e",
         (Patch(LogDriver, "_delete", told_untold),),
     ),
     Mutant(
         "a repeated truncation tells no member",
-        "rule 18b",
+        "rule 18e",
         (Patch(Orphans, "of_log", lambda _original: _none),),
     ),
     Mutant(
@@ -731,7 +731,7 @@ LOG_MUTANTS: Final = (
     ),
     Mutant(
         "a ledger's writer is not told its place in the log",
-        "rule 18b",
+        "rule 18f",
         (Patch(LogDriver, "_place_last", skipped_now),),
     ),
     Mutant(
@@ -888,7 +888,7 @@ LOG_MUTANTS: Final = (
     ),
     Mutant(
         "nobody asks whether a log still names a new ledger",
-        "rule 18d",
+        "rule 18f",
         (Patch(Owner, "_names", always(True)),),
         scope=LOG_LOST,
     ),

@@ -107,7 +107,7 @@ class Hand:
 
 
 def is_naming(ask: Ask, owner: Owner | None) -> bool:
-    """Whether an owner asks for the row because of a ledger's first entries (rule 18d)."""
+    """Whether an owner asks for the row because of a ledger's first entries (rule 18f)."""
     if owner is None or not isinstance(ask.question, ReadLog):
         return False
     number = ask.number[1] if isinstance(ask.number, tuple) else ask.number
@@ -153,7 +153,7 @@ def begun() -> Hand:
 
 
 def test_the_first_entries_of_a_ledger_wait_until_the_row_is_read_to_name_it() -> None:
-    """Rule 18d. The others wait for nothing."""
+    """Rule 18f. The others wait for nothing."""
     hand = begun()
     hand.answer(ReadLog, MetadataUnavailable())
     hand.answer(Wait, None)
@@ -169,7 +169,7 @@ def test_the_first_entries_of_a_ledger_wait_until_the_row_is_read_to_name_it() -
 def test_entries_of_a_ledger_that_its_log_does_not_name_are_not_acknowledged(
     row: LogMetadata | QuorumLogError,
 ) -> None:
-    """Rule 18d: neither when they are on disk, nor when the ledger's end covers them."""
+    """Rule 18f: neither when they are on disk, nor when the ledger's end covers them."""
     hand = begun()
 
     ended, _ = hand.answer(ReadLog, row)

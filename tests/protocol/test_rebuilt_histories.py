@@ -1,4 +1,4 @@
-"""Logs made again after random histories, by what bookies hold of their ledgers' rows (rule 18d).
+"""Logs made again after random histories, by what bookies hold of their ledgers' rows (rule 18f).
 
 A log's row changes as owners, takeovers, publications and truncations change it, by the shipped transforms; each change
 that gives a place also gives the ledger's row its lineage. Then the database loses the row, or goes back to an older

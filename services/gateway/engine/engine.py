@@ -323,7 +323,7 @@ class Engine:
     async def tell_deleted(
         self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
-        """Tell members that ledgers are deleted, of which these were the last rows (rule 18b)."""
+        """Tell members that ledgers are deleted, of which these were the last rows (rule 18e)."""
         told = [row.deleted(deletion=deletion) for row in rows]
         await asyncio.gather(*[spread(row, self._ports) for row in told])
 

@@ -273,7 +273,7 @@ class WriteHandle:
             self._driver.post(ReplaceRequested(member))
 
     def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
-        """Send copies of the row with the ledger's place in its log (rule 18b)."""
+        """Send copies of the row with the ledger's place in its log (rule 18f)."""
         self._driver.post(PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:

@@ -111,7 +111,7 @@ class Handles:
     ) -> None:
         """A log's row names a ledger with its first offset. If this process writes it, the members' copies
         of its row say so. There is no copy before: one that says more, of the same name, would not replace
-        it (rule 18b). Later rows of the log tell nothing new of the place.
+        it (rule 18f). Later rows of the log tell nothing new of the place.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:

@@ -197,7 +197,7 @@ class LedgerRows:
 
     async def require_deleted(self, ledger_id: int) -> None:
         """Look once more whether the database has a deletion that members were told of, before a client is told: the
-        answer to it may be of a database that was lost since (rule 18b).
+        answer to it may be of a database that was lost since (rule 18e).
 
         Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
         """

@@ -130,7 +130,7 @@ class LogDriver:
 
     Invariants: `step` is never entered twice at a time; each question is answered once, or the
     machine hears that the process stops; a machine that broke gets no more events. The machine hears of no durable
-    entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18d).
+    entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18f).
     """
 
     __slots__ = (
@@ -300,7 +300,7 @@ class LogDriver:
 
     async def _delete(self, row: LogMetadata) -> RowChanged | None:
         """Delete the log's row, and tell the members of its ledgers: those of ledgers that forks name hear of the log's
-        deletion alone (rule 18b). Where they can't be told, or the database is lost meanwhile, nobody knows whether the
+        deletion alone (rule 18e). Where they can't be told, or the database is lost meanwhile, nobody knows whether the
         deletion stays. What a fork shares is other logs' (rule 27a).
         """
         engine, store = self._ports.engine, self._ports.store
@@ -385,7 +385,7 @@ def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """The options with which a log's ledgers are created. They tell the log's settings to a rebuild (rule 18d)."""
+    """The options with which a log's ledgers are created. They tell the log's settings to a rebuild (rule 18f)."""
     quorum, packs = log.settings.quorum, log.settings.batch_compression != "none"
     return LedgerOptions(
         ensemble_size=quorum.ensemble_size,

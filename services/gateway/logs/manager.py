@@ -221,7 +221,7 @@ class LogManager:
         raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
     async def keep_fork(self, fork: LogMetadata) -> None:
-        """Give a fork that has none a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18b). Where
+        """Give a fork that has none a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18e). Where
         that fails now, a repeat of the creation or the fork's first append does it.
         """
         if not fork.shared or fork.own or fork.state is LogState.CLOSED:
@@ -332,7 +332,7 @@ class LogManager:
         # Also true for a late copy: the first copy was carried out on a later row than `truncated` has seen.
         if tells_again and not dropped:
             dropped = await self.orphans.of_log(name)
-        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18b); forks have not.
+        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18e); forks have not.
         await self._engine.tell_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))

@@ -440,7 +440,7 @@ class PositionService:
 
     async def _truncate(self, before: int) -> None:
         try:
-            # A rebuild has made the row again without limits (rule 18d).
+            # A rebuild has made the row again without limits (rule 18f).
             limits = {"roll_bytes": _ROLL_BYTES}
             await self._logs.change(POSITIONS_LOG, limits, deletion_protection=True)
             await self._logs.retain(POSITIONS_LOG, lambda _row: before)

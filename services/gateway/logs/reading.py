@@ -591,7 +591,7 @@ def _cut(name: str, page: Page, error: EntryUnavailable) -> None:
 
 
 def _without_row(name: str, ledger_id: int | None, at: int) -> EntryUnavailable:
-    """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18d)."""
+    """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18f)."""
     return EntryUnavailable(
         f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {ledger_id}."
         " A rebuild makes it again once a bookie that holds a copy answers",

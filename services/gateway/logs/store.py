@@ -47,7 +47,7 @@ class MetadataLogs:
 
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
         """Look once more whether the database has a change that bookies were told of, before a client is told: the answer
-        to the change may be of a database that was lost since (rule 18b). `has` judges the log's row as it is now, or
+        to the change may be of a database that was lost since (rule 18e). `has` judges the log's row as it is now, or
         None where there is no log.
 
         Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.

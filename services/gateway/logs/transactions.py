@@ -161,7 +161,7 @@ class Transactions:
         return done
 
     async def _copy_places(self, done: Transaction) -> None:
-        """Have members keep the places of published ledgers (rule 18b). A repeat sends the copies again: the
+        """Have members keep the places of published ledgers (rule 18f). A repeat sends the copies again: the
         gateway that was asked first may have ended before.
         """
         if done.ledgers:

@@ -273,7 +273,7 @@ class ReplaceRequested:
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
     """A log's row says that this ledger begins at `first_offset`: before the first append (rule 23). The
-    members' copies of the ledger's row say so too (rule 18b).
+    members' copies of the ledger's row say so too (rule 18f).
     """
 
     first_offset: int

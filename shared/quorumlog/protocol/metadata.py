@@ -91,7 +91,7 @@ SHARED_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which log a ledger was placed in, and what was before it there (rule 18b)."""
+    """Which log a ledger was placed in, and what was before it there (rule 18f)."""
 
     log_created_at: str
     """When the log was created: a name may have had several logs, one after another."""
@@ -102,7 +102,7 @@ class Lineage:
     stream_seq: str | None = None
     """The log's stream sequence before this ledger (rule 25a); None: nobody had sent one."""
     placed_by: str = ""
-    """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18b).
+    """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18f).
     Empty where the store keeps none."""
     forked_at: int | None = None
     """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
@@ -156,7 +156,7 @@ class LedgerMetadata:
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
-    """Of a copy (rule 18b): the ledger has a tombstone, and this was its last row; or with OF_LOG its log was deleted. The
+    """Of a copy (rule 18e): the ledger has a tombstone, and this was its last row; or with OF_LOG its log was deleted. The
     store's own tombstone has an id and a version only."""
 
     def check(self) -> None:
@@ -238,7 +238,7 @@ class LedgerMetadata:
     def deleted(
         self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
     ) -> "LedgerMetadata":
-        """The row whose copy tells members of a deletion (rule 18b): of the ledger, or with OF_LOG of its log alone.
+        """The row whose copy tells members of a deletion (rule 18e): of the ledger, or with OF_LOG of its log alone.
 
         `attempt`: the token of the deletion, empty if the store has none. A copy with OF_LOG has the version of the ledger, which
         stays as it is: with the next version its name would be that of the ledger's tombstone, which members would ignore.

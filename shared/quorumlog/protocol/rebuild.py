@@ -241,7 +241,7 @@ def _without_copies() -> Decision:
 
 def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:
     """The database's row with the place that copies tell. An open ledger's place is no version of its own: where the
-    database has the row without it, the change of the log is lost that placed the ledger (rule 18b).
+    database has the row without it, the change of the log is lost that placed the ledger (rule 18f).
     """
     if known.first_offset is not None:
         return known

@@ -1,4 +1,4 @@
-"""Which ledgers a lost log had, and where, by what the rows of its ledgers tell (rule 18d). Pure decisions, no IO.
+"""Which ledgers a lost log had, and where, by what the rows of its ledgers tell (rule 18f). Pure decisions, no IO.
 
 A ledger's row tells its first offset in the log, when that log was created, and which ledgers were before it there. So
 a ledger that nobody holds is known to be missing: the log names it all the same, and readers get an error there until

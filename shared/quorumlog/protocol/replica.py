@@ -152,7 +152,7 @@ class EntriesDropped:
     """The entries were given up; the fence stays (rule 16). Runs that were stored before this record
     are gone, later ones are not.
 
-    Rule 16 asks for a counter here, since compaction reorders records. It does not reorder these two:
+    It needs no counter, though compaction reorders records (rule 16). It does not reorder these two:
     a driver writes this record again only while nothing is held, and what it moves is what is held,
     so that no run that was stored after this record ever comes to lie before it. What may happen is
     that this record goes and older runs stay: then a replay finds copies again that had been given

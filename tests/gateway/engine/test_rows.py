@@ -183,7 +183,7 @@ async def test_what_clients_keep_in_rows_is_bounded_too(monkeypatch: pytest.Monk
 
 
 async def test_a_deletion_is_told_only_if_the_database_has_it_once_members_know() -> None:
-    """Rule 18b: its answer may be of a database that was lost before members were told."""
+    """Rule 18e: its answer may be of a database that was lost before members were told."""
     tombstone = NoSuchLedger("the ledger was deleted", ledger_id=7, deleted=True)
     await rows_of(Failing(tombstone)).require_deleted(7)
 

@@ -170,7 +170,7 @@ async def test_a_repeat_is_the_same_fork_whatever_became_of_the_source(http: Ser
 async def test_a_repeat_gives_the_fork_the_ledger_that_its_creation_could_not(
     http: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 18b: copies of that ledger alone tell a rebuild what the fork shares."""
+    """Rule 18e: copies of that ledger alone tell a rebuild what the fork shares."""
 
     async def fails(*_given: object, **_named: object) -> LogMetadata:
         raise NotEnoughBookies

@@ -32,7 +32,7 @@ async def dropped(cluster: Cluster, *ledgers: int) -> None:
 
 
 async def told_deleted(cluster: Cluster) -> set[int]:
-    """The ledgers that bookies hold for deleted: what a rebuild would bury (rule 18d)."""
+    """The ledgers that bookies hold for deleted: what a rebuild would bury (rule 18e)."""
     return await told(cluster, {Deletion.ALONE, Deletion.WITH_LOG}, has_ids=True)
 
 

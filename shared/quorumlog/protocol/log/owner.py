@@ -147,7 +147,7 @@ class Owner:
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether the row, read after the first entry of the ledger was on disk, names the ledger with its place (rule 18d)."""
+        """Whether the row, read after the first entry of the ledger was on disk, names the ledger with its place (rule 18f)."""
         self._durable_to = NO_ENTRY
         """The last entry that is on disk, while the row is read."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
@@ -303,7 +303,7 @@ class Owner:
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge entries that are on disk, in order. Before the first ones of a ledger, read the row: a database that went
         back may have lost the ledger. The copies of the ledger's row tell its place, so a loss that comes later is not accepted
-        before a rebuild has read them (rule 18d).
+        before a rebuild has read them (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return

@@ -280,7 +280,7 @@ class LogMetadata:
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
 
     def lineages(self, ledger_ids: Collection[int]) -> dict[int, Lineage]:
-        """What the rows of ledgers tell that get their places with this row (rule 18b)."""
+        """What the rows of ledgers tell that get their places with this row (rule 18f)."""
         found: dict[int, Lineage] = {}
         before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
         shared = tuple((i.ledger_id, i.first_offset or 0) for i in self.shared[-SHARED_KEPT:])

@@ -285,7 +285,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
 
 def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
     """What the failure of a question about a ledger means that the log `name` names. Where it has no row, and was not
-    deleted, a rebuild has not found the row (rule 18d), and nobody knows where the log's next ledger begins.
+    deleted, a rebuild has not found the row (rule 18f), and nobody knows where the log's next ledger begins.
     """
     if not (isinstance(error, NoSuchLedger) and error.members.get("deleted") is False):
         return error
