@@ -12,7 +12,8 @@ from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import State
-from quorumlog.wire.bodies import BOOKIE_NAME, Body, BookieState, LedgerUse
+from quorumlog.protocol.values import BOOKIE_NAME
+from quorumlog.wire.bodies import Body, BookieState, LedgerUse
 
 
 class LedgerLeft(Body):

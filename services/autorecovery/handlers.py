@@ -10,7 +10,8 @@ from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.identity import OPERATORS
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
-from quorumlog.wire.bodies import BOOKIE_NAME, Body
+from quorumlog.protocol.values import BOOKIE_NAME
+from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
 from services.autorecovery.check import ReplicaReport
 from services.autorecovery.drains import Drain, decommissioned, drain_of

@@ -124,7 +124,7 @@ class MetadataRows:
         self.kept.discard(ledger_id)
         if proof.row is None:
             return CasStatus.MISSING, None
-        return CasStatus.OK, proof.row.to_core()
+        return CasStatus.OK, proof.row
 
     async def cluster_id(self) -> str:
         """The cluster that the rows belong to."""

@@ -30,11 +30,9 @@ DEGRADED = "degraded"
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """A ledger to create. The quorum is checked; the password is as the client sent it."""
+    """A ledger to create. The password is as the client sent it."""
 
-    ensemble_size: int = _DEFAULT.ensemble_size
-    write_quorum: int = _DEFAULT.write_quorum
-    ack_quorum: int = _DEFAULT.ack_quorum
+    quorum: Quorum = _DEFAULT
     digest: DigestKind = DigestKind.CRC32C
     password: str | None = None
     custom: tuple[tuple[str, str], ...] = ()

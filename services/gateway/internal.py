@@ -26,16 +26,15 @@ from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Publish
-from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
+from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
-from quorumlog.wire.transaction_bodies import TransactionRow
 from services.gateway.edge import body, entries, ledgers
 from services.gateway.edge.answers import json_value
 from services.gateway.edge.operations import EXPECT, LEDGER_ID
 from services.gateway.edge.room import Room
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.peers import EndsBody, PublishBody
+from services.gateway.logs.peers import EndsBody
 from services.gateway.logs.values import CREATED_AT
 
 _WAIT_S_MAX: Final = 60.0
@@ -195,11 +194,9 @@ class _LogRoutes:
 
     async def publish(self, request: web.Request, given: Given) -> web.Response:
         """Publish a transaction onto a log that this process owns."""
-        asked = parsed(await self._body(request), PublishBody)
-        ledgers = tuple(sealed.to_core() for sealed in asked.ledgers)
-        call = Publish(asked.transaction, ledgers, asked.overwrite, asked.token)
+        call = parsed(await self._body(request), Publish)
         done = await self._logs.publish_here(given[NAME], call)
-        return json_value(TransactionRow.from_core(done).model_dump(mode="json"))
+        return json_value(done)
 
     async def consult(self, request: web.Request, given: Given) -> web.Response:
         """Decide requests about positions, whose log this process owns."""

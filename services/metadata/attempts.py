@@ -8,7 +8,7 @@ from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
-from quorumlog.wire.bodies import OnceBody
+from quorumlog.protocol.once import Once
 from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
@@ -69,7 +69,7 @@ async def record_attempt(connection: Connection, attempt: str, target: str) -> N
         raise used_otherwise(await target_of(connection, attempt))
 
 
-async def found_once(connection: Connection, once: OnceBody | None) -> str | None:
+async def found_once(connection: Connection, once: Once | None) -> str | None:
     """What the first copy of a client's request left (`try_once`); None if no copy was carried out, or the request has
     no name. The caller holds a lock that all copies of the request take, or lets `try_once` tell them apart.
 
@@ -86,7 +86,7 @@ async def found_once(connection: Connection, once: OnceBody | None) -> str | Non
     return left
 
 
-async def try_once(connection: Connection, once: OnceBody | None, left: object = "") -> bool:
+async def try_once(connection: Connection, once: Once | None, left: object = "") -> bool:
     """Record that the present transaction carries out a client's request, if that has a name, and what it leaves; False
     if a concurrent one did. Waits for that one's end.
     """

@@ -20,9 +20,10 @@ from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.wire import row_copies
-from quorumlog.wire.bodies import LedgerRow, received
+from quorumlog.wire.bodies import received
 from quorumlog.wire.rebuild_bodies import RowsPage
 from services.metadata.database import Connection, Database, RowStore, plain
 from services.metadata.inquiry import Inquiry
@@ -43,7 +44,7 @@ class CopyInquiry(RowStore):
         super().__init__(database)
         self._inquiry = inquiry
 
-    async def ask(self, row: LedgerRow) -> Sequence[HeldCopies]:
+    async def ask(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
         """Fence the ledger at all bookies, and return the copies of its row that they hold.
 
         Raises: NotEnoughBookies while as many bookies are silent as may have confirmed entries by a later row.
@@ -53,10 +54,9 @@ class CopyInquiry(RowStore):
             asked = (_ask(session, name, f"{url}/v1", row) for name, url in urls)
             told = [each for each in await asyncio.gather(*asked) if each is not None]
         fenced = {each.name: each.incarnation for each in told if each.is_fenced}
-        core = row.to_core()
-        known = {*registered, *map(member_name, core.all_members)} - await self._lost()
+        known = {*registered, *map(member_name, row.all_members)} - await self._lost()
         bookies = Bookies(fenced, frozenset(known - fenced.keys()))
-        if bookies.lost_of(core) >= row.ack_quorum:
+        if bookies.lost_of(row) >= row.quorum.ack_quorum:
             raise NotEnoughBookies(
                 "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
                 f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
@@ -83,7 +83,9 @@ class _Told:
     """Of its copies. One without a token is from before tokens were kept."""
 
 
-async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerRow) -> _Told | None:
+async def _ask(
+    session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
+) -> _Told | None:
     """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
     rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
     expected = ExpectedServer(Role.BOOKIE, name)
@@ -94,7 +96,7 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
                 page = received(RowsPage, await answer.read())
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
         copies = () if held is None else held.copies
-        attempts = tuple(row_copies.decode(copy).row.attempt for copy in copies)
+        attempts = tuple(row_copies.decode(copy).attempt for copy in copies)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         log.info("bookie-silent", extra={"bookie": name, "url": url, "why": repr(error)})
         return None
@@ -110,7 +112,7 @@ async def _ask(session: aiohttp.ClientSession, name: str, url: str, row: LedgerR
 
 
 async def _fence(
-    session: aiohttp.ClientSession, url: str, row: LedgerRow, expected: ExpectedServer
+    session: aiohttp.ClientSession, url: str, row: LedgerMetadata, expected: ExpectedServer
 ) -> object:
     """The bookie's verdict. Raises: as aiohttp does, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}

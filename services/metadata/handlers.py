@@ -1,7 +1,7 @@
 """The routes of ledgers, changes, bookies and services."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
@@ -34,13 +34,10 @@ from quorumlog.net.parameters import (
     query_text,
 )
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.values import ATTEMPT, BOOKIE_NAME, LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.bodies import (
-    ATTEMPT,
-    BOOKIE_NAME,
     HELD_MAX,
-    LOG_NAME,
-    MEMBER_OR_NAME,
     BookieHeartbeat,
     BookieList,
     BookieUses,
@@ -57,7 +54,6 @@ from quorumlog.wire.bodies import (
     LedgerListBody,
     LedgerProofs,
     LedgerProofsAsk,
-    LedgerRow,
     LogEnd,
     ServiceHeartbeat,
     ServiceList,
@@ -148,14 +144,16 @@ _FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER, SHOWN)
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("POST /v1/ledgers", roles=GATEWAYS, takes=LedgerCreateBody, gives=LedgerRow, status=201)
+@ROUTES.add(
+    "POST /v1/ledgers", roles=GATEWAYS, takes=LedgerCreateBody, gives=LedgerMetadata, status=201
+)
 async def create_ledger(request: web.Request, _given: Given) -> web.Response:
     """Create a ledger; a repeat of the attempt, or of the client's request, gets the first one."""
     row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
     return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
-@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, HELD, HOLDER, roles=ALL, gives=LedgerRow)
+@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, HELD, HOLDER, roles=ALL, gives=LedgerMetadata)
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
     parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
@@ -177,7 +175,7 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
     IF_MATCH,
     roles=WRITERS,
     takes=LedgerChange,
-    gives=LedgerRow,
+    gives=LedgerMetadata,
     is_audited_for_clients=True,
 )
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
@@ -241,9 +239,9 @@ def _sees_keys(request: web.Request) -> bool:
     return caller_of(request).role in (None, Role.GATEWAY, Role.AUTORECOVERY)
 
 
-def _shown(request: web.Request, row: LedgerRow) -> LedgerRow:
+def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
     """A row as its caller may see it."""
-    return row if _sees_keys(request) else row.model_copy(update=dict.fromkeys(_SECRET, b""))
+    return row if _sees_keys(request) else replace(row, mac_key=b"", access_key=b"")
 
 
 @ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from quorumlog.errors import UnsupportedMediaType
 from quorumlog.net import bodies
-from quorumlog.net.bodies import M
+from quorumlog.net.bodies import T
 from quorumlog.net.parameters import (
     header_version,
     path_id,
@@ -16,12 +16,14 @@ from quorumlog.net.parameters import (
     query_integer,
     query_text,
 )
-from quorumlog.wire.bodies import BOOKIE_NAME, CookieRow, LedgerRow
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.values import BOOKIE_NAME
 from quorumlog.wire.bodies import SHOWN as SHOWN_PATTERN
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import CookieRow
 
 
-async def parsed(request: web.Request, model: type[M]) -> M:
+async def parsed(request: web.Request, model: type[T]) -> T:
     """The request's JSON body. Raises: what `bodies.read` raises, InvalidRequest,
     UnsupportedMediaType.
     """
@@ -31,7 +33,7 @@ async def parsed(request: web.Request, model: type[M]) -> M:
 
 
 def row_answer(
-    row: LedgerRow | LogRow | CookieRow, status: int = 200, **headers: str
+    row: LedgerMetadata | LogMetadata | CookieRow, status: int = 200, **headers: str
 ) -> web.Response:
     """A row, and its version as its ETag."""
     return bodies.answer(row, status, ETag=f'"{row.version}"', **headers)

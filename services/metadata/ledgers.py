@@ -32,20 +32,20 @@ from quorumlog.protocol.changes import (
     is_made_from,
     is_row,
 )
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_incarnation, member_name
+from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
-    ROW_FIELDS,
     HeldBody,
     LedgerCreateBody,
     LedgerDelete,
-    LedgerDraft,
-    LedgerHeadBody,
     LedgerProof,
-    LedgerRow,
-    MissedBody,
-    OnceBody,
+    codec,
+    document_of,
+    json_of,
     received,
 )
 from quorumlog.wire.position_bodies import POSITIONS_LOG
@@ -84,8 +84,6 @@ _HEADS: Final = (
     " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
 )
 _CREATE: Final = "create ledger "
-_COLUMNS: Final = set(ROW_FIELDS)
-"""The fields of a row that have columns of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class LedgerStore(RowStore):
     @proven
     async def get(
         self, connection: Connection, ledger_id: int, held: HeldCopies | None = None
-    ) -> LedgerRow:
+    ) -> LedgerMetadata:
         """One row, if the database contains all changes that the held copies of rows are of.
 
         Raises: NoSuchLedger, CopyLost.
@@ -141,19 +139,19 @@ class LedgerStore(RowStore):
     @proven
     async def heads(
         self, connection: Connection, ledger_ids: Sequence[int]
-    ) -> Sequence[LedgerHeadBody]:
+    ) -> Sequence[LedgerHead]:
         """The version and the writer of each row, present or deleted."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
-        return [LedgerHeadBody.model_validate(dict(record), strict=False) for record in records]
+        return [codec(LedgerHead).validate_python(dict(record), strict=False) for record in records]
 
-    async def create(self, request: LedgerCreateBody) -> LedgerRow:
+    async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
         """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.
 
         Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the first one was deleted since.
         """
-        check_new_ledger(_core_of(request))
+        check_new_ledger(request.row)
         try:
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
@@ -167,13 +165,13 @@ class LedgerStore(RowStore):
     async def change(
         self,
         connection: Connection,
-        row: LedgerRow,
+        row: LedgerMetadata,
         *,
         attempt: str,
-        missed: Iterable[MissedBody] = (),
+        missed: Iterable[MissedRange] = (),
         held: Sequence[HeldCopies] | None = None,
-        once: OnceBody | None = None,
-    ) -> LedgerRow:
+        once: Once | None = None,
+    ) -> LedgerMetadata:
         """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
         bookies were asked.
 
@@ -185,13 +183,11 @@ class LedgerStore(RowStore):
         if await is_applied(connection, attempt, target):
             return old
         if await found_once(connection, once) is not None:
-            raise AlreadyDone(ledger_id=row.ledger_id, current=old.model_dump(mode="json"))
+            raise AlreadyDone(ledger_id=row.ledger_id, current=document_of(old))
         if not is_made_from(old, row):
             raise conflict(old)
-        before, after = old.to_core(), row.to_core()
-        check_ledger(before, after)
-        added = added_members(before, after)
-        await hold_members(connection, added, ledger_id=row.ledger_id)
+        check_ledger(old, row)
+        await hold_members(connection, added_members(old, row), ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
         # The condition decides; the lock above only saves the losers' work.
         record = await connection.fetchrow(
@@ -295,7 +291,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
         ]
         # Different pairs may have equal hashes. Only the page's rows are looked at, since that reads their bodies.
         text = orjson.dumps(dict(wanted.metadata)).decode()
-        is_match = f"body -> 'metadata' @> {value(text)}::text::jsonb"
+        is_match = f"body -> 'custom' @> {value(text)}::text::jsonb"
     if wanted.bookie is not None:
         name, at, incarnation = wanted.bookie.rpartition("@")
         member = f"m.name = {value(name if at else wanted.bookie)}"
@@ -331,7 +327,7 @@ def _json_of(connection: Connection, record: asyncpg.Record) -> bytes:
 
 def row_of(
     connection: Connection, record: asyncpg.Record | None, ledger_id: int | None = None
-) -> LedgerRow:
+) -> LedgerMetadata:
     """A database row as a body. Raises: NoSuchLedger, with `deleted`."""
     if record is None or record["body"] is None:
         is_deleted = record is not None
@@ -339,7 +335,7 @@ def row_of(
             f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
         )
         raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
-    return received(LedgerRow, _json_of(connection, record))
+    return received(LedgerMetadata, _json_of(connection, record))
 
 
 def _proof(
@@ -356,17 +352,19 @@ def _proof(
     )
 
 
-def body_of(connection: Connection, row: LedgerDraft, ledger_id: int) -> str:
-    """The content of the column `body`: all fields without a column of their own, its keys sealed."""
-    return connection.key_ring.sealed(ledger_id, row.model_dump_json(exclude=_COLUMNS))
+def body_of(connection: Connection, row: LedgerMetadata, ledger_id: int) -> str:
+    """The content of the column `body`: all fields that a change may set, its keys sealed."""
+    return connection.key_ring.sealed(
+        ledger_id, json_of(row, without=LedgerMetadata.STORE_FIELDS).decode()
+    )
 
 
-def conflict(current: LedgerRow) -> VersionConflict:
+def conflict(current: LedgerMetadata) -> VersionConflict:
     """The refusal of a compare-and-swap from another row than the current one."""
     return VersionConflict(
         f"the ledger's version is {current.version}",
         ledger_id=current.ledger_id,
-        current=current.model_dump(mode="json"),
+        current=document_of(current),
     )
 
 
@@ -378,10 +376,10 @@ class _AlreadyCreated(Exception):
         self.ledger_id = ledger_id
 
 
-async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRow:
+async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMetadata:
     await _raise_if_created(connection, request.attempt)
     await _raise_if_done(connection, request.once)
-    await hold_members(connection, added_members(None, _core_of(request)))
+    await hold_members(connection, added_members(None, request.row))
     record = await _insert(connection, request)
     row = row_of(connection, record)
     # Of two concurrent tries the later one waits here for the earlier one's end.
@@ -390,8 +388,9 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRo
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
         await _raise_if_created(connection, request.attempt)
     await index_members(connection, {row.ledger_id: row})
-    if TRANSACTION_TAG in row.extra:
-        await _join_transaction(connection, row)
+    tags = dict(row.extra)
+    if TRANSACTION_TAG in tags:
+        await _join_transaction(connection, row, tags)
     elif row.log is not None:
         await connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id) VALUES ($1)", row.ledger_id
@@ -400,17 +399,14 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerRo
     return row
 
 
-def _core_of(request: LedgerCreateBody) -> LedgerMetadata:
-    chosen = request.row.ledger_id
-    return request.row.core(ledger_id=-1 if chosen is None else chosen, version=1, created_at="")
-
-
-async def _join_transaction(connection: Connection, row: LedgerRow) -> None:
+async def _join_transaction(
+    connection: Connection, row: LedgerMetadata, tags: Mapping[str, str]
+) -> None:
     """Add a new ledger to a transaction, which must be OPEN, and renew the transaction.
 
     Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
     """
-    name = row.extra[TRANSACTION_TAG]
+    name = tags[TRANSACTION_TAG]
     # The lock blocks the end of the transaction until this ledger is one of its ledgers.
     log = await connection.fetchval(
         "UPDATE transactions SET expires_at = now() + make_interval(secs => ttl_s)"
@@ -427,8 +423,8 @@ async def _join_transaction(connection: Connection, row: LedgerRow) -> None:
         " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",
         row.ledger_id,
         name,
-        row.extra.get(PARTITION_TAG),
-        row.extra.get(ATTEMPT_TAG),
+        tags.get(PARTITION_TAG),
+        tags.get(ATTEMPT_TAG),
     )
 
 
@@ -442,7 +438,7 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
     chosen = request.row.ledger_id
     while True:
         ledger_id = chosen
-        if ledger_id is None:
+        if chosen < 0:
             ledger_id = await connection.fetchval("SELECT next_ledger_id()")
         record = await connection.fetchrow(
             "INSERT INTO ledgers (ledger_id, version, body, attempt)"
@@ -454,12 +450,12 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
         )
         if record is not None:
             return record
-        if chosen is not None:
+        if chosen >= 0:
             await _raise_if_created(connection, request.attempt)
             raise LedgerExists(ledger_id=chosen)
 
 
-async def _raise_if_done(connection: Connection, once: OnceBody | None) -> None:
+async def _raise_if_done(connection: Connection, once: Once | None) -> None:
     """Raise _AlreadyCreated if an earlier copy of a client's request has created a ledger."""
     ledger_id = await found_once(connection, once)
     if ledger_id is not None:
@@ -475,7 +471,7 @@ async def _raise_if_created(connection: Connection, attempt: str) -> None:
     raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
 
 
-async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
+async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerMetadata:
     """A row, locked until the transaction ends. Raises: NoSuchLedger."""
     record = await connection.fetchrow(
         f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
@@ -483,17 +479,12 @@ async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerRow:
     return row_of(connection, record, ledger_id)
 
 
-async def index_members(connection: Connection, rows: Mapping[int, LedgerDraft]) -> None:
+async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
     """Add the members that rows name, by ledger, to the index of members."""
     # A repair's target is a member before its first copy (rule 20), and who leaves until the target has
     # a copy of the row (rule 20b).
     found = [
-        (ledger_id, member)
-        for ledger_id, row in rows.items()
-        for member in sorted(
-            {member for fragment in row.fragments for member in fragment.bookies}
-            | {member for repair in row.repairs for member in (repair.leaving, repair.target)}
-        )
+        (ledger_id, member) for ledger_id, row in rows.items() for member in sorted(row.all_members)
     ]
     await connection.execute(
         "INSERT INTO ledger_members (ledger_id, name, incarnation)"
@@ -504,11 +495,9 @@ async def index_members(connection: Connection, rows: Mapping[int, LedgerDraft])
     )
 
 
-async def index_tags(connection: Connection, rows: Mapping[int, LedgerDraft]) -> None:
+async def index_tags(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
     """Add new rows' custom metadata, by ledger, to the index of tags."""
-    found = [
-        (ledger_id, _tag(pair)) for ledger_id, row in rows.items() for pair in row.metadata.items()
-    ]
+    found = [(ledger_id, _tag(pair)) for ledger_id, row in rows.items() for pair in row.custom]
     if found:
         await connection.execute(
             "INSERT INTO ledger_tags (ledger_id, tag) SELECT * FROM unnest($1::bigint[], $2::bytea[])",
@@ -522,7 +511,7 @@ def _tag(pair: tuple[str, str]) -> bytes:
     return hashlib.blake2b(f"{len(key)} {key}{value}".encode(), digest_size=16).digest()
 
 
-async def leave_tombstone(connection: Connection, row: LedgerRow) -> None:
+async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
     Raises: OwnedByLog if a log names the ledger. No log can begin to name it until the transaction

@@ -12,7 +12,10 @@ from quorumlog.net.identity import GATEWAYS
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.bodies import ATTEMPT, LOG_NAME, OnceBody
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.once import Once
+from quorumlog.protocol.transaction import TRANSACTION_ID, Transaction
+from quorumlog.protocol.values import ATTEMPT, LOG_NAME
 from quorumlog.wire.log_bodies import (
     Done,
     LedgerIds,
@@ -22,16 +25,13 @@ from quorumlog.wire.log_bodies import (
     LogHeads,
     LogHeadsAsk,
     LogListBody,
-    LogRow,
     SharedAsk,
 )
 from quorumlog.wire.transaction_bodies import (
-    TRANSACTION_ID,
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,
     TransactionDone,
-    TransactionRow,
 )
 from services.metadata.handlers import PARTS
 from services.metadata.http import (
@@ -65,12 +65,17 @@ ROUTES: Final = Routes()
 @ROUTES.add("GET /v1/requests/{token}", TOKEN, CONTENT, roles=GATEWAYS, gives=Done)
 async def find_request(request: web.Request, given: Given) -> web.Response:
     """Whether a client's request was carried out; 422 if that was another request."""
-    once = OnceBody(token=given[TOKEN], content=given[CONTENT] or "0" * 32)
+    once = Once(token=given[TOKEN], content=given[CONTENT] or "0" * 32)
     return answer(Done(done=await request.app[PARTS].logs.is_done(once)))
 
 
 @ROUTES.add(
-    "POST /v1/logs", roles=GATEWAYS, takes=LogCreateBody, gives=LogRow, status=201, is_audited=True
+    "POST /v1/logs",
+    roles=GATEWAYS,
+    takes=LogCreateBody,
+    gives=LogMetadata,
+    status=201,
+    is_audited=True,
 )
 async def create_log(request: web.Request, _given: Given) -> web.Response:
     """Create a log; a repeat of the attempt gets the first row."""
@@ -80,7 +85,7 @@ async def create_log(request: web.Request, _given: Given) -> web.Response:
     return row_answer(row, 201, Location=f"/v1/logs/{row.name}")
 
 
-@ROUTES.add(f"GET {_LOG}", NAME, roles=GATEWAYS, gives=LogRow)
+@ROUTES.add(f"GET {_LOG}", NAME, roles=GATEWAYS, gives=LogMetadata)
 async def get_log(request: web.Request, given: Given) -> web.Response:
     """A log's row, read from the primary."""
     row = await request.app[PARTS].logs.get(given[NAME])
@@ -102,7 +107,7 @@ async def list_logs(request: web.Request, given: Given) -> web.Response:
     IF_MATCH,
     roles=GATEWAYS,
     takes=LogChange,
-    gives=LogRow,
+    gives=LogMetadata,
     is_audited_for_clients=True,
 )
 async def change_log(request: web.Request, given: Given) -> web.Response:
@@ -170,7 +175,7 @@ _ONE: Final = "/v1/transactions/{id}"
     "POST /v1/transactions",
     roles=GATEWAYS,
     takes=TransactionBeginBody,
-    gives=TransactionRow,
+    gives=Transaction,
     status=201,
     repeat_status=200,
 )
@@ -182,7 +187,7 @@ async def begin_transaction(request: web.Request, _given: Given) -> web.Response
     return answer(row, 201 if is_new else 200, Location=f"/v1/transactions/{row.id}")
 
 
-@ROUTES.add(f"GET {_ONE}", ID, roles=GATEWAYS, gives=TransactionRow)
+@ROUTES.add(f"GET {_ONE}", ID, roles=GATEWAYS, gives=Transaction)
 async def get_transaction(request: web.Request, given: Given) -> web.Response:
     """A transaction, read from the primary."""
     return answer(await request.app[PARTS].transactions.get(given[ID]))
@@ -203,7 +208,7 @@ async def commit_transaction(request: web.Request, given: Given) -> web.Response
 
 
 @ROUTES.add(
-    f"POST {_ONE}/abort", ID, roles=GATEWAYS, gives=TransactionRow, is_audited_for_clients=True
+    f"POST {_ONE}/abort", ID, roles=GATEWAYS, gives=Transaction, is_audited_for_clients=True
 )
 async def abort_transaction(request: web.Request, given: Given) -> web.Response:
     """Abort a transaction: none of its ledgers is published."""

@@ -5,22 +5,23 @@ never both named by a log and deleted as unnamed (rule 22). A fork names ledgers
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import asyncpg
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog, VersionConflict
 from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from, is_row
-from quorumlog.wire.bodies import LineageBody, OnceBody, received
-from quorumlog.wire.bodies import body_of as body_of_core
+from quorumlog.protocol.heads import LogHead
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.once import Once
+from quorumlog.wire.bodies import codec, document_of, json_of, received
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
     ForkBody,
     LogChange,
     LogCreateBody,
     LogDelete,
-    LogHeadBody,
-    LogRow,
 )
 from services.metadata.attempts import (
     found_once,
@@ -64,7 +65,7 @@ class LogStore(RowStore):
     """The logs' rows."""
 
     @proven
-    async def get(self, connection: Connection, name: str) -> LogRow:
+    async def get(self, connection: Connection, name: str) -> LogMetadata:
         """One row. Raises: NoSuchLog."""
         record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1", name)
         return await _existing(connection, record, name)
@@ -89,12 +90,12 @@ class LogStore(RowStore):
         ) else None
 
     @proven
-    async def heads(self, connection: Connection, names: Sequence[str]) -> Sequence[LogHeadBody]:
+    async def heads(self, connection: Connection, names: Sequence[str]) -> Sequence[LogHead]:
         """The version and the writer of each row, present or deleted."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(names)))
-        return [LogHeadBody.model_validate(dict(record), strict=False) for record in records]
+        return [codec(LogHead).validate_python(dict(record), strict=False) for record in records]
 
     @proven
     async def shared(self, connection: Connection, ledgers: Sequence[int]) -> Sequence[int]:
@@ -102,11 +103,11 @@ class LogStore(RowStore):
         return sorted(await shared_among(connection, set(ledgers)))
 
     @transactional
-    async def is_done(self, connection: Connection, once: OnceBody) -> bool:
+    async def is_done(self, connection: Connection, once: Once) -> bool:
         """Whether a client's request was carried out. Raises: InvalidRequest if it was another one."""
         return await found_once(connection, once) is not None
 
-    async def create(self, request: LogCreateBody) -> LogRow:
+    async def create(self, request: LogCreateBody) -> LogMetadata:
         """Create a row; a repeat of the attempt gets the first one.
 
         Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
@@ -114,11 +115,13 @@ class LogStore(RowStore):
         """
         row, is_new = await self._create(request)
         if not is_new:
-            raise LogExists(log=row.name, current=row.model_dump(mode="json"))
+            raise LogExists(log=row.name, current=document_of(row))
         return row
 
     @transactional
-    async def _create(self, connection: Connection, request: LogCreateBody) -> tuple[LogRow, bool]:
+    async def _create(
+        self, connection: Connection, request: LogCreateBody
+    ) -> tuple[LogMetadata, bool]:
         """The row of the name, and whether this attempt has created it. That a client's request found a log there is
         kept, too: a late copy must not create one (rule 6a).
         """
@@ -154,7 +157,7 @@ class LogStore(RowStore):
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source
         await note_source(connection, row.name, source)
-        named = {item.ledger_id for item in row.to_core().own}
+        named = {item.ledger_id for item in row.own}
         await _lock_ledgers(connection, row.name, named)
         await _claim_ledgers(connection, row.name, named)
         record = await connection.fetchrow(
@@ -172,7 +175,7 @@ class LogStore(RowStore):
         return created, True
 
     @transactional
-    async def change(self, connection: Connection, request: LogChange) -> LogRow:
+    async def change(self, connection: Connection, request: LogChange) -> LogMetadata:
         """Compare-and-swap on `row.version`; returns the changed row.
 
         Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
@@ -183,7 +186,7 @@ class LogStore(RowStore):
         if await is_applied(connection, request.attempt, target):
             return old
         if await found_once(connection, request.once) is not None:
-            raise AlreadyDone(log=row.name, current=old.model_dump(mode="json"))
+            raise AlreadyDone(log=row.name, current=document_of(old))
         check_row(old, row)
         changed = await change_row(connection, old, row, attempt=request.attempt)
         await try_once(connection, request.once)
@@ -208,7 +211,7 @@ class LogStore(RowStore):
             return  # another log was created under the name since
         if not is_row(old, version=request.version, attempt=request.row_attempt):
             raise conflict(old)
-        check_unprotected(old.to_core())
+        check_unprotected(old)
         await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
 
@@ -247,16 +250,15 @@ class LogStore(RowStore):
         await record_change(connection, f"delete ledger {ledger_id}")
 
 
-async def bury_log(connection: Connection, row: LogRow, kept: Collection[int] = ()) -> None:
+async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[int] = ()) -> None:
     """Delete a log whose row is locked, with its ledgers but for those that forks of it name. `kept`: ledgers that a
     rebuild knows forks to name before it has written that.
     """
     await _end_transactions(connection, row.name)
-    log = row.to_core()
-    ledgers = [item.ledger_id for item in log.own]
+    ledgers = [item.ledger_id for item in row.own]
     deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
     await _release_ledgers(connection, set(ledgers) - deleted)
-    await let_go(connection, row.name, {item.ledger_id for item in log.shared})
+    await let_go(connection, row.name, {item.ledger_id for item in row.shared})
     await forget_source(connection, row.name)
     await connection.execute(
         "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
@@ -303,11 +305,11 @@ def page_query(
     return page_of(rows, order="name", row=ROW, limit="$2"), values
 
 
-def row_of(record: asyncpg.Record | None, name: str = "") -> LogRow:
+def row_of(record: asyncpg.Record | None, name: str = "") -> LogMetadata:
     """A database row as a body. Raises: NoSuchLog."""
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
-    return received(LogRow, _json_of(record))
+    return received(LogMetadata, _json_of(record))
 
 
 def _json_of(record: asyncpg.Record) -> bytes:
@@ -320,64 +322,66 @@ def _json_of(record: asyncpg.Record) -> bytes:
     )
 
 
-def body_of(row: LogRow) -> str:
-    """The content of the column `body`: all fields without a column of their own."""
-    return row.model_dump_json(exclude={"name", "version", "attempt", "created_at", "read_ms"})
+def body_of(row: LogMetadata) -> str:
+    """The content of the column `body`: all fields that a change may set."""
+    return json_of(row, without=LogMetadata.STORE_FIELDS).decode()
 
 
-async def lock_log(connection: Connection, name: str) -> LogRow:
+async def lock_log(connection: Connection, name: str) -> LogMetadata:
     """A row, locked until the transaction ends. Raises: NoSuchLog."""
     record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
     return await _existing(connection, record, name)
 
 
-async def _existing(connection: Connection, record: asyncpg.Record | None, name: str) -> LogRow:
+async def _existing(
+    connection: Connection, record: asyncpg.Record | None, name: str
+) -> LogMetadata:
     """A database row as a body. Raises: NoSuchLog."""
     if record is None or record["body"] is None:
         raise await missing(connection, name)
     return row_of(record)
 
 
-async def _forked(connection: Connection, wanted: LogRow, fork: ForkBody) -> LogRow:
+async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -> LogMetadata:
     """The row of a fork, which shares what the source's row, locked, names now. Raises: NoSuchLog, InvalidRequest."""
     record = await connection.fetchrow(
         f"SELECT {ROW} FROM logs WHERE name = $1 FOR SHARE", fork.source
     )
-    source = (await _existing(connection, record, fork.source)).to_core()
+    source = await _existing(connection, record, fork.source)
     source.check_created(fork.created_at)
     if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
         raise InvalidRequest(
             f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
             log=fork.source,
         )
-    made = source.forked(wanted.to_core(), fork.at)
+    made = source.forked(wanted, fork.at)
     await share(connection, made)
-    return LogRow.from_core(made)
+    return made
 
 
 async def change_row(
     connection: Connection,
-    old: LogRow,
-    new: LogRow,
+    old: LogMetadata,
+    new: LogMetadata,
     *,
     attempt: str,
     published: Collection[int] = (),
     transaction: str = "",
-) -> LogRow:
+) -> LogMetadata:
     """Replace `old`, whose row is locked, by `new` of the same version; `attempt` names the change.
 
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
-    check_log(old.to_core(), new.to_core())
+    check_log(old, new)
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
-    shared = {item.ledger_id for item in old.to_core().shared}
+    shared = {item.ledger_id for item in old.shared}
     places = _places_of(new) - _places_of(old)
     await _lock_ledgers(connection, new.name, after - before | {place[0] for place in places})
     await _claim_ledgers(connection, new.name, after - before - set(published))
     if published:
         await _claim_published(connection, new.name, published, transaction)
-    placing = new.model_copy(update={"created_at": old.created_at, "attempt": attempt})
+    placing = replace(new, created_at=old.created_at, attempt=attempt)
     await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after - shared)
     await let_go(connection, new.name, shared - after)
@@ -393,18 +397,18 @@ async def change_row(
     return row_of(record, new.name)
 
 
-def check_row(current: LogRow, changed: LogRow) -> None:
+def check_row(current: LogMetadata, changed: LogMetadata) -> None:
     """Raise VersionConflict (with `current`) if a compare-and-swap is from another row."""
     if not is_made_from(current, changed):
         raise conflict(current)
 
 
-def conflict(current: LogRow) -> VersionConflict:
+def conflict(current: LogMetadata) -> VersionConflict:
     """The refusal of a change that was made from another row than the current one."""
     return VersionConflict(
         f"the log's version is {current.version}",
         log=current.name,
-        current=current.model_dump(mode="json"),
+        current=document_of(current),
     )
 
 
@@ -459,14 +463,14 @@ def _require_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) 
         )
 
 
-def _places_of(log: LogRow) -> set[tuple[int, int]]:
+def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
     """The log's own ledgers whose first offset a row knows, each with it."""
-    own = log.to_core().own
+    own = log.own
     return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 
 
 async def _place_ledgers(
-    connection: Connection, log: LogRow, places: Collection[tuple[int, int]], attempt: str
+    connection: Connection, log: LogMetadata, places: Collection[tuple[int, int]], attempt: str
 ) -> None:
     """Set where ledgers begin, which are locked, once their log's row knows it; `log`: that row.
 
@@ -476,7 +480,7 @@ async def _place_ledgers(
     """
     if not places:
         return
-    lineages = log.to_core().lineages({ledger_id for ledger_id, _ in places})
+    lineages = log.lineages({ledger_id for ledger_id, _ in places})
     await connection.execute(
         "UPDATE ledgers l SET first_offset = p.first_offset, lineage = p.lineage::jsonb,"
         " version = CASE WHEN state = 'CLOSED' THEN version + 1 ELSE version END,"
@@ -485,7 +489,7 @@ async def _place_ledgers(
         " WHERE l.ledger_id = p.ledger_id",
         [ledger_id for ledger_id, _ in places],
         [first_offset for _, first_offset in places],
-        [body_of_core(LineageBody, lineages[at]).model_dump_json() for at, _ in places],
+        [json_of(lineages[at]).decode() for at, _ in places],
         attempt,
     )
 

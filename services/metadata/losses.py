@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from quorumlog.errors import CopyLost
-from quorumlog.protocol.metadata import State
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.metadata import audit
 from services.metadata.attempts import ACCEPTED
 from services.metadata.database import Connection
@@ -32,7 +31,7 @@ _UNPROVEN: Final = (
 class RowUnproven(Exception):
     """Bookies may hold a later row of this ledger: they have to be asked before it ends."""
 
-    def __init__(self, row: LedgerRow) -> None:
+    def __init__(self, row: LedgerMetadata) -> None:
         super().__init__(row.ledger_id)
         self.row = row
 
@@ -56,7 +55,10 @@ async def note_lost(connection: Connection, bookies: Collection[str]) -> None:
 
 
 async def check_end(
-    connection: Connection, old: LedgerRow, new: LedgerRow, held: Sequence[HeldCopies] | None
+    connection: Connection,
+    old: LedgerMetadata,
+    new: LedgerMetadata,
+    held: Sequence[HeldCopies] | None,
 ) -> None:
     """Check that a locked row may become one that is not OPEN. `held`: what bookies hold, once they were asked.
 

@@ -17,8 +17,9 @@ from quorumlog.net.bodies import answer
 from quorumlog.net.identity import BOOKIES, GATEWAYS, OPERATORS
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, path_text, query_text
+from quorumlog.protocol.values import ATTEMPT
 from quorumlog.wire.audit_bodies import AuditList
-from quorumlog.wire.bodies import ATTEMPT, Resealed
+from quorumlog.wire.bodies import Resealed
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine, RebuildState
 from quorumlog.wire.token_bodies import TOKEN_ID, TokenCreate, TokenList, TokenRevoke, TokenRow
 from services.metadata.handlers import AFTER, PARTS

@@ -17,11 +17,10 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import asyncpg
-import orjson
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.net.identity import ANONYMOUS, Credentials
@@ -69,20 +68,16 @@ class Survey:
     incarnations: dict[str, int] = field(default_factory=dict)
     """By name: the highest incarnation that any copy names."""
 
-    def note(self, copies: Sequence[Mapping[str, Any]]) -> None:
+    def note(self, rows: Sequence[LedgerMetadata]) -> None:
         """Remember whom the copies of one ledger's rows name."""
-        newest = max((copy["version"] for copy in copies), default=0)
-        for copy in copies:
-            repairs = (repair[end] for repair in copy["repairs"] for end in ("leaving", "target"))
-            members = {
-                *repairs,
-                *(b for fragment in copy["fragments"] for b in fragment["bookies"]),
-            }
-            for name, incarnation in ((member_name(m), member_incarnation(m)) for m in members):
+        newest = max((row.version for row in rows), default=0)
+        for row in rows:
+            for member in row.all_members:
+                name, incarnation = member_name(member), member_incarnation(member)
                 known = self.incarnations.get(name, 0)
                 self.incarnations[name] = max(known, incarnation)
-            if copy["version"] == newest:
-                self.named |= {member_name(b) for f in copy["fragments"] for b in f["bookies"]}
+            if row.version == newest:
+                self.named |= {member_name(b) for f in row.fragments for b in f.bookies}
 
 
 @dataclass(slots=True)
@@ -285,7 +280,7 @@ class _Work:
             if ledger_id < ASSIGNED_ID_END:
                 found.highest = ledger_id
             texts = {copy for _, held in holding for copy in held.copies}
-            found.note([orjson.loads(text)["row"] for text in texts])
+            found.note([row_copies.decode(text) for text in texts])
             if found.ledgers % _PROGRESS_EVERY == 0:
                 await self._tell(RebuildLine(phase="survey", done=found.ledgers))
         return found
@@ -429,7 +424,7 @@ def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
     for _, held in holding:
         for copy in held.copies:
             if copy not in rows:
-                rows[copy] = row_copies.row_of(row_copies.decode(copy))
+                rows[copy] = row_copies.decode(copy)
     return [
         Held(
             source.head.bookie,

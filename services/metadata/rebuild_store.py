@@ -25,8 +25,7 @@ from quorumlog.protocol.rebuild import (
     newest_of,
 )
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log, is_opened
-from quorumlog.wire.bodies import STAND_IN, Cookie, LedgerRow
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import STAND_IN, Cookie, json_of
 from quorumlog.wire.rebuild_bodies import RebuildState
 from quorumlog.wire.witnesses import token_of
 from services.metadata import audit
@@ -274,7 +273,7 @@ class RebuildTables:
         found = frozenset(record["attempt"] for record in contained)
         known = {ledger_id: Known(attempts=found) for ledger_id in ledger_ids}
         for record in records:
-            row = None if record["body"] is None else row_of(self._connection, record).to_core()
+            row = None if record["body"] is None else row_of(self._connection, record)
             known[record["ledger_id"]] = Known(row, is_deleted=row is None, attempts=found)
         return known
 
@@ -285,7 +284,7 @@ class RebuildTables:
         held: Mapping[int, Sequence[Held]],
     ) -> None:
         written = {
-            ledger_id: LedgerRow.from_core(decision.row)
+            ledger_id: decision.row
             for ledger_id, decision in decisions.items()
             if decision.row is not None
         }
@@ -318,7 +317,7 @@ class RebuildTables:
         changed = (*written, *buried)
         await record_change(self._connection, f"rebuild ledgers {min(changed)} to {max(changed)}")
 
-    async def _insert(self, rows: Mapping[int, LedgerRow]) -> None:
+    async def _insert(self, rows: Mapping[int, LedgerMetadata]) -> None:
         """Raises UniqueViolationError where somebody creates one of these at this moment: the step is tried again."""
         await self._connection.execute(
             "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset, lineage)"
@@ -335,7 +334,7 @@ class RebuildTables:
             [ledger_id for ledger_id, row in rows.items() if row.log is not None],
         )
 
-    async def _replace(self, rows: Mapping[int, LedgerRow]) -> None:
+    async def _replace(self, rows: Mapping[int, LedgerMetadata]) -> None:
         await self._connection.execute(
             "UPDATE ledgers l SET version = made.version, attempt = nullif(made.attempt, '')::uuid,"
             " body = made.body::jsonb, first_offset = made.first_offset,"
@@ -403,13 +402,12 @@ class RebuildTables:
                     why = "the log is deleted, and ledgers of it are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
-            row = None if record is None or record["body"] is None else log_row_of(record)
-            known = None if row is None else row.to_core()
+            known = None if record is None or record["body"] is None else log_row_of(record)
             # Another log of this name, created since, names later ledgers only.
             ids = [] if known is None else [item.ledger_id for item in known.own]
-            if row is not None and ids and max(ids) <= deleted_through:
+            if known is not None and ids and max(ids) <= deleted_through:
                 if writes:
-                    await bury_log(self._connection, row, kept=shared)
+                    await bury_log(self._connection, known, kept=shared)
                     await self._keep_unnamed(shared)
                     await record_change(self._connection, f"rebuild log {name}")
                 return LogDecision(Action.TOMBSTONE)
@@ -461,7 +459,7 @@ class RebuildTables:
             " changed_at = now()",
             row.name,
             row.version,
-            log_body_of(LogRow.from_core(row)),
+            log_body_of(row),
             row.created_at,
             attempt := str(uuid4()),
         )
@@ -527,7 +525,9 @@ def _target_of(row: LedgerMetadata) -> str:
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"
 
 
-def _columns(connection: Connection, rows: Mapping[int, LedgerRow]) -> tuple[list[object], ...]:
+def _columns(
+    connection: Connection, rows: Mapping[int, LedgerMetadata]
+) -> tuple[list[object], ...]:
     return (
         list(rows),
         [row.version for row in rows.values()],
@@ -535,5 +535,5 @@ def _columns(connection: Connection, rows: Mapping[int, LedgerRow]) -> tuple[lis
         [body_of(connection, row, ledger_id) for ledger_id, row in rows.items()],
         [row.created_at for row in rows.values()],
         [row.first_offset for row in rows.values()],
-        [row.lineage and row.lineage.model_dump_json() for row in rows.values()],
+        [row.lineage and json_of(row.lineage).decode() for row in rows.values()],
     )

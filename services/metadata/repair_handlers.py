@@ -9,7 +9,7 @@ from quorumlog.net.identity import HEALERS, OPERATORS, SERVICES, WRITERS, check_
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text
 from quorumlog.protocol.ids import member_name
-from quorumlog.wire.bodies import LOG_NAME, MEMBER
+from quorumlog.protocol.values import LOG_NAME, MEMBER
 from quorumlog.wire.repair_bodies import (
     REPAIR_PLACE,
     Lease,

@@ -8,6 +8,7 @@ done. Unpublished ledgers of a transaction become unnamed ledgers, which gateway
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import asyncpg
@@ -25,16 +26,12 @@ from quorumlog.protocol.changes import published_by
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.transaction import TransactionState
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger, TransactionState
 from quorumlog.wire.transaction_bodies import (
-    SealedBody,
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,
     TransactionDone,
-    TransactionLedgerBody,
-    TransactionRow,
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import (
@@ -83,7 +80,7 @@ class TransactionStore(RowStore):
     @transactional
     async def begin(
         self, connection: Connection, request: TransactionBeginBody
-    ) -> tuple[TransactionRow, bool]:
+    ) -> tuple[Transaction, bool]:
         """Begin a transaction, and True; or the existing one of this app and version, and False.
 
         A version that is not above the app's last one gets a COMMITTED transaction: there is
@@ -119,7 +116,7 @@ class TransactionStore(RowStore):
                 return _row(shared), False
 
     @proven
-    async def get(self, connection: Connection, transaction_id: str) -> TransactionRow:
+    async def get(self, connection: Connection, transaction_id: str) -> Transaction:
         """One transaction. Raises: NoSuchTransaction."""
         return _row(await _get(connection, transaction_id))
 
@@ -151,7 +148,7 @@ class TransactionStore(RowStore):
             transaction_id,
         )
 
-    async def abort(self, transaction_id: str) -> TransactionRow:
+    async def abort(self, transaction_id: str) -> Transaction:
         """Abort a transaction and release its ledgers; idempotent.
 
         Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
@@ -161,9 +158,7 @@ class TransactionStore(RowStore):
         return row
 
     @transactional
-    async def _abort(
-        self, connection: Connection, transaction_id: str
-    ) -> tuple[TransactionRow, bool]:
+    async def _abort(self, connection: Connection, transaction_id: str) -> tuple[Transaction, bool]:
         record = await _get(connection, transaction_id, lock=True)
         if record["state"] == TransactionState.COMMITTED:
             raise TransactionCommitted(log=record["log"])
@@ -258,7 +253,7 @@ async def _commit(
             ended = _row(await _get(connection, transaction_id))
             return TransactionDone(transaction=ended, row=None), False
     await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
-    row: LogRow | None = None
+    row: LogMetadata | None = None
     published: tuple[LogItem, ...] = ()
     if request.row is not None:
         check_row(log, request.row)
@@ -283,7 +278,7 @@ async def _answer_ended(
     """The answer to a commit of an ended transaction: to a repeat of the commit that ended it, with
     the log's row.
     """
-    row: LogRow | None = None
+    row: LogMetadata | None = None
     target = f"transaction {record['id']}"
     if await is_applied(connection, request.attempt, target) and request.row is not None:
         # The log may have been deleted since; the transaction is committed nevertheless.
@@ -292,7 +287,7 @@ async def _answer_ended(
     return TransactionDone(transaction=_repeated(record, request), row=row)
 
 
-def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> TransactionRow:
+def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transaction:
     """The ended transaction. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
@@ -303,7 +298,7 @@ def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transac
     if row.app is None:
         raise TransactionCommitted("it was committed with other ledgers", log=row.log)
     # Another driver committed the same version first.
-    return row.model_copy(update={"is_duplicate": True})
+    return replace(row, is_duplicate=True)
 
 
 async def _end_committed(
@@ -375,7 +370,7 @@ async def commit_placed(connection: Connection, log: LogMetadata) -> None:
 async def _check_sealed(
     connection: Connection,
     transaction_id: str,
-    ledgers: Sequence[SealedBody],
+    ledgers: Sequence[Sealed],
     *,
     must_be_empty: bool,
 ) -> None:
@@ -411,12 +406,11 @@ async def _check_sealed(
 
 
 async def _check_published(
-    connection: Connection, old: LogRow, new: LogRow, ledgers: Sequence[SealedBody]
+    connection: Connection, old: LogMetadata, new: LogMetadata, ledgers: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
     """The published items, if the log may change so (rule 28). Raises: InvalidRequest."""
-    before, after = old.to_core(), new.to_core()
-    published = published_by(before, after, [sealed.to_core() for sealed in ledgers])
-    ended = [item.ledger_id for item in before.unsealed]
+    published = published_by(old, new, ledgers)
+    ended = [item.ledger_id for item in old.unsealed]
     ended += [item.ledger_id for item in published]
     unsealed = await connection.fetchval(
         "SELECT min(ledger_id) FROM ledgers WHERE ledger_id = ANY($1::bigint[])"
@@ -442,7 +436,7 @@ async def _lock_log_shared(connection: Connection, name: str) -> None:
 
 async def _find_earlier_try(
     connection: Connection, request: TransactionBeginBody
-) -> TransactionRow | None:
+) -> Transaction | None:
     """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
     found = await _find(connection, request.id)
     if found is None:
@@ -473,7 +467,7 @@ async def _insert(
 
 async def _answer_old_version(
     connection: Connection, request: TransactionBeginBody, done: asyncpg.Record
-) -> TransactionRow:
+) -> Transaction:
     """The answer to beginning a version that is not above the app's last one."""
     if done["version"] == request.version:
         return _row(await _get(connection, done["transaction"]))
@@ -518,17 +512,17 @@ def _missing(transaction_id: str) -> NoSuchTransaction:
     )
 
 
-def _row(record: asyncpg.Record) -> TransactionRow:
-    """A database row as a body."""
+def _row(record: asyncpg.Record) -> Transaction:
+    """A database row as a value."""
     ledgers: list[dict[str, Any]] = orjson.loads(record["ledgers"])
-    return TransactionRow(
+    return Transaction(
         id=record["id"],
         log=record["log"],
         app=record["app"],
         version=record["app_version"],
         state=TransactionState(record["state"]),
         is_duplicate=record["is_duplicate"],
-        ledgers=tuple(TransactionLedgerBody(**ledger) for ledger in ledgers),
+        ledgers=tuple(TransactionLedger(**ledger) for ledger in ledgers),
         requested=tuple(record["requested"]),
         created_at=record["created_at"],
         expires_at=record["expires_at"],

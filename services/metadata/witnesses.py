@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
@@ -126,7 +127,7 @@ class WitnessStore(RowStore):
             " changed_at = now() WHERE ledger_id = $1",
             ledger_id,
             attempt,
-            body_of(connection, row.model_copy(update={"may_lack_entries": True}), ledger_id),
+            body_of(connection, replace(row, may_lack_entries=True), ledger_id),
         )
         await record_attempt(connection, attempt, f"ledger {ledger_id}")
         log.warning("loss-of-rows-accepted", extra={"ledger": ledger_id})

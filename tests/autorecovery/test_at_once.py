@@ -319,7 +319,7 @@ async def nobody_is_let_go_before_the_target_keeps_the_row() -> None:
         assert ("b1@1" in placed.all_members, "b1@1" in released.all_members) == (True, False)
         assert copies == [(), (name_of(placed),)]
         body = decode(two.target.ledger(7).row_copy(name_of(placed)).body)
-        assert body.row.to_core().fragments == placed.fragments
+        assert body.fragments == placed.fragments
 
 
 async def test_nobody_is_let_go_before_the_target_keeps_the_row() -> None:

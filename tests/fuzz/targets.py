@@ -12,11 +12,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 import google_crc32c
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.protocol import batch, packed, record
-from quorumlog.protocol.metadata import DigestKind
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
+from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire import bodies, frames, log_bodies, repair_bodies, strict
 from services.bookie.cookie import LocalCookie
 from services.bookie.log import (
@@ -192,15 +194,15 @@ def byte_requests(data: bytes) -> None:
         assert b"".join(struct.pack(">I", len(payload)) + payload for payload in found) == data
 
 
-_MODELS: Final[tuple[type[BaseModel], ...]] = (
-    bodies.LedgerDraft,
-    bodies.LedgerRow,
+_MODELS: Final[tuple[type, ...]] = (
+    LedgerMetadata,
     bodies.LedgerCreateBody,
     bodies.LedgerChange,
     bodies.CookiePut,
     bodies.BookieHeartbeat,
     bodies.ServiceHeartbeat,
-    log_bodies.LogRow,
+    LogMetadata,
+    Transaction,
     log_bodies.LogChange,
     repair_bodies.RepairsAdd,
     repair_bodies.RepairProgress,
@@ -212,10 +214,10 @@ def documents(data: bytes) -> None:
     """A document between services is refused by its model, or is the same after a trip."""
     for model in _MODELS:
         try:
-            found = model.model_validate_json(data)
+            found = bodies.codec(model).validate_json(data)
         except ValidationError:
             continue
-        assert model.model_validate_json(found.model_dump_json()) == found
+        assert bodies.codec(model).validate_json(bodies.json_of(found)) == found
 
 
 TARGETS: Final[Mapping[str, Target]] = {

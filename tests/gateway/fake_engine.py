@@ -21,7 +21,6 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from services.gateway.interface import (
@@ -69,8 +68,8 @@ class FakeEngine(EngineInterface):
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         if options.once in self.idempotent:
             return self.ledgers[self.idempotent[options.once]]
-        if options.ensemble_size > BOOKIES and not options.allow_degraded:
-            raise NotEnoughBookies(f"{options.ensemble_size} are needed, {BOOKIES} live")
+        if options.quorum.ensemble_size > BOOKIES and not options.allow_degraded:
+            raise NotEnoughBookies(f"{options.quorum.ensemble_size} are needed, {BOOKIES} live")
         ledger_id = options.ledger_id
         if ledger_id is None:
             used = self.ledgers.keys() | self.deleted
@@ -79,9 +78,9 @@ class FakeEngine(EngineInterface):
             raise LedgerExists(ledger_id=ledger_id)
         self.ledgers[ledger_id] = LedgerMetadata(
             ledger_id=ledger_id,
-            quorum=Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum),
+            quorum=options.quorum,
             digest=options.digest,
-            fragments=(Fragment(0, tuple(f"b{n}@1" for n in range(options.ensemble_size))),),
+            fragments=(Fragment(0, tuple(f"b{n}@1" for n in range(options.quorum.ensemble_size))),),
             writer=Writer("fake", "http://127.0.0.1:1"),
             custom=options.custom,
             created_at="2026-01-02T03:04:05Z",

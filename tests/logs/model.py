@@ -46,7 +46,6 @@ from quorumlog.protocol.metadata import (
     Writer,
 )
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Codec, Run, make
 from quorumlog.protocol.transaction import (
     Sealed,
@@ -422,8 +421,8 @@ class Gateway:
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         await self.ask()
         ledger_id = next(self.cluster.numbers)
-        quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
-        bookies = tuple(f"b{n}@1" for n in range(options.ensemble_size))
+        quorum = options.quorum
+        bookies = tuple(f"b{n}@1" for n in range(quorum.ensemble_size))
         row = LedgerMetadata(
             ledger_id,
             quorum,

@@ -37,7 +37,7 @@ def places_of(cluster: Cluster, member: str) -> dict[int, Place]:
     for _, batch in batches_of(Segments(directory / "log", 0), iter):
         for record in batch.records if isinstance(batch, LogBatch) else ():
             if record.kind is Kind.ROW:
-                row = row_copies.decode(bytes(record.body[KEY_BYTES + NAME_BYTES :])).row
+                row = row_copies.decode(bytes(record.body[KEY_BYTES + NAME_BYTES :]))
                 known = (row.version, (row.log, row.first_offset))
                 found[row.ledger_id] = max(
                     known, found.get(row.ledger_id, known), key=itemgetter(0)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import orjson
 import pytest
 
 from loadtest.ports import free_ports
@@ -19,7 +18,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import document_of
 from quorumlog.wire.witnesses import witness_of
 from services.metadata import rebuild_sources
 from services.metadata.database import Connection
@@ -69,7 +68,7 @@ async def put(connection: Any, row: LedgerMetadata) -> str:
         row.ledger_id,
         row.version,
         row.attempt,
-        body_of(connection, LedgerRow.from_core(row), row.ledger_id),
+        body_of(connection, row, row.ledger_id),
     )
     return was
 
@@ -107,7 +106,7 @@ async def recover(
 ) -> tuple[int, Any]:
     """Begin a recovery by this row: one try."""
     change = {
-        "row": orjson.loads(LedgerRow.from_core(row.in_recovery()).model_dump_json()),
+        "row": document_of(row.in_recovery()),
         "attempt": attempt or new_attempt(),
     }
     return await service.send("PUT", f"/v1/ledgers/{row.ledger_id}", change)

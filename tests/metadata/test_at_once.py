@@ -16,7 +16,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import document_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata.database import Connection
 from tests.metadata.support import DRAFT, WAITING, Service, serving
@@ -221,7 +221,7 @@ async def test_the_loser_of_a_race_gets_the_row_under_any_default_isolation(
     )
     async with serving(stores) as strict:
         row = await strict.client.create(DRAFT)
-        body = {"row": LedgerRow.from_core(row.in_recovery()).model_dump(mode="json")}
+        body = {"row": document_of(row.in_recovery())}
         asking = []
         async with uncommitted(
             database, "SELECT FROM ledgers WHERE ledger_id = $1 FOR UPDATE", row.ledger_id

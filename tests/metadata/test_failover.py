@@ -17,8 +17,8 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.bodies import LedgerCreateBody, LedgerDraft
-from quorumlog.wire.log_bodies import LogCreateBody, LogRow
+from quorumlog.wire.bodies import LedgerCreateBody
+from quorumlog.wire.log_bodies import LogCreateBody
 from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
 from tests.metadata.test_inquiry import bookie_at, learns
 from tests.metadata.test_went_back import (
@@ -411,13 +411,13 @@ async def few(server: Server, most: int) -> bool:
 
 
 async def ledger_try(service: Service, _name: str) -> tuple[int, Any]:
-    body = LedgerCreateBody(row=LedgerDraft.draft_of(DRAFT), attempt=new_attempt())
+    body = LedgerCreateBody(row=DRAFT, attempt=new_attempt())
     return await service.send("POST", "/v1/ledgers", body.model_dump_json().encode())
 
 
 async def log_try(service: Service, name: str) -> tuple[int, Any]:
     """A change that notifies nobody: several can wait for the standby at once."""
-    body = LogCreateBody(row=LogRow.from_core(replace(LOG, name=name)), attempt=new_attempt())
+    body = LogCreateBody(row=replace(LOG, name=name), attempt=new_attempt())
     return await service.send("POST", "/v1/logs", body.model_dump_json().encode())
 
 

@@ -266,7 +266,7 @@ def without_targets(original: Any) -> Any:
     """Only fragments are indexed."""
 
     async def index(connection: Connection, rows: Any) -> None:
-        bare = {item: row.model_copy(update={"repairs": ()}) for item, row in rows.items()}
+        bare = {item: replace(row, repairs=()) for item, row in rows.items()}
         await original(connection, bare)
 
     return index

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import asyncpg
-import orjson
 import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import NOT_DONE, UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.wire.bodies import LedgerDraft
+from quorumlog.wire.bodies import document_of
 from services.metadata.database import Database
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.support.waiting import until
@@ -46,7 +45,7 @@ async def as_operator(stores: Stores) -> AsyncIterator[Any]:
 
 async def create(service: Service) -> tuple[int, Any]:
     """Send one request to create a ledger, without retries."""
-    draft = orjson.loads(LedgerDraft.draft_of(DRAFT).model_dump_json())
+    draft = document_of(DRAFT)
     return await service.send("POST", CREATE, {"row": draft, "attempt": new_attempt()})
 
 

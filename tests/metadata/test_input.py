@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.wire.bodies import LedgerRow
+from quorumlog.wire.bodies import document_of
 from services.metadata.app import ROUTES
 from tests.metadata.support import DRAFT, Service
 
@@ -20,8 +20,8 @@ NASTY: list[Any] = [
 
 async def bodies(service: Service) -> list[tuple[str, str, Any]]:
     """A legal request of every kind that has a body."""
-    row = json.loads(LedgerRow.from_core(await service.client.create(DRAFT)).model_dump_json())
-    draft = {k: v for k, v in row.items() if k not in {"version", "created_at", "ledger_id"}}
+    row = document_of(await service.client.create(DRAFT))
+    draft = row | {"ledger_id": -1}
     missed = [{"member": "b1@1", "first": 0, "last": 4}]
     ledger_id = row["ledger_id"]
     cookie = {
@@ -33,7 +33,7 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
     }
     quorum = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
     item = {"ledger_id": ledger_id, "first_offset": 0}
-    log = {"name": "a-log", "settings": quorum, "items": [item]}
+    log = {"name": "a-log", "settings": {"quorum": quorum}, "items": [item]}
     item = {"ledger_id": ledger_id, "member": "b1@1", "ranges": [[0, 4]], "survivors": 2}
     attempt = new_attempt()
     return [

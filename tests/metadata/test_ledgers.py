@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 
-import orjson
 import pytest
 
 from quorumlog.errors import InvalidRequest, LedgerExists, NoSuchLedger, VersionConflict
@@ -12,7 +11,7 @@ from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
-from quorumlog.wire.bodies import HEADS_MAX, LedgerRow
+from quorumlog.wire.bodies import HEADS_MAX, document_of
 from tests.metadata.support import DRAFT, Service
 from tests.support.once import once
 
@@ -444,8 +443,8 @@ async def test_a_bad_address_is_a_4xx(service: Service) -> None:
 
 
 async def test_a_path_and_a_row_of_different_ledgers_are_refused(service: Service) -> None:
-    row = LedgerRow.from_core(await service.client.create(DRAFT))
-    body = {"row": orjson.loads(row.model_dump_json()), "attempt": new_attempt()}
+    row = await service.client.create(DRAFT)
+    body = {"row": document_of(row), "attempt": new_attempt()}
 
     status, problem = await service.send("PUT", f"/v1/ledgers/{row.ledger_id + 1}", body)
 
@@ -453,8 +452,8 @@ async def test_a_path_and_a_row_of_different_ledgers_are_refused(service: Servic
 
 
 async def test_a_version_in_the_header_must_be_the_rows(service: Service) -> None:
-    row = LedgerRow.from_core(await service.client.create(DRAFT))
-    body = {"row": orjson.loads(row.model_dump_json()), "attempt": new_attempt()}
+    row = await service.client.create(DRAFT)
+    body = {"row": document_of(row), "attempt": new_attempt()}
     path = f"/v1/ledgers/{row.ledger_id}"
 
     refused, _ = await service.send("PUT", path, body, headers={"If-Match": '"2"'})

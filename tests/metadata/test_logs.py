@@ -15,9 +15,15 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, LedgerMetadata, Lineage, Writer
+from quorumlog.protocol.metadata import (
+    PREDECESSORS_KEPT,
+    DigestKind,
+    LedgerMetadata,
+    Lineage,
+    Writer,
+)
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import document_of
 from tests.metadata.support import DRAFT, Service
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -303,7 +309,7 @@ async def test_illegal_changes_of_a_log_are_refused(service: Service, logs: LogC
     _, row = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 5, 9),)))
 
     for wrong in (
-        replace(row, settings=replace(row.settings, digest="none")),
+        replace(row, settings=replace(row.settings, digest=DigestKind.NONE)),
         replace(row, settings=replace(row.settings, custom=(("k", "v"),))),
         replace(row, first_offset=4),
         replace(row, archived_through=2),
@@ -420,7 +426,7 @@ async def test_a_bad_name_is_refused(service: Service) -> None:
 async def test_a_create_repeated_after_its_log_was_deleted_gets_no_later_log_of_that_name(
     service: Service, logs: LogClient
 ) -> None:
-    body = {"row": LogRow.from_core(LOG).model_dump(mode="json"), "attempt": new_attempt()}
+    body = {"row": document_of(LOG), "attempt": new_attempt()}
     made, again = [await service.send("POST", "/v1/logs", body) for _ in range(2)]
     assert (again[0], again[1] | {"read_ms": made[1]["read_ms"]}) == made
     await logs.delete(await logs.get(LOG.name))

@@ -15,7 +15,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import Fragment, Repair
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import document_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.drains import drain_of
 from services.metadata.database import Connection
@@ -192,7 +192,7 @@ async def test_a_change_of_a_log_names_one_version_and_not_two(service: Service)
     logs = LogClient(service.client)
     row, _ = await logs.create(LOG)
     body = {
-        "row": LogRow.from_core(row.opened("me")).model_dump(mode="json"),
+        "row": document_of(row.opened("me")),
         "attempt": new_attempt(),
     }
 

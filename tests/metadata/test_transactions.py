@@ -27,8 +27,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.log_bodies import LogRow
-from quorumlog.wire.transaction_bodies import SealedBody, TransactionCommitBody
+from quorumlog.wire.transaction_bodies import TransactionCommitBody
 from services.metadata import transactions
 from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted
@@ -485,8 +484,8 @@ async def a_commit(world: World) -> tuple[str, dict[str, Any]]:
     one = await world.ledger(begun.id)
     new = await world.ledger(None, last=None)
     commit = TransactionCommitBody(
-        ledgers=(SealedBody(ledger_id=one),),
-        row=LogRow.from_core(world.published(new, [one])),
+        ledgers=(Sealed(one),),
+        row=world.published(new, [one]),
         attempt=new_attempt(),
     )
     return f"/v1/transactions/{begun.id}/commit", commit.model_dump(mode="json")

@@ -14,8 +14,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import LedgerDraft, LedgerRow
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import document_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.token_bodies import TokenFields
 from quorumlog.wire.witnesses import witness_of
@@ -105,15 +104,15 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     of_ledger, of_item = "/v1/ledgers/{ledger_id}", "/v1/repairs/{ledger_id}/{member}"
     of_transaction = "/v1/transactions/{id}"
     return [
-        _sent("POST", "/v1/ledgers", {"row": _json(LedgerDraft.draft_of(DRAFT)), "attempt": attempt()}),
-        ("PUT", of_ledger, one, {"row": _json(LedgerRow.from_core(row.in_recovery())), "attempt": attempt()}),
+        _sent("POST", "/v1/ledgers", {"row": document_of(DRAFT), "attempt": attempt()}),
+        ("PUT", of_ledger, one, {"row": document_of(row.in_recovery()), "attempt": attempt()}),
         ("DELETE", of_ledger, f"/v1/ledgers/{closed.ledger_id}", {"version": closed.version, "attempt": attempt()}),
         ("PUT", "/v1/bookies/{name}/log-end", "/v1/bookies/b1/log-end", {"process": "p", "log_end": 7}),
         ("PUT", "/v1/bookies/{name}/cookie", "/v1/bookies/b8/cookie",
-         {"cookie": _json(b8.cookie), "version": b8.version, "attempt": attempt()}),
+         {"cookie": document_of(b8.cookie), "version": b8.version, "attempt": attempt()}),
         ("DELETE", "/v1/bookies/{name}/cookie", "/v1/bookies/b8/cookie", None),
-        _sent("POST", "/v1/logs", {"row": _json(LogRow.from_core(replace(LOG, name="b-log"))), "attempt": attempt()}),
-        ("PUT", "/v1/logs/{name}", "/v1/logs/a-log", {"row": _json(LogRow.from_core(later)), "attempt": attempt()}),
+        _sent("POST", "/v1/logs", {"row": document_of(replace(LOG, name="b-log")), "attempt": attempt()}),
+        ("PUT", "/v1/logs/{name}", "/v1/logs/a-log", {"row": document_of(later), "attempt": attempt()}),
         ("DELETE", "/v1/orphans/{ledger_id}", f"/v1/orphans/{unnamed.ledger_id}", None),
         _sent("POST", "/v1/repairs", {"items": [{"ledger_id": row.ledger_id, "member": "b9@1", "ranges": [[0, 1]]}]}),
         ("POST", f"{of_item}/progress", f"{item_of(progressing)}/progress", {**claimed(progressing), "ranges": [[0, 0]]}),
@@ -144,10 +143,6 @@ def _sent(method: str, path: str, body: object) -> Sent:
 def _token(token_id: str) -> dict[str, object]:
     digest = b64encode(token_id.encode() * 2).decode()
     return {"id": token_id, "hash": digest, "name": "a", "grants": ["read:*"]}
-
-
-def _json(body: Any) -> object:
-    return body.model_dump(mode="json")
 
 
 async def changes_nothing(stores: Stores) -> None:

@@ -17,7 +17,7 @@ from quorumlog.protocol.repair import FragmentRepair
 from quorumlog.protocol.replica import Replica
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
-from quorumlog.wire.bodies import LedgerProof, LedgerRow
+from quorumlog.wire.bodies import LedgerProof
 from services.autorecovery import checker
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
@@ -152,7 +152,7 @@ def unproven(_original: Any) -> Any:
             if status is not CasStatus.UNKNOWN:
                 found[ledger_id] = LedgerProof(
                     ledger_id=ledger_id,
-                    row=None if row is None else LedgerRow.from_core(row),
+                    row=None if row is None else row,
                     deleted=row is None,
                     lost=(),
                 )

@@ -139,7 +139,7 @@ def test_what_a_log_may_become(changes: dict[str, Any]) -> None:
     ("changes", "pointer"),
     [
         ({"settings": LogSettings(Quorum(1, 1, 1))}, "/row/settings"),
-        ({"settings": replace(LOG.settings, digest="none")}, "/row/settings"),
+        ({"settings": replace(LOG.settings, digest=DigestKind.NONE)}, "/row/settings"),
         ({"settings": replace(LOG.settings, custom=(("k", "v"),))}, "/row/settings"),
         ({"first_offset": 4}, "/row/first_offset"),
         ({"forgotten_end": 2}, "/row/forgotten_end"),

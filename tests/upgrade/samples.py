@@ -20,6 +20,7 @@ import orjson
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire import frames
+from quorumlog.wire.bodies import codec, document_of
 from quorumlog.wire.frames import ChannelAnswer, Op
 from services.bookie.cookie import LocalCookie, write_cookie
 from services.bookie.log import Kind
@@ -43,18 +44,18 @@ _ROW: Final[dict[str, Any]] = {
     "attempt": ATTEMPT,
     "state": "OPEN",
     "digest": "crc32c",
-    **_QUORUM,
+    "quorum": _QUORUM,
     "fragments": _FRAGMENTS,
     "ledger_key": "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=",
     "writer": {"id": "g-1", "url": "http://127.0.0.1:8080"},
-    "metadata": {"colour": "red"},
+    "custom": {"colour": "red"},
     "created_at": "2026-11-23T08:00:00Z",
 }
 _CLOSED: Final = {**_ROW, "state": "CLOSED", "last_entry": 19, "length": 190}
 _LOG: Final = {
     "name": "events",
     "version": 4,
-    "settings": {"roll_entries": 25, "metadata": {"colour": "red"}},
+    "settings": {"quorum": _QUORUM, "roll_entries": 25, "custom": {"colour": "red"}},
     "items": [
         {"ledger_id": 7, "first_offset": 0, "last_offset": 24, "bytes": 100},
         {"ledger_id": 8, "first_offset": 25},
@@ -72,47 +73,46 @@ _COOKIE: Final = {
 _URL: Final = "http://127.0.0.1:8080"
 
 BODIES: Final[dict[str, list[dict[str, Any]]]] = {
-    "bodies.LedgerRow": [_ROW, _CLOSED],
-    "bodies.LedgerChange": [{"row": _ROW, "attempt": ATTEMPT}],
-    "bodies.CookieRow": [{"name": "b1", "version": 1, "cookie": _COOKIE, "log_end": 5}],
-    "bodies.CookiePut": [{"cookie": _COOKIE, "version": 1, "attempt": ATTEMPT}],
-    "bodies.BookieHeartbeat": [{"incarnation": 1, "url": _URL, "process": "p"}],
-    "bodies.ServiceHeartbeat": [{"url": _URL}],
-    "bodies.ServiceInfo": [{"kind": "gateway", "id": "g-1", "url": _URL, "state": "ready"}],
-    "bodies.Change": [
+    "protocol.metadata.LedgerMetadata": [_ROW, _CLOSED],
+    "wire.bodies.LedgerChange": [{"row": _ROW, "attempt": ATTEMPT}],
+    "wire.bodies.CookieRow": [{"name": "b1", "version": 1, "cookie": _COOKIE, "log_end": 5}],
+    "wire.bodies.CookiePut": [{"cookie": _COOKIE, "version": 1, "attempt": ATTEMPT}],
+    "wire.bodies.BookieHeartbeat": [{"incarnation": 1, "url": _URL, "process": "p"}],
+    "wire.bodies.ServiceHeartbeat": [{"url": _URL}],
+    "wire.bodies.ServiceInfo": [{"kind": "gateway", "id": "g-1", "url": _URL, "state": "ready"}],
+    "wire.bodies.Change": [
         {"kind": "hello"},
         {"kind": "change", "ledger_id": 7, "version": 3, "state": "OPEN"},
         {"kind": "change", "ledger_id": 7, "version": 4, "deleted": True},
     ],
-    "bodies.LedgerUse": [{"ledger_id": 7, "member": "b1@1", "state": "OPEN"}],
-    "bodies.WitnessState": [{"held": [], "missing": []}],
-    "bodies.BookieWitnesses": [
+    "wire.bodies.LedgerUse": [{"ledger_id": 7, "member": "b1@1", "state": "OPEN"}],
+    "wire.bodies.WitnessState": [{"held": [], "missing": []}],
+    "wire.bodies.BookieWitnesses": [
         {"bookie": "b1", "cluster_id": "c", "witnesses": [], "highest_ledger": 9}
     ],
-    "log_bodies.LogRow": [_LOG],
-    "log_bodies.LogChange": [{"row": _LOG, "attempt": ATTEMPT}],
-    "repair_bodies.RepairItem": [
+    "protocol.log.LogMetadata": [_LOG],
+    "wire.log_bodies.LogChange": [{"row": _LOG, "attempt": ATTEMPT}],
+    "wire.repair_bodies.RepairItem": [
         {"ledger_id": 7, "member": "b1@1", "version": 1, "ranges": [[0, 4]]}
     ],
-    "transaction_bodies.TransactionRow": [{"id": ATTEMPT, "log": "events"}],
-    "rebuild_bodies.HeldRows": [{"ledger_id": 7, "highest_entry": 19}],
+    "protocol.transaction.Transaction": [{"id": ATTEMPT, "log": "events"}],
+    "wire.rebuild_bodies.HeldRows": [{"ledger_id": 7, "highest_entry": 19}],
 }
 """Bodies by model: of these fields, and of all that the release adds to them."""
 
 
 def model_of(name: str) -> Any:
-    """The model of a body: `bodies.LedgerRow`."""
-    module, _, model = name.partition(".")
-    return getattr(importlib.import_module(f"quorumlog.wire.{module}"), model)
+    """The class of a body or value: `wire.bodies.LedgerChange`."""
+    module, _, model = name.rpartition(".")
+    return getattr(importlib.import_module(f"quorumlog.{module}"), model)
 
 
 def bodies() -> dict[str, list[Any]]:
     """The bodies as this release writes them."""
     made = {}
     for name, samples in BODIES.items():
-        model = model_of(name)
-        read = [model.model_validate_json(orjson.dumps(sample)) for sample in samples]
-        made[name] = [orjson.loads(body.model_dump_json()) for body in read]
+        read = [codec(model_of(name)).validate_json(orjson.dumps(one)) for one in samples]
+        made[name] = [document_of(value) for value in read]
     return made
 
 

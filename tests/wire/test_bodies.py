@@ -1,14 +1,22 @@
 """The bodies of the metadata service: nothing is lost, nothing loose is taken."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import ValidationError
 
+from quorumlog.errors import InvalidRequest
+from quorumlog.net.bodies import parsed
+from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State, Writer
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import LedgerDraft, LedgerRow, MissedBody
+from quorumlog.protocol.transaction import Transaction
+from quorumlog.wire.bodies import LedgerChange, codec, document_of, json_of, received
 
 FULL = LedgerMetadata(
     ledger_id=2**63 - 1,
@@ -34,9 +42,9 @@ FULL = LedgerMetadata(
 
 
 def test_a_row_comes_back_as_it_was() -> None:
-    wire = LedgerRow.from_core(FULL).model_dump_json()
+    wire = json_of(FULL)
 
-    assert LedgerRow.model_validate_json(wire).to_core() == FULL
+    assert received(LedgerMetadata, wire) == FULL
 
 
 def test_processes_reach_a_writer_at_its_internal_url_where_it_has_one() -> None:
@@ -44,25 +52,18 @@ def test_processes_reach_a_writer_at_its_internal_url_where_it_has_one() -> None
     assert FULL.writer.url_inside == "http://w"
     both = replace(FULL, writer=Writer("w", "http://w", "http://inside"))
 
-    read = LedgerRow.model_validate_json(LedgerRow.from_core(both).model_dump_json()).to_core()
+    read = received(LedgerMetadata, json_of(both))
 
     assert read == both
     assert read.writer is not None
     assert read.writer.url_inside == "http://inside"
 
 
-def test_a_draft_without_an_id_asks_for_the_next_one() -> None:
-    row = LedgerRow.from_core(FULL)
-
-    assert LedgerDraft.draft_of(row.to_core()).ledger_id == FULL.ledger_id
-    assert LedgerDraft.draft_of(row.core(ledger_id=-1, version=1, created_at="")).ledger_id is None
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("ledger_id", 2**63),
-        ("ledger_id", -1),
+        ("ledger_id", -2),
         ("ledger_id", 1.0),
         ("ledger_id", "1"),
         ("version", 0),
@@ -71,10 +72,12 @@ def test_a_draft_without_an_id_asks_for_the_next_one() -> None:
         ("state", "OPEN"),
         ("last_entry", None),
         ("last_entry", 7),
-        ("ack_quorum", 4),
+        ("quorum", {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 4}),
+        ("quorum", {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2, "unknown": 1}),
         ("ledger_key", "a"),
         ("ledger_key", "AB=="),
-        ("metadata", {"a": "\0"}),
+        ("custom", {"a": "\0"}),
+        ("custom", [["a", "b"]]),
         ("fragments", []),
         ("fragments", [{"first_entry": 1, "bookies": ["b1@1", "b2@1", "b3@1"]}]),
         ("fragments", [{"first_entry": 0, "bookies": ["b1@1", "b1@1", "b3@1"]}]),
@@ -84,14 +87,56 @@ def test_a_draft_without_an_id_asks_for_the_next_one() -> None:
     ],
 )
 def test_what_breaks_the_row_is_refused(field: str, value: object) -> None:
-    row = json.loads(LedgerRow.from_core(FULL).model_dump_json())
+    row = document_of(FULL)
 
     row[field] = value
 
     with pytest.raises(ValidationError):
-        LedgerRow.model_validate_json(json.dumps(row))
+        codec(LedgerMetadata).validate_json(json.dumps(row))
 
 
 def test_a_missed_range_is_not_empty() -> None:
     with pytest.raises(ValidationError):
-        MissedBody(member="b1@1", first=2, last=1)
+        codec(MissedRange).validate_python({"member": "b1@1", "first": 2, "last": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"fragments": [{"first_entry": 0, "bookies": ["b1"]}]}, "/row/fragments/0/bookies/0"),
+        ({"quorum": {"ensemble_size": 256, "write_quorum": 3, "ack_quorum": 2}}, "/row/quorum/ensemble_size"),
+        ({"quorum": {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 4}}, "/row/quorum"),
+        ({"writer": {"id": "w", "url": "u", "port": 1}}, "/row/writer/port"),
+        ({"extra": {"partition": 1}}, "/row/extra/partition"),
+        ({"last_entry": None}, "/row"),
+    ],
+)  # fmt: skip
+def test_a_refusal_points_to_the_field_of_the_value(changes: dict[str, Any], pointer: str) -> None:
+    change = {"row": document_of(FULL) | changes, "attempt": str(UUID(int=1))}
+
+    with pytest.raises(InvalidRequest) as refused:
+        parsed(json.dumps(change).encode(), LedgerChange)
+
+    assert refused.value.members["errors"][0]["pointer"] == pointer
+
+
+@pytest.mark.parametrize("value", [LedgerMetadata, LogMetadata, Transaction, LedgerChange])
+def test_every_number_and_text_of_a_value_has_bounds(value: type) -> None:
+    unbounded = [
+        found
+        for found in parts(codec(value).json_schema())
+        if (found.get("type") == "integer" and not {"minimum", "maximum"} <= found.keys())
+        or (found.get("type") == "string" and not {"pattern", "enum", "contentEncoding"} & found.keys())
+    ]  # fmt: skip
+
+    assert unbounded == []
+
+
+def parts(schema: object) -> Iterator[dict[str, Any]]:
+    """All schemas within a schema."""
+    if isinstance(schema, dict):
+        yield schema
+    for part in schema.values() if isinstance(schema, dict) else ():
+        yield from parts(part)
+        for one in part if isinstance(part, list) else ():
+            yield from parts(one)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from quorumlog.protocol.log import Answer, Expiry, LogItem, LogMetadata, LogSettings, Producer
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.log_bodies import LogRow
+from quorumlog.wire.bodies import document_of, json_of, received
 
 LOG = LogMetadata(
     "events",
@@ -28,22 +28,22 @@ LOG = LogMetadata(
 
 
 def test_a_row_is_read_as_it_was_sent() -> None:
-    sent = LogRow.from_core(LOG).model_dump_json()
+    sent = json_of(LOG)
 
-    assert LogRow.model_validate_json(sent).to_core() == LOG
+    assert received(LogMetadata, sent) == LOG
 
 
 def test_a_row_carries_its_expiry() -> None:
     keeper = Writer("g1", "http://g1", "http://g1:1")
     row = replace(LOG, expiry=Expiry(0, keeper, "t"))
-    sent = LogRow.from_core(row).model_dump_json()
+    sent = json_of(row)
 
-    assert LogRow.model_validate_json(sent).to_core() == row
+    assert received(LogMetadata, sent) == row
 
 
 def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
-    row = orjson.loads(LogRow.from_core(LOG).model_dump_json())
+    row = document_of(LOG)
     row["items"][1]["first_offset"] = 12
 
     with pytest.raises(ValidationError, match="I33"):
-        LogRow.model_validate_json(orjson.dumps(row))
+        received(LogMetadata, orjson.dumps(row))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quorumlog.errors import (
     BadRequest,
@@ -17,7 +17,7 @@ from quorumlog.errors import (
     UnsupportedMediaType,
 )
 from quorumlog.net.awake import awake_timeout
-from quorumlog.net.bodies import M, invalid_of
+from quorumlog.net.bodies import invalid_of
 from quorumlog.net.budget import PEER
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
@@ -28,6 +28,7 @@ from services.gateway.edge.media import check_charset
 from services.gateway.edge.room import Room
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _PAUSE_S_MAX: Final = 0.5
 """The longest pause between two large bodies (seconds), even if the process was suspended while it parsed the first one."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSchema
 
 from quorumlog.protocol.positions import Position
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge.log_pages import time_text
 from services.gateway.edge.models import DATE_TIME, Id, Model
 from services.gateway.logs.consumers import ConsumerView, Lag

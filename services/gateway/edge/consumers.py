@@ -18,7 +18,7 @@ from quorumlog.net.parameters import (
     query_text,
 )
 from quorumlog.protocol.positions import Position, Stamp
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import body
 from services.gateway.edge import consumer_models as models
 from services.gateway.edge.access import EVERYONE, LOOK, Kind, Named, Scope, caller_of, on

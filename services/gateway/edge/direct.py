@@ -32,7 +32,7 @@ from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
 from quorumlog.net.operations import JSON, Operation
 from quorumlog.protocol.positions import Position
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body

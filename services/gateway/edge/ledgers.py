@@ -11,7 +11,7 @@ from quorumlog.net.parameters import Given, query_choice, query_integer, query_p
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
-from quorumlog.wire.bodies import LOG_NAME, MEMBER_OR_NAME
+from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE
 from services.gateway.edge import body, models

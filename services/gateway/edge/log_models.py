@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from quorumlog.protocol.log import LIMITS, LogSettings
+from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.models import (
@@ -68,7 +69,7 @@ class LogCreate(Model):
         """The protocol's value. Raises: ValueError unless E >= Qw >= Qa."""
         return LogSettings(
             quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
-            digest=self.digest,
+            digest=DigestKind(self.digest),
             **{name: getattr(self, name) for name in LIMITS},
             batch_compression=self.batch_compression,
             custom=tuple(sorted(self.metadata.items())),

@@ -7,7 +7,7 @@ from aiohttp import web
 from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, invalid, query_integer, query_text
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import body
 from services.gateway.edge import log_models as models
 from services.gateway.edge.access import LOOK, Access, Named, Scope, caller_of, on

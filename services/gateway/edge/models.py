@@ -23,13 +23,9 @@ from quorumlog.protocol.ids import ASSIGNED_ID_END, ID_MAX, NO_ENTRY
 from quorumlog.protocol.metadata import DigestKind, LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
-from quorumlog.wire.bodies import Member
-from quorumlog.wire.transaction_bodies import (
-    ATTEMPT_TAG,
-    PARTITION_TAG,
-    TRANSACTION_ID,
-    TRANSACTION_TAG,
-)
+from quorumlog.protocol.transaction import TRANSACTION_ID
+from quorumlog.protocol.values import Member
+from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.edge.limits import (
     BATCH_ENTRIES_MAX,
     CUSTOM_BYTES_MAX,
@@ -148,11 +144,8 @@ class LedgerCreate(Model):
 
     def options(self, once: Once | None) -> LedgerOptions:
         """The options for the engine."""
-        quorum = self.quorum()
         return LedgerOptions(
-            ensemble_size=quorum.ensemble_size,
-            write_quorum=quorum.write_quorum,
-            ack_quorum=quorum.ack_quorum,
+            quorum=self.quorum(),
             digest=DigestKind(self.digest),
             password=self.password,
             custom=tuple(sorted(self.metadata.items())),

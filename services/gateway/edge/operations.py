@@ -27,7 +27,7 @@ from quorumlog.net.parameters import (
     query_text,
 )
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge import tickets
 from services.gateway.edge.access import Access

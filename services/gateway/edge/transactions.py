@@ -10,10 +10,10 @@ from quorumlog.net import audit
 from quorumlog.net.operations import JSON, Content, Route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
-from quorumlog.protocol.transaction import Sealed, Transaction
-from quorumlog.wire.bodies import LogName
+from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed, Transaction
+from quorumlog.protocol.values import LogName
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from quorumlog.wire.transaction_bodies import APP_CHARS_MAX, EXPIRES_IN_S, TRANSACTION_ID
+from quorumlog.wire.transaction_bodies import EXPIRES_IN_S
 from services.gateway.edge import body
 from services.gateway.edge.access import Kind, Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value

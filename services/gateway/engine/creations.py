@@ -17,7 +17,6 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
 from services.gateway.engine.placing import Placing
@@ -87,17 +86,13 @@ class Creations:
         """The row to be created, with a new ensemble and new keys."""
         if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
             raise InvalidRequest("the digest hmac-sha256 needs a password")
-        try:
-            quorum = Quorum(options.ensemble_size, options.write_quorum, options.ack_quorum)
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
         members, is_degraded = await self._placing.new_ensemble(
-            quorum, allow_degraded=options.allow_degraded
+            options.quorum, allow_degraded=options.allow_degraded
         )
         keys = new_keys(options.password, options.digest)
         return LedgerMetadata(
             ledger_id=-1 if options.ledger_id is None else options.ledger_id,
-            quorum=quorum,
+            quorum=options.quorum,
             digest=options.digest,
             fragments=(Fragment(0, members),),
             writer=self._handles.writer,

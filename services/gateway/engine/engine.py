@@ -417,7 +417,7 @@ class Engine:
         """None if a default ledger could be created now, else the error of that creation."""
         if self._is_draining:
             return ShuttingDown("this gateway is about to end")
-        size = LedgerOptions().ensemble_size
+        size = LedgerOptions().quorum.ensemble_size
         try:
             await self._directory.refresh()
         except QuorumLogError as error:

@@ -9,8 +9,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import MetadataPort
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.bodies import LOST_RANGES_MAX
+from quorumlog.protocol.metadata import LOST_RANGES_MAX, LedgerMetadata
 from services.gateway.engine.rows import LedgerRows, is_closed
 
 log = logging.getLogger(__name__)

@@ -65,7 +65,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
-from quorumlog.protocol.metadata import Deletion, DigestKind, Writer
+from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
 from quorumlog.wire.transaction_bodies import PACKED_TAG
 from services.gateway.engine import Engine
@@ -386,12 +386,10 @@ def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 def options_of(log: LogMetadata) -> LedgerOptions:
     """The options with which a log's ledgers are created. They tell the log's settings to a rebuild (rule 18f)."""
-    quorum, packs = log.settings.quorum, log.settings.batch_compression != "none"
+    packs = log.settings.batch_compression != "none"
     return LedgerOptions(
-        ensemble_size=quorum.ensemble_size,
-        write_quorum=quorum.write_quorum,
-        ack_quorum=quorum.ack_quorum,
-        digest=DigestKind(log.settings.digest),
+        quorum=log.settings.quorum,
+        digest=log.settings.digest,
         custom=log.settings.custom,
         allow_degraded=True,
         tags=((PACKED_TAG, "true"),) if packs else (),

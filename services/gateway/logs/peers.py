@@ -5,17 +5,15 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import orjson
-from pydantic import Field
 
 from quorumlog.errors import UNKNOWN, QuorumLogError, WriterLost
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LOG_LEDGERS_MAX, Expiry
+from quorumlog.protocol.log import Expiry
 from quorumlog.protocol.log.messages import Append, Consult, OwnerLost, Publish, RecordsAppended
 from quorumlog.protocol.metadata import Writer
 from quorumlog.protocol.transaction import Transaction
-from quorumlog.wire.bodies import Body, LedgerId, LogName, received
-from quorumlog.wire.log_bodies import Number
-from quorumlog.wire.transaction_bodies import SealedBody, TransactionId, TransactionRow
+from quorumlog.protocol.values import LedgerId, LogName, Number
+from quorumlog.wire.bodies import Body, json_of, received
 from services.gateway.engine.peers import Peers
 from services.gateway.logs.accesses import Verdict
 
@@ -26,15 +24,6 @@ _ACCESS_S: Final = 5.0
 """The keeper answers from memory, unless it deletes the log first."""
 _ENDS_S: Final = 2.0
 """How long a list of logs waits for a gateway; then the bookies are asked about that gateway's logs."""
-
-
-class PublishBody(Body):
-    """A commit, as it travels between gateways."""
-
-    transaction: TransactionId
-    ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
-    overwrite: bool
-    token: Number | None
 
 
 class EndsBody(Body):
@@ -79,19 +68,10 @@ class LogPeers:
 
     async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction | OwnerLost:
         """Let the owner publish a transaction."""
-        body = PublishBody(
-            transaction=call.transaction,
-            ledgers=tuple(
-                SealedBody(ledger_id=sealed.ledger_id, last_entry=sealed.last_entry)
-                for sealed in call.ledgers
-            ),
-            overwrite=call.overwrite,
-            token=call.token,
-        )
-        told = await self._ask_owner(owner, name, "publish", body.model_dump_json().encode())
+        told = await self._ask_owner(owner, name, "publish", json_of(call))
         if isinstance(told, OwnerLost):
             return told
-        return received(TransactionRow, orjson.dumps(told)).to_core()
+        return received(Transaction, orjson.dumps(told))
 
     async def consult(self, owner: Writer, name: str, call: Consult) -> bytes | OwnerLost:
         """Ask the owner of the log of positions."""

@@ -14,7 +14,7 @@ from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON, Content, Reply
 from quorumlog.net.parameters import Parameter
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
-from quorumlog.wire.bodies import LOG_NAME
+from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge.access import Named, Scope, on
 from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.media import EVENTS

@@ -38,7 +38,7 @@ CREATE TABLE ledgers (
     lineage jsonb,
     -- What a grant names a row by, so that a list of what a caller may see is found by ranges of an index.
     owner text COLLATE "C" GENERATED ALWAYS AS (
-        CASE WHEN body ->> 'log' IS NULL THEN 'ledgers/' || coalesce(body #>> '{metadata,namespace}', '')
+        CASE WHEN body ->> 'log' IS NULL THEN 'ledgers/' || coalesce(body #>> '{custom,namespace}', '')
              ELSE 'logs/' || (body ->> 'log') END) STORED
 );
 CREATE INDEX ledgers_live ON ledgers (ledger_id) WHERE body IS NOT NULL;

@@ -7,11 +7,12 @@ import asyncio
 from typing import Final, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from quorumlog.errors import BadRequest, InvalidRequest, Overloaded, RequestTimeout, TooLarge
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.wire import strict
+from quorumlog.wire.bodies import codec, json_of
 
 BODY_S: Final = 10.0
 """Time for a body to arrive (docs/protocol.md, Times)."""
@@ -56,30 +57,31 @@ async def read(request: web.Request) -> bytes:
     return b"".join(chunks)
 
 
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 _FAULTS_MAX: Final = 100
 
 
-def answer(body: BaseModel, status: int = 200, **headers: str) -> web.Response:
+def answer(body: object, status: int = 200, **headers: str) -> web.Response:
     """A body as JSON. Header names are given with underscores."""
     return web.Response(
-        body=body.model_dump_json().encode(),
+        body=json_of(body),
         status=status,
         content_type="application/json",
         headers={name.replace("_", "-"): value for name, value in headers.items()},
     )
 
 
-def parsed(data: bytes, model: type[M]) -> M:
-    """A JSON body as a model; no body is `{}`. Raises: BadRequest, InvalidRequest."""
+def parsed(data: bytes, model: type[T]) -> T:
+    """A JSON body as a model or a value; no body is `{}`. Raises: BadRequest, InvalidRequest."""
     body = data or b"{}"
     # Pydantic would keep the last of two equal keys.
     strict.loads(body)
     try:
-        return model.model_validate_json(body)
+        value: T = codec(model).validate_json(body)
     except ValidationError as error:
         raise invalid_of(error) from error
+    return value
 
 
 def invalid_of(error: ValidationError) -> InvalidRequest:

@@ -15,7 +15,7 @@ from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.bodies import Body, once_body
+from quorumlog.wire.bodies import Body
 from quorumlog.wire.log_bodies import (
     Done,
     ForkBody,
@@ -26,16 +26,13 @@ from quorumlog.wire.log_bodies import (
     LogHeads,
     LogHeadsAsk,
     LogListBody,
-    LogRow,
     SharedAsk,
 )
 from quorumlog.wire.transaction_bodies import (
-    SealedBody,
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,
     TransactionDone,
-    TransactionRow,
 )
 
 
@@ -48,15 +45,15 @@ class LogClient:
         self.clock = clock or HeardClock()
         self.database_ms = self.clock.now_ms
 
-    def _core(self, row: LogRow) -> LogMetadata:
-        """The protocol's value of a row; remembers the row's time."""
+    def _heard(self, row: LogMetadata) -> LogMetadata:
+        """The row, whose time the clock has heard."""
         if row.read_ms:
             self.clock.hear(row.read_ms)
-        return row.to_core()
+        return row
 
     async def get(self, name: str) -> LogMetadata:
         """The row from the primary. Raises: NoSuchLog."""
-        return self._core(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogRow))
+        return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
 
     async def is_done(self, once: Once) -> bool:
         """Whether a copy of a client's request was carried out. Raises: InvalidRequest if that was another request."""
@@ -71,8 +68,7 @@ class LogClient:
 
         Raises: NoSuchLog if the log of the first copy was deleted since.
         """
-        row, attempt = LogRow.from_core(log), new_attempt()
-        return await self._create(LogCreateBody(row=row, attempt=attempt, once=once_body(once)))
+        return await self._create(LogCreateBody(row=log, attempt=new_attempt(), once=once))
 
     async def fork(
         self, log: LogMetadata, source: LogMetadata, at: int
@@ -84,15 +80,14 @@ class LogClient:
         begins later.
         """
         fork = ForkBody(source=source.name, created_at=source.created_at, at=at)
-        row = LogRow.from_core(log)
-        return await self._create(LogCreateBody(row=row, attempt=new_attempt(), fork=fork))
+        return await self._create(LogCreateBody(row=log, attempt=new_attempt(), fork=fork))
 
     async def _create(self, body: LogCreateBody) -> tuple[LogMetadata, bool]:
         try:
-            row = await self._client.ask("POST", "/v1/logs", body, gives=LogRow, settles=True)
+            row = await self._client.ask("POST", "/v1/logs", body, gives=LogMetadata, settles=True)
         except LogExists as error:
-            return self._core(current_of(error, LogRow)), False
-        return self._core(row), True
+            return self._heard(current_of(error, LogMetadata)), False
+        return self._heard(row), True
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
         """Replace a row: whether that was done, and the row as it is then. Returns once that is
@@ -100,16 +95,15 @@ class LogClient:
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        row, attempt = LogRow.from_core(log), new_attempt()
-        body = LogChange(row=row, attempt=attempt, once=once_body(once))
+        body = LogChange(row=log, attempt=new_attempt(), once=once)
         path = f"/v1/logs/{log.name}"
         try:
-            new = await self._client.ask("PUT", path, body, gives=LogRow, settles=True)
+            new = await self._client.ask("PUT", path, body, gives=LogMetadata, settles=True)
         except VersionConflict as error:
-            return False, self._core(current_of(error, LogRow))
+            return False, self._heard(current_of(error, LogMetadata))
         except AlreadyDone as error:
-            return True, self._core(current_of(error, LogRow))
-        return True, self._core(new)
+            return True, self._heard(current_of(error, LogMetadata))
+        return True, self._heard(new)
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
         """Free the name: the current row where its version is another one, else None.
@@ -121,7 +115,7 @@ class LogClient:
         try:
             await self._client.ask("DELETE", path, body, gives=Body, settles=True)
         except VersionConflict as error:
-            return current_of(error, LogRow).to_core()
+            return current_of(error, LogMetadata)
         return None
 
     async def list(
@@ -137,7 +131,7 @@ class LogClient:
         """
         query = query_of(limit=limit, after=after, prefix=prefix or None) | shown_in(shown)
         page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
-        return [self._core(row) for row in page.logs], page.next
+        return [self._heard(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
         """The state, writer token and last ledger of each of these logs, from the primary, by name; for
@@ -145,7 +139,7 @@ class LogClient:
         """
         body = LogHeadsAsk(logs=tuple(names))
         found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
-        return {head.name: head.to_core() for head in found.logs}
+        return {head.name: head for head in found.logs}
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
@@ -204,13 +198,13 @@ class TransactionClient:
         body = TransactionBeginBody(
             id=drawn, log=log, app=app, version=version, expires_in_s=expires_in_s
         )
-        row = await self._client.ask("POST", "/v1/transactions", body, gives=TransactionRow)
-        return row.to_core(), row.id == drawn and row.state is TransactionState.OPEN
+        row = await self._client.ask("POST", "/v1/transactions", body, gives=Transaction)
+        return row, row.id == drawn and row.state is TransactionState.OPEN
 
     async def get(self, transaction_id: str) -> Transaction:
         """One transaction. Raises: NoSuchTransaction."""
         path = f"/v1/transactions/{transaction_id}"
-        return (await self._client.ask("GET", path, gives=TransactionRow)).to_core()
+        return await self._client.ask("GET", path, gives=Transaction)
 
     async def renew(self, transaction_id: str) -> TransactionState:
         """Extend the transaction's life, and return its state. Raises: NoSuchTransaction."""
@@ -220,7 +214,7 @@ class TransactionClient:
     async def abort(self, transaction_id: str) -> Transaction:
         """Abort: nothing is published. Raises: NoSuchTransaction, TransactionCommitted."""
         path = f"/v1/transactions/{transaction_id}/abort"
-        return (await self._client.ask("POST", path, gives=TransactionRow)).to_core()
+        return await self._client.ask("POST", path, gives=Transaction)
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
@@ -232,17 +226,10 @@ class TransactionClient:
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        body = TransactionCommitBody(
-            ledgers=tuple(
-                SealedBody(ledger_id=sealed.ledger_id, last_entry=sealed.last_entry)
-                for sealed in ledgers
-            ),
-            row=None if log is None else LogRow.from_core(log),
-            attempt=new_attempt(),
-        )
+        body = TransactionCommitBody(ledgers=ledgers, row=log, attempt=new_attempt())
         path = f"/v1/transactions/{transaction_id}/commit"
         try:
             done = await self._client.ask("POST", path, body, gives=TransactionDone, settles=True)
         except VersionConflict as error:
-            return None, current_of(error, LogRow).to_core()
-        return done.transaction.to_core(), None if done.row is None else done.row.to_core()
+            return None, current_of(error, LogMetadata)
+        return done.transaction, done.row

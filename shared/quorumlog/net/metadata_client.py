@@ -42,21 +42,17 @@ from quorumlog.wire.bodies import (
     LedgerChange,
     LedgerCreateBody,
     LedgerDelete,
-    LedgerDraft,
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
     LedgerProof,
     LedgerProofs,
     LedgerProofsAsk,
-    LedgerRow,
     LogEnd,
-    MissedBody,
     MissingWitness,
     ServiceHeartbeat,
     ServiceList,
     WitnessState,
-    once_body,
 )
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.rebuild_bodies import RebuildState
@@ -97,11 +93,11 @@ class MetadataClient(MetadataRequests):
     ) -> LedgerMetadata:
         query = query_of(held=",".join(attempts) or None, holder=holder)
         row = await self.ask(
-            "GET", f"/v1/ledgers/{ledger_id}", gives=LedgerRow, query=query, proof=proof
+            "GET", f"/v1/ledgers/{ledger_id}", gives=LedgerMetadata, query=query, proof=proof
         )
         if row.ledger_id != ledger_id:
             raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
-        return row.to_core()
+        return row
 
     async def read(
         self,
@@ -165,12 +161,8 @@ class MetadataClient(MetadataRequests):
         Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
         arrived: the same attempt may be sent again then).
         """
-        body = LedgerCreateBody(
-            row=LedgerDraft.draft_of(draft),
-            attempt=attempt or new_attempt(),
-            once=once_body(once),
-        )
-        return (await self.ask("POST", "/v1/ledgers", body, gives=LedgerRow)).to_core()
+        body = LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
+        return await self.ask("POST", "/v1/ledgers", body, gives=LedgerMetadata)
 
     async def cas(
         self,
@@ -188,23 +180,23 @@ class MetadataClient(MetadataRequests):
         database lacks (rule 18d).
         """
         body = LedgerChange(
-            row=LedgerRow.from_core(metadata),
+            row=metadata,
             attempt=attempt or new_attempt(),
-            missed=tuple(map(MissedBody.from_core, missed)),
-            once=once_body(once),
+            missed=missed,
+            once=once,
         )
         path = f"/v1/ledgers/{metadata.ledger_id}"
         try:
-            row = await self.ask("PUT", path, body, gives=LedgerRow, settles=True)
+            row = await self.ask("PUT", path, body, gives=LedgerMetadata, settles=True)
         except VersionConflict as error:
-            return CasStatus.CONFLICT, current_of(error, LedgerRow).to_core()
+            return CasStatus.CONFLICT, current_of(error, LedgerMetadata)
         except AlreadyDone as error:
-            return CasStatus.OK, current_of(error, LedgerRow).to_core()
+            return CasStatus.OK, current_of(error, LedgerMetadata)
         except NoSuchLedger as error:
             return _of_missing(error), None
         except MetadataUnavailable:
             return CasStatus.UNKNOWN, None
-        return CasStatus.OK, row.to_core()
+        return CasStatus.OK, row
 
     async def delete(
         self, ledger_id: int, *, version: int, row_attempt: str = "", attempt: str | None = None
@@ -238,7 +230,7 @@ class MetadataClient(MetadataRequests):
         query |= shown_in(shown)
         query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         page = await self.ask("GET", "/v1/ledgers", gives=LedgerListBody, query=query)
-        return [row.to_core() for row in page.ledgers], page.next
+        return list(page.ledgers), page.next
 
     async def rows(
         self, *, state: State | None = None, bookie: str | None = None
@@ -258,7 +250,7 @@ class MetadataClient(MetadataRequests):
         """
         body = LedgerHeadsAsk(ledgers=tuple(ledger_ids))
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=LedgerHeads)
-        return {head.ledger_id: head.to_core() for head in found.ledgers}
+        return {head.ledger_id: head for head in found.ledgers}
 
     # Bookies and services.
 

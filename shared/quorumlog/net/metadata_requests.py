@@ -44,13 +44,14 @@ from quorumlog.wire.bodies import (
     CopyWitnesses,
     ServiceInfo,
     WitnessState,
+    json_of,
     received,
 )
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
 from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
-B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 _TRY_S: Final = 3.0
 """Timeout of one try: the service answers within 2 s, whatever its databases do."""
@@ -137,11 +138,11 @@ class MetadataRequests:
         path: str,
         body: Body | None = None,
         *,
-        gives: type[B],
+        gives: type[T],
         query: Mapping[str, str] | None = None,
         settles: bool = False,
         proof: bool = False,
-    ) -> B:
+    ) -> T:
         """Try until there is a verdict: return the parsed answer, or raise the service's error.
 
         With `settles`, a try that may have arrived lifts the deadline: only a verdict ends the call
@@ -152,7 +153,7 @@ class MetadataRequests:
             await self.confirm()
         clock = awake()
         end = clock.time() + self._deadline_s
-        data = None if body is None else body.model_dump_json().encode()
+        data = None if body is None else json_of(body)
         outcome: Outcome = NOT_DONE
         pause_s = _PAUSE_S[0]
         tries = 0
@@ -188,12 +189,12 @@ class MetadataRequests:
         url: str,
         method: str,
         data: bytes | None,
-        gives: type[B],
+        gives: type[T],
         query: Mapping[str, str] | None,
         limit_s: float,
         *,
         proof: bool,
-    ) -> B:
+    ) -> T:
         headers = dict[str, str]()
         if data is not None:
             headers["Content-Type"] = "application/json"
@@ -333,12 +334,12 @@ def shown_in(shown: Sequence[str] | None) -> dict[str, str]:
     return {} if shown is None else {"shown": ",".join(shown)}
 
 
-def current_of(error: QuorumLogError, model: type[B]) -> B:
+def current_of(error: QuorumLogError, model: type[T]) -> T:
     """The current row, which the answer to a lost compare-and-swap carries."""
     return received(model, orjson.dumps(error.members["current"]))
 
 
-def _parsed(gives: type[B], status: int, answered: bytes) -> B | None:
+def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
     """The parsed answer, or None where the service did not write it. A proxy's blank page is no answer:
     an empty answer of the service is a 204, and every other has a body.
     """

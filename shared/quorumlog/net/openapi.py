@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.operations import Content, Operation, Problem, Reply, Schema
 from quorumlog.net.parameters import Parameter
 from quorumlog.wire import problems
+from quorumlog.wire.bodies import codec
 
 _REF: Final = "#/components/schemas/{model}"
 _REQUEST_ID: Final = {
@@ -158,7 +158,7 @@ def _problems(errors: Iterable[type[QuorumLogError]]) -> dict[str, Any]:
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """The schemas of all models that the operations name."""
-    found: dict[str, type[BaseModel]] = {"Problem": Problem}
+    found: dict[str, type] = {"Problem": Problem}
 
     def collect(schema: Schema) -> None:
         if isinstance(schema, type):
@@ -172,8 +172,8 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
         for content in (operation.body, *(reply.content for reply in operation.replies.values())):
             for one in content.values():
                 collect(one.schema)
-    _, schema = models_json_schema(
-        [(model, "validation") for model in found.values()], by_alias=True, ref_template=_REF
+    _, schema = TypeAdapter.json_schemas(
+        [(name, "validation", codec(model)) for name, model in found.items()], ref_template=_REF
     )
     defs: dict[str, Any] = schema["$defs"]
     return defs

@@ -19,8 +19,8 @@ from quorumlog.net.identity import Role, caller_of
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.wire import problems
 
-Schema = type[BaseModel] | dict[str, Any]
-"""A pydantic model, or a JSON schema as it is."""
+Schema = type | dict[str, Any]
+"""A pydantic model, a value of the protocol, or a JSON schema as it is."""
 
 ExpectHandler = Callable[[web.Request], Awaitable[None]]
 Handler = Callable[[web.Request, Given], Awaitable[web.StreamResponse]]
@@ -163,12 +163,12 @@ class Routes(list[Route]):
         key: str,
         *given: Parameter[Any],
         roles: frozenset[Role],
-        takes: type[BaseModel] | None = None,
+        takes: type | None = None,
         gives: Schema | None = None,
         status: int = 200,
         repeat_status: int | None = None,
         media: str = JSON,
-        refuses_with: type[BaseModel] | None = None,
+        refuses_with: type | None = None,
         is_audited: bool = False,
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:

@@ -36,8 +36,13 @@ def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
     return access_key[:SALT_BYTES], hashlib.sha256(access_key).digest()
 
 
+def sealed_of(access_key: bytes) -> bytes:
+    """What everybody may know of an access key: its salt and digest; nothing of an empty one."""
+    return access_key and sealed(*salt_and_digest(access_key))
+
+
 def is_same(known: bytes, access_key: bytes) -> bool:
     """Whether `known`, derived from a password, is a row's access key, sealed or not."""
     if is_sealed(access_key):
-        return hmac.compare_digest(sealed(*salt_and_digest(known)), access_key)
+        return hmac.compare_digest(sealed_of(known), access_key)
     return hmac.compare_digest(known, access_key)

@@ -5,9 +5,9 @@ the tests ask the same ones. A single row was checked when it was parsed (`Ledge
 `LogMetadata.check`); these functions are about what one row may become.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 from quorumlog.errors import IncarnationUsed, InvalidRequest, LogProtected, StaleMember
 from quorumlog.protocol.access_key import is_same, is_sealed
@@ -27,21 +27,11 @@ _NEXT: Final = {
     State.CLOSED: {State.CLOSED},
 }
 
-_FIXED: Final[dict[str, Callable[[LedgerMetadata], Any]]] = {
-    "ensemble_size": lambda row: row.quorum.ensemble_size,
-    "write_quorum": lambda row: row.quorum.write_quorum,
-    "ack_quorum": lambda row: row.quorum.ack_quorum,
-    "digest": lambda row: row.digest,
-    "writer": lambda row: row.writer,
-    "ledger_key": lambda row: row.ledger_key,
-    "mac_key": lambda row: row.mac_key,
-    "access_key": lambda row: row.access_key,
-    "wrapped_mac_key": lambda row: row.wrapped_mac_key,
-    "metadata": lambda row: row.custom,
-    "log": lambda row: row.log,
-    "extra": lambda row: row.extra,
-}
-"""What a ledger was created with and keeps, by its name in the row."""
+_FIXED: Final = (
+    "quorum", "digest", "writer", "ledger_key", "mac_key", "access_key", "wrapped_mac_key", "custom",
+    "log", "extra",
+)  # fmt: skip
+"""Fields that a ledger was created with and keeps."""
 
 _KEYS: Final = {"access_key", "mac_key"}
 """What comes from the ledger's password."""
@@ -53,28 +43,17 @@ _Problems = list[tuple[str, str]]
 """Pointer and detail of each."""
 
 
-class Versioned(Protocol):
-    """A ledger's or a log's row, as a value of the protocol or as a body."""
-
-    @property
-    def version(self) -> int:
-        """Grows with each change."""
-        ...
-
-    @property
-    def attempt(self) -> str:
-        """The token of the change that made the version; empty where nobody knows."""
-        ...
+Row = LedgerMetadata | LogMetadata
 
 
-def is_made_from(old: Versioned, new: Versioned) -> bool:
+def is_made_from(old: Row, new: Row) -> bool:
     """Whether a compare-and-swap to `new` is from the row as it is, and not from one of another line of history, whose
     version may be the same (rule 18a).
     """
     return is_row(old, version=new.version, attempt=new.attempt)
 
 
-def is_row(row: Versioned, *, version: int, attempt: str) -> bool:
+def is_row(row: Row, *, version: int, attempt: str) -> bool:
     """Whether the row is the one that this change made; an empty attempt is that of nobody knows which change."""
     return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
@@ -104,8 +83,8 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     """Raise InvalidRequest unless `old` may become `new` in one step."""
     problems = [
         (f"/row/{name}", "never changes")
-        for name, get in _FIXED.items()
-        if get(old) != get(new)
+        for name in _FIXED
+        if getattr(old, name) != getattr(new, name)
         and not (name in _KEYS and _learns_keys(old, new))
         and not (name in _OF_PASSWORD and _changes_password(old, new))
     ]

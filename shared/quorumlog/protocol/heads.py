@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from quorumlog.protocol.log import LogMetadata, LogState
 from quorumlog.protocol.metadata import State
+from quorumlog.protocol.values import LedgerId, LogName, Number, Text, Version
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
     """A ledger's row; `state` is None where there is a tombstone."""
 
-    ledger_id: int
-    version: int
+    ledger_id: LedgerId
+    version: Version
     state: State | None
-    writer_id: str | None = None
+    writer_id: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class LogHead:
     again.
     """
 
-    name: str
-    version: int
+    name: LogName
+    version: Version
     state: LogState | None
-    writer_token: int = 0
-    last_ledger: int | None = None
+    writer_token: Number = 0
+    last_ledger: LedgerId | None = None
     """The ledger whose writer owns the log (rule 22)."""
 
     @classmethod

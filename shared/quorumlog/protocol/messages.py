@@ -8,9 +8,12 @@ Rules of the language (style guide, "the contract of a machine"):
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Annotated
 
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage
 from quorumlog.protocol.record import Run
+from quorumlog.protocol.values import Bounds, EntryId, Member, Value
 
 
 class Status(StrEnum):
@@ -116,12 +119,16 @@ class SendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class MissedRange:
+class MissedRange(Value):
     """Entries that a member should hold and may not: handed to the repair queue (rule 8)."""
 
-    member: str
-    first: int
-    last: int
+    member: Member
+    first: EntryId
+    last: Annotated[int, Bounds(ge=0, le=ID_MAX - 1)]
+
+    def check(self) -> None:
+        """Assert that the range is not empty."""
+        assert self.first <= self.last, "first is above last"
 
 
 @dataclass(frozen=True, slots=True)

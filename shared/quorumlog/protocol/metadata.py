@@ -12,12 +12,31 @@ Invariants (checked by `check`):
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.protocol.ranges import Ranges, complement, union
+from quorumlog.protocol.values import (
+    AttemptOrNone,
+    Bounds,
+    EntryId,
+    IdOrNone,
+    Key,
+    LedgerId,
+    LogName,
+    Member,
+    Number,
+    Pairs,
+    Text,
+    Value,
+    Version,
+)
+
+LOST_RANGES_MAX = 1000
+"""Ranges of entries that may be given up in one ledger, so that a row stays small (taste)."""
 
 
 class State(StrEnum):
@@ -40,8 +59,8 @@ class DigestKind(StrEnum):
 class Fragment:
     """`bookies` is the ensemble, by position, of the entries from `first_entry` up to the next fragment."""
 
-    first_entry: int
-    bookies: tuple[str, ...]
+    first_entry: EntryId
+    bookies: Annotated[tuple[Member, ...], Bounds(min_length=1, max_length=QUORUM_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +70,19 @@ class Repair:
     may be dropped (rules 18, 20 and 20b), but no reader is sent to the one without a place.
     """
 
-    first_entry: int
-    leaving: str
-    target: str
+    first_entry: EntryId
+    leaving: Member
+    target: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
     """The process that created the ledger, its only writer ever (rule 11)."""
 
-    id: str
-    url: str
+    id: Text
+    url: Text
     """For clients."""
-    internal_url: str = ""
+    internal_url: Text = ""
     """For processes of the cluster; empty where `url` is for them too."""
 
     @property
@@ -93,67 +112,75 @@ SHARED_KEPT = 64
 class Lineage:
     """Which log a ledger was placed in, and what was before it there (rule 18f)."""
 
-    log_created_at: str
+    log_created_at: Text
     """When the log was created: a name may have had several logs, one after another."""
-    before: tuple[tuple[int, int], ...] = ()
+    before: tuple[tuple[LedgerId, EntryId], ...] = ()
     """The nearest ledgers with records before this one, ascending: each id and first offset."""
-    published_ms: int = 0
+    published_ms: Number = 0
     """Milliseconds since 1970 at which a transaction put it onto the log (rule 26b); 0: its owner wrote it."""
-    stream_seq: str | None = None
+    stream_seq: Text | None = None
     """The log's stream sequence before this ledger (rule 25a); None: nobody had sent one."""
-    placed_by: str = ""
+    placed_by: AttemptOrNone = ""
     """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18f).
     Empty where the store keeps none."""
-    forked_at: int | None = None
+    forked_at: Number | None = None
     """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
-    shared: tuple[tuple[int, int], ...] = ()
+    shared: tuple[tuple[LedgerId, EntryId], ...] = ()
     """The nearest of these ledgers that the fork names, as `before`."""
-    writer_token: int = 0
+    writer_token: Number = 0
     """The log's, once it was opened for one writer (rule 22a)."""
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerMetadata:
+class LedgerMetadata(Value):
     """One ledger's row. `version` is an equality token that grows by 1 per successful CAS (I20)."""
 
-    ledger_id: int
+    STORE_FIELDS: ClassVar = frozenset(
+        ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at", "deletion")
+    )
+    """Fields that the store sets, whatever a change of the row says."""
+
+    ledger_id: IdOrNone
+    """Negative of a ledger to be created that takes the next free id."""
     quorum: Quorum
     digest: DigestKind
-    fragments: tuple[Fragment, ...]
-    version: int = 1
-    attempt: str = ""
+    fragments: Annotated[tuple[Fragment, ...], Bounds(min_length=1)]
+    version: Version = 1
+    attempt: AttemptOrNone = ""
     """The token of the change that made this version (rule 6): versions of two lines of history may be
     equal, tokens are not (rule 18a). Empty where the store keeps none."""
     state: State = State.OPEN
-    last_entry: int | None = None
-    length: int | None = None
+    last_entry: IdOrNone | None = None
+    length: Number | None = None
     writer: Writer | None = None
-    ledger_key: bytes = b""
+    ledger_key: Key = b""
     """The key that bookies check, derived from the access key and a nonce of the ledger (rule 17)."""
-    mac_key: bytes = b""
+    mac_key: Key = b""
     """Key of the authentication code; empty unless the digest is hmac-sha256. Never sent to bookies."""
-    access_key: bytes = b""
+    access_key: Key = b""
     """Derived from the password (rule 30); empty where the ledger has none."""
-    wrapped_mac_key: bytes = b""
+    wrapped_mac_key: Key = b""
     """The MAC key, encrypted under a key that only the password gives: once the password is another one than that from
     which the MAC key was derived."""
-    custom: tuple[tuple[str, str], ...] = ()
-    log: str | None = None
+    custom: Pairs = ()
+    log: LogName | None = None
     """The log that the ledger was created for, or None."""
-    first_offset: int | None = None
+    first_offset: Number | None = None
     """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
     lineage: Lineage | None = None
     """Set together with `first_offset`."""
-    created_at: str = ""
-    declared_lost: tuple[str, ...] = ()
+    created_at: Text = ""
+    declared_lost: tuple[Member, ...] = ()
     """Members that an operator declared lost for this ledger's recovery (rule 14)."""
     may_lack_entries: bool = False
-    lost_entries: Ranges = ()
+    lost_entries: Annotated[
+        tuple[tuple[EntryId, EntryId], ...], Bounds(max_length=LOST_RANGES_MAX)
+    ] = ()
     """Ranges of ids, ascending and not adjacent, whose loss an operator accepted, since no bookie can
     serve them (rule 31). Readers get a final answer, and no member is expected to hold them.
     """
     repairs: tuple[Repair, ...] = ()
-    extra: tuple[tuple[str, str], ...] = field(default=())
+    extra: Pairs = ()
     """Tags that services keep on a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
     """Of a copy (rule 18e): the ledger has a tombstone, and this was its last row; or with OF_LOG its log was deleted. The

@@ -8,18 +8,21 @@ Source: both protocol documents, "Write quorum"; RoundRobinDistributionSchedule;
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Annotated, Self
+
+from quorumlog.protocol.values import Bounds
 
 QUORUM_MAX = 255  # docs/guides/http.md, Bounds
+_Size = Annotated[int, Bounds(ge=1, le=QUORUM_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
     """E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
 
-    ensemble_size: int
-    write_quorum: int
-    ack_quorum: int
+    ensemble_size: _Size
+    write_quorum: _Size
+    ack_quorum: _Size
 
     def __post_init__(self) -> None:
         if not QUORUM_MAX >= self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:

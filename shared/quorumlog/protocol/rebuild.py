@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from quorumlog.protocol.access_key import salt_and_digest, sealed
+from quorumlog.protocol.access_key import sealed_of
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
+from quorumlog.protocol.row_copy import public
 
 
 class Action(StrEnum):
@@ -169,7 +170,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
 
 def _with_known_keys(newest: LedgerMetadata, known: LedgerMetadata) -> LedgerMetadata:
     """A copy's row with the keys of the database's row: but for an access key of an older password."""
-    is_same = salt_and_digest(known.access_key) == salt_and_digest(newest.access_key)
+    is_same = sealed_of(known.access_key) == sealed_of(newest.access_key)
     access_key = known.access_key if is_same or not newest.access_key else newest.access_key
     return replace(newest, mac_key=known.mac_key, access_key=access_key)
 
@@ -301,10 +302,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
     """The row without what a repair changes, and without what no copy tells."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
-    # A copy tells of the access key only the digest.
-    access_key = row.access_key and sealed(*salt_and_digest(row.access_key))
-    keyless = replace(row, ledger_key=b"", mac_key=b"", access_key=access_key)
-    return replace(keyless, fragments=fragments, repairs=(), version=0, attempt="")
+    return replace(public(row), fragments=fragments, repairs=(), version=0, attempt="")
 
 
 def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bookies) -> Decision:

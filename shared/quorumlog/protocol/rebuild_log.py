@@ -387,7 +387,7 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
     customs = [one.custom for one in ledgers if one.custom is not None]
     settings = LogSettings(
         quorum=last.quorum,
-        digest=last.digest.value,
+        digest=last.digest,
         batch_compression="zstd" if last.is_packed else "none",
         custom=customs[-1] if customs else (),
     )

@@ -1,8 +1,10 @@
 """A bookie's copy of a ledger's row, from which a lost row is made again (rule 18b)."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
+from quorumlog.protocol.access_key import sealed_of
 from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
@@ -54,6 +56,11 @@ def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
     whose changes the database lacks (rule 18c).
     """
     return tuple(sorted(contained)[:-COPIES_KEPT])
+
+
+def public(row: LedgerMetadata) -> LedgerMetadata:
+    """The row as a copy tells it: without its keys, but for the salt and digest of the access key."""
+    return replace(row, ledger_key=b"", mac_key=b"", access_key=sealed_of(row.access_key))
 
 
 def name_of(row: LedgerMetadata) -> RowName:

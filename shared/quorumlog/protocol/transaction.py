@@ -11,6 +11,17 @@ Source: the exactly-once design for Spark; rule 28.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Final
+
+from quorumlog.protocol.values import Bounds, IdOrNone, LedgerId, LogName, Number, Text, Value
+
+TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""A transaction's id; it is part of URLs."""
+
+APP_CHARS_MAX: Final = 255
+
+TransactionId = Annotated[str, Bounds(pattern=rf"^{TRANSACTION_ID}$")]
+App = Annotated[Text, Bounds(min_length=1, max_length=APP_CHARS_MAX)]
 
 
 class TransactionState(StrEnum):
@@ -27,39 +38,39 @@ class Sealed:
     the caller says so.
     """
 
-    ledger_id: int
-    last_entry: int | None = None
+    ledger_id: LedgerId
+    last_entry: IdOrNone | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionLedger:
     """A ledger of a transaction: of a task attempt, then of the log with its offsets."""
 
-    ledger_id: int
-    partition: int | None = None
-    attempt: int | None = None
-    first_offset: int | None = None
-    last_offset: int | None = None
+    ledger_id: LedgerId
+    partition: Number | None = None
+    attempt: Number | None = None
+    first_offset: Number | None = None
+    last_offset: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(Value):
     """One transaction's row. `ledgers`: while OPEN those that were created in it, by id; once
     COMMITTED those that it published, in the log's order.
     """
 
-    id: str
-    log: str
-    app: str | None = None
-    version: int | None = None
+    id: TransactionId
+    log: LogName
+    app: App | None = None
+    version: Number | None = None
     state: TransactionState = TransactionState.OPEN
     is_duplicate: bool = False
     """COMMITTED because the app's version was so already: nothing of this one was published."""
     ledgers: tuple[TransactionLedger, ...] = ()
-    requested: tuple[int, ...] = ()
+    requested: tuple[LedgerId, ...] = ()
     """What the commit asked for, in its order: a repeat is told by it."""
-    created_at: str = ""
-    expires_at: str = ""
+    created_at: Text = ""
+    expires_at: Text = ""
 
     @property
     def is_open(self) -> bool:

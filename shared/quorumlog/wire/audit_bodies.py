@@ -5,7 +5,8 @@ from typing import Annotated, Final
 
 from pydantic import StringConstraints, ValidationError
 
-from quorumlog.wire.bodies import Attempt, Body, received
+from quorumlog.protocol.values import Attempt
+from quorumlog.wire.bodies import Body, received
 
 TARGET_CHARS_MAX: Final = 300
 """A longer target is cut: it names nothing that exists."""

@@ -8,7 +8,8 @@ from pydantic import Field, WithJsonSchema
 
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.quorum import QUORUM_MAX
-from quorumlog.wire.bodies import Body, EntryId
+from quorumlog.protocol.values import EntryId
+from quorumlog.wire.bodies import Body
 
 Range = Annotated[
     tuple[EntryId, EntryId],

@@ -9,16 +9,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from quorumlog.protocol.rebuild import Action
-from quorumlog.wire.bodies import (
-    Body,
-    BookieName,
-    Cookie,
-    EntryIdOrNone,
-    Key,
-    LedgerId,
-    Text,
-    WitnessState,
-)
+from quorumlog.protocol.values import BookieName, IdOrNone, Key, LedgerId, Text
+from quorumlog.wire.bodies import Body, Cookie, WitnessState
 
 NOT_REBUILT: Final = (
     "keys of passwords",
@@ -47,7 +39,7 @@ class HeldRows(Body):
     deleted: bool = False
     """The id is one of a deleted ledger (rule 16a)."""
     ledger_key: Key = b""
-    highest_entry: EntryIdOrNone = -1
+    highest_entry: IdOrNone = -1
     limbo: bool = False
     """An older incarnation of the bookie was a member, and what it held may be lost (rule 15)."""
     copies: tuple[str, ...] = ()

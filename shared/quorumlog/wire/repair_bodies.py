@@ -5,7 +5,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.bodies import MEMBER, Body, LedgerId, Member, Text, Version
+from quorumlog.protocol.values import MEMBER, LedgerId, Member, Text, Version
+from quorumlog.wire.bodies import Body
 
 LEASE_S_MAX = 3600.0
 

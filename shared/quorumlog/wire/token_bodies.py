@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from quorumlog.wire.bodies import ATTEMPT, Attempt, Body, Key
+from quorumlog.protocol.values import ATTEMPT, Attempt, Key
+from quorumlog.wire.bodies import Body
 
 GRANTS_MAX: Final = 32
 """Grants of one token, all of which a request may be compared with (taste)."""

@@ -2,22 +2,13 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
-from quorumlog.protocol.log import LOG_LEDGERS_MAX
-from quorumlog.protocol.transaction import (
-    Sealed,
-    Transaction,
-    TransactionLedger,
-    TransactionState,
-)
-from quorumlog.wire.bodies import Attempt, Body, EntryIdOrNone, LedgerId, LogName, Text, body_of
-from quorumlog.wire.log_bodies import LogRow, Number
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
+from quorumlog.protocol.transaction import App, Sealed, Transaction, TransactionId, TransactionState
+from quorumlog.protocol.values import Attempt, LogName, Number
+from quorumlog.wire.bodies import Body
 
-TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A transaction's id; it is part of URLs."""
-
-APP_CHARS_MAX = 255
 EXPIRES_IN_S = (1, 7 * 24 * 3600)
 """Bounds of the time for which a transaction may be idle."""
 
@@ -26,55 +17,6 @@ PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
 PACKED_TAG = "packed"
 """Names in a ledger's `extra`: its transaction, partition and task attempt, and whether its batches are packed."""
-
-TransactionId = Annotated[str, StringConstraints(pattern=rf"^{TRANSACTION_ID}$")]
-App = Annotated[Text, StringConstraints(min_length=1, max_length=APP_CHARS_MAX)]
-
-
-class SealedBody(Body):
-    """A ledger that a commit publishes."""
-
-    ledger_id: LedgerId
-    last_entry: EntryIdOrNone | None = None
-
-    def to_core(self) -> Sealed:
-        """The protocol's value."""
-        return Sealed(**dict(self))
-
-
-class TransactionLedgerBody(Body):
-    """A ledger of a transaction."""
-
-    ledger_id: LedgerId
-    partition: Number | None = None
-    attempt: Number | None = None
-    first_offset: Number | None = None
-    last_offset: Number | None = None
-
-
-class TransactionRow(Body):
-    """One transaction as the metadata service stores it."""
-
-    id: TransactionId
-    log: LogName
-    app: App | None = None
-    version: Number | None = None
-    state: TransactionState = TransactionState.OPEN
-    is_duplicate: bool = False
-    ledgers: tuple[TransactionLedgerBody, ...] = ()
-    requested: tuple[LedgerId, ...] = ()
-    created_at: Text = ""
-    expires_at: Text = ""
-
-    def to_core(self) -> Transaction:
-        """The protocol's value."""
-        ledgers = tuple(TransactionLedger(**dict(ledger)) for ledger in self.ledgers)
-        return Transaction(**dict(self) | {"ledgers": ledgers})
-
-    @classmethod
-    def from_core(cls, core: Transaction) -> "TransactionRow":
-        """The body that carries a protocol value."""
-        return body_of(cls, core)
 
 
 class TransactionBeginBody(Body):
@@ -103,16 +45,16 @@ class TransactionCommitBody(Body):
     nothing to publish. 412 with the log's row as `current` where the log has another version.
     """
 
-    ledgers: tuple[SealedBody, ...] = Field(max_length=LOG_LEDGERS_MAX)
-    row: LogRow | None
+    ledgers: tuple[Sealed, ...] = Field(max_length=LOG_LEDGERS_MAX)
+    row: LogMetadata | None
     attempt: Attempt
 
 
 class TransactionDone(Body):
     """The transaction after a commit, and the log's row where this commit changed it."""
 
-    transaction: TransactionRow
-    row: LogRow | None
+    transaction: Transaction
+    row: LogMetadata | None
 
 
 class TransactionAlive(Body):

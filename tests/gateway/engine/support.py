@@ -15,6 +15,7 @@ from quorumlog.net.listen import ListenLimits, listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
@@ -257,9 +258,13 @@ async def world_of(
         yield world
 
 
+_SIZES = ("ensemble_size", "write_quorum", "ack_quorum")
+
+
 async def ledger(engine: Engine, *payloads: bytes, **options: Any) -> LedgerMetadata:
     """A ledger of this engine, with these entries."""
-    row = await engine.create(LedgerOptions(**options))
+    sizes = {name: options.pop(name) for name in _SIZES if name in options}
+    row = await engine.create(LedgerOptions(quorum=Quorum.of(**sizes), **options))
     if payloads:
         await engine.append(row.ledger_id, payloads)
     return row

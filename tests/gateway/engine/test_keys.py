@@ -30,7 +30,7 @@ def test_a_row_made_of_a_copy_opens_with_its_password_only_and_gets_the_mac_key(
     digest: DigestKind,
 ) -> None:
     row, keys = with_keys(digest)
-    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(row)))
+    rebuilt = row_copies.decode(row_copies.encode(row))
 
     assert is_sealed(rebuilt.access_key)
     assert Gatekeeper().check(rebuilt, "secret").mac_key == keys.mac_key
@@ -41,7 +41,7 @@ def test_a_row_made_of_a_copy_opens_with_its_password_only_and_gets_the_mac_key(
 
 def test_a_row_learns_its_keys_once_and_from_its_password_only() -> None:
     row, _ = with_keys(DigestKind.HMAC_SHA256)
-    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(row)))
+    rebuilt = row_copies.decode(row_copies.encode(row))
     learned = Gatekeeper().check(rebuilt, "secret")
 
     check_ledger(rebuilt, learned)
@@ -60,11 +60,11 @@ def test_a_copy_of_a_rebuilt_row_says_what_the_first_copy_said() -> None:
     row, _ = with_keys(DigestKind.HMAC_SHA256)
     copy = row_copies.encode(row)
 
-    assert row_copies.encode(row_copies.row_of(row_copies.decode(copy))) == copy
+    assert row_copies.encode(row_copies.decode(copy)) == copy
 
 
 def test_a_copy_of_a_ledger_without_a_password_opens_to_everybody() -> None:
-    rebuilt = row_copies.row_of(row_copies.decode(row_copies.encode(ROW)))
+    rebuilt = row_copies.decode(row_copies.encode(ROW))
 
     assert rebuilt.access_key == b""
     assert Gatekeeper().check(rebuilt, None) == rebuilt
@@ -87,7 +87,7 @@ def test_a_row_that_was_made_again_learns_the_mac_key_from_a_later_password() ->
     known = replace(ROW, digest=DigestKind.HMAC_SHA256, **asdict(keys))
     changed = with_password(with_password(known, "middle"), "new")
 
-    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(changed)))
+    made_again = row_copies.decode(row_copies.encode(changed))
 
     assert not made_again.mac_key
     assert Gatekeeper().check(made_again, "new").mac_key == keys.mac_key
@@ -103,7 +103,7 @@ def test_a_row_that_was_made_again_is_opened_by_its_own_password_not_by_a_later_
     keys = new_keys("old", DigestKind.HMAC_SHA256)
     known = replace(ROW, digest=DigestKind.HMAC_SHA256, **asdict(keys))
     lost = replace(with_password(known, "new"), version=known.version + 1)
-    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(known)))
+    made_again = row_copies.decode(row_copies.encode(known))
     gatekeeper = Gatekeeper({known.ledger_id: lost}.get)
 
     assert gatekeeper.check(made_again, "old").mac_key == keys.mac_key
@@ -135,7 +135,7 @@ async def allowed(store: Changing, password: str) -> LedgerMetadata:
 
 async def test_a_row_that_changes_while_it_learns_its_keys_is_judged_again() -> None:
     known, keys = with_keys(DigestKind.HMAC_SHA256)
-    made_again = row_copies.row_of(row_copies.decode(row_copies.encode(known)))
+    made_again = row_copies.decode(row_copies.encode(known))
     repaired = replace(made_again, version=made_again.version + 1)
     changed = replace(with_password(known, "new"), version=made_again.version + 1)
 

@@ -316,7 +316,7 @@ def told(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
     found = []
     for bookie in world.of(row):
         copies = cast("HeldEntries", bookie.ledgers[row.ledger_id].holdings).copies
-        deletions = [row_copies.decode(copy.body).deleted for copy in copies.values() if copy.body]
+        deletions = [row_copies.decode(copy.body).deletion for copy in copies.values() if copy.body]
         if any(one not in (None, Deletion.OF_LOG) for one in deletions):
             found.append(bookie)
     return found

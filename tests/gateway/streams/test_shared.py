@@ -47,7 +47,7 @@ async def told(cluster: Cluster, kinds: set[Deletion], *, has_ids: bool = False)
                 held.ledger_id
                 for held in page.ledgers
                 if (has_ids and held.deleted)
-                or any(row_copies.decode(copy).deleted in kinds for copy in held.copies)
+                or any(row_copies.decode(copy).deletion in kinds for copy in held.copies)
             }
     return found
 

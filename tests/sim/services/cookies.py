@@ -83,7 +83,7 @@ class Cookies:
         """The highest incarnation of a bookie that ledgers or repairs name."""
         members = {member for _, member in self._tables.repairs}
         for row in self._tables.rows.values():
-            members.update(() if row is None else row.to_core().all_members)
+            members.update(() if row is None else row.all_members)
         found = [member_incarnation(m) for m in members if member_name(m) == name]
         return max(found, default=-1)
 

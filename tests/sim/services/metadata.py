@@ -35,10 +35,10 @@ from quorumlog.protocol.changes import (
     is_made_from,
     is_row,
 )
+from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import (
-    Body,
     BookieList,
     Change,
     ClusterId,
@@ -47,18 +47,18 @@ from quorumlog.wire.bodies import (
     LedgerChange,
     LedgerCreateBody,
     LedgerDelete,
-    LedgerHeadBody,
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
     LedgerProof,
     LedgerProofs,
     LedgerProofsAsk,
-    LedgerRow,
     MissingWitness,
     ServiceList,
     WitnessAccept,
     WitnessState,
+    document_of,
+    json_of,
 )
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
@@ -248,7 +248,7 @@ class Metadata(Process):
             self.tables.record(token, "mark")
         return self._witnesses()
 
-    def _routed(self, request: Request) -> tuple[Callable[[], Body | Answer], str]:
+    def _routed(self, request: Request) -> tuple[Callable[[], object], str]:
         """The work that a request asks for, and what the service's database does of it."""
         if request.path == "/v1/changes":
             assert request.source is not None
@@ -263,10 +263,10 @@ class Metadata(Process):
                 return partial(work, request, **found.groupdict()), how
         raise RouteNotFound(f"{request.method} {request.path}")
 
-    def _answered(self, told: Body | Answer) -> Answer:
+    def _answered(self, told: object) -> Answer:
         if self.net.plan.answer_loss and self.database.down_until > self.net.now:
             raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
-        return told if isinstance(told, Answer) else Answer(200, told.model_dump_json().encode())
+        return told if isinstance(told, Answer) else Answer(200, json_of(told))
 
     def _ready(self) -> Answer:
         if self.memory.missing:
@@ -275,7 +275,7 @@ class Metadata(Process):
 
     # --- ledgers -----------------------------------------------------------------------------
 
-    def _row(self, ledger_id: int) -> LedgerRow:
+    def _row(self, ledger_id: int) -> LedgerMetadata:
         row = self.tables.rows.get(ledger_id)
         if row is None:
             raise NoSuchLedger(ledger_id=ledger_id, deleted=ledger_id in self.tables.rows)
@@ -283,10 +283,9 @@ class Metadata(Process):
 
     def row(self, ledger_id: int) -> LedgerMetadata | None:
         """The row as it is, None where there is a tombstone."""
-        row = self.tables.rows[ledger_id]
-        return None if row is None else row.to_core()
+        return self.tables.rows[ledger_id]
 
-    def _get(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
+    def _get(self, request: Request, id: str) -> LedgerMetadata:  # noqa: A002
         if held := request.query.get("held"):
             self._check_held(held.split(","), request.query["holder"])
         return self._row(int(id))
@@ -320,7 +319,7 @@ class Metadata(Process):
             self.memory.compare(lost, [], holder=holder)
         return lost
 
-    def _put(self, row: LedgerRow) -> LedgerRow:
+    def _put(self, row: LedgerMetadata) -> LedgerMetadata:
         self.tables.rows[row.ledger_id] = row
         self.tables.versions[row.ledger_id] = row.version
         self.tell(
@@ -333,12 +332,10 @@ class Metadata(Process):
         for process in self.database.processes:
             process.stream.tell(change)
 
-    def _create(self, request: Request) -> LedgerRow:
+    def _create(self, request: Request) -> LedgerMetadata:
         body = LedgerCreateBody.model_validate_json(request.body)
         tables, ledger_id = self.tables, body.row.ledger_id
-        chosen = -1 if ledger_id is None else ledger_id
-        wanted = body.row.core(ledger_id=chosen, version=1, created_at="")
-        self._legal(check_new_ledger, wanted)
+        self._legal(check_new_ledger, body.row)
         done = tables.attempts.get(body.attempt)
         if done not in (None, ACCEPTED):
             if not done.startswith(_CREATE):
@@ -346,21 +343,29 @@ class Metadata(Process):
             return self._row(int(done.removeprefix(_CREATE)))
         if body.once is not None and body.once.token in tables.once:
             return self._row(tables.once[body.once.token])
-        self.cookies.hold(added_members(None, wanted))
-        while ledger_id is None:
+        self.cookies.hold(added_members(None, body.row))
+        while ledger_id < 0:
             tables.last_id += 1
-            ledger_id = None if tables.last_id in tables.rows else tables.last_id
+            ledger_id = -1 if tables.last_id in tables.rows else tables.last_id
         if ledger_id in tables.rows:
             raise LedgerExists(ledger_id=ledger_id)
-        core = body.row.core(ledger_id=ledger_id, version=1, created_at=self.utc)
         tables.record(body.attempt, f"{_CREATE}{ledger_id}")
         if body.once is not None:
             tables.once[body.once.token] = ledger_id
-        core = replace(core, attempt=body.attempt)
-        self._judge(None, core)
-        return self._put(LedgerRow.from_core(core))
+        row = replace(
+            body.row,
+            ledger_id=ledger_id,
+            version=1,
+            attempt=body.attempt,
+            first_offset=None,
+            lineage=None,
+            created_at=self.utc,
+            deletion=None,
+        )
+        self._judge(None, row)
+        return self._put(row)
 
-    def _change(self, request: Request, id: str) -> LedgerRow:  # noqa: A002
+    def _change(self, request: Request, id: str) -> LedgerMetadata:  # noqa: A002
         body, target = LedgerChange.model_validate_json(request.body), f"ledger {id}"
         if body.row.ledger_id != int(id):
             raise InvalidRequest("the path and the row name different ledgers")
@@ -368,22 +373,22 @@ class Metadata(Process):
         if self.is_settled(body.attempt, target):
             return old
         if not is_made_from(old, body.row):
-            current = old.model_dump(mode="json")
+            current = document_of(old)
             raise VersionConflict(ledger_id=old.ledger_id, current=current)
-        before, after = old.to_core(), body.row.to_core()
-        self._legal(check_ledger, before, after)
-        self.cookies.hold(added_members(before, after), ledger_id=old.ledger_id)
-        changed = {
-            "version": old.version + 1,
-            "attempt": body.attempt,
-            "first_offset": old.first_offset,
-            "lineage": old.lineage,
-            "created_at": old.created_at,
-        }
-        new = body.row.model_copy(update=changed)
+        self._legal(check_ledger, old, body.row)
+        self.cookies.hold(added_members(old, body.row), ledger_id=old.ledger_id)
+        new = replace(
+            body.row,
+            version=old.version + 1,
+            attempt=body.attempt,
+            first_offset=old.first_offset,
+            lineage=old.lineage,
+            created_at=old.created_at,
+            deletion=None,
+        )
         self.tables.record(body.attempt, target)
         self.net.note("row", id, f"v{new.version}", new.state)
-        self._judge(before, new.to_core())
+        self._judge(old, new)
         for missed in body.missed:
             self.queue.add(old.ledger_id, missed.member, ((missed.first, missed.last),))
         return self._put(new)
@@ -395,7 +400,7 @@ class Metadata(Process):
             return Answer(204)
         old = self._row(ledger_id)
         if not is_row(old, version=body.version, attempt=body.row_attempt):
-            raise VersionConflict(ledger_id=ledger_id, current=old.model_dump(mode="json"))
+            raise VersionConflict(ledger_id=ledger_id, current=document_of(old))
         if old.state is not State.CLOSED:
             raise InvalidRequest("only a CLOSED ledger is deleted", ledger_id=ledger_id)
         self.tables.record(body.attempt, target)
@@ -404,7 +409,7 @@ class Metadata(Process):
         for key in [key for key in self.tables.repairs if key[0] == ledger_id]:
             del self.tables.repairs[key]
         self.net.note("row", id, "deleted")
-        self._judge(old.to_core(), None)
+        self._judge(old, None)
         self.tell(Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True))
         return Answer(204)
 
@@ -439,7 +444,7 @@ class Metadata(Process):
             and row.ledger_id > after
             and query.get("state", row.state) == row.state
             and query.get("log", row.log) == row.log
-            and tags.items() <= row.metadata.items()
+            and tags.items() <= set(row.custom)
             and ("bookie" not in query or query["bookie"] in _names_of(row))
         ]
         page = found[:limit]
@@ -460,7 +465,7 @@ class Metadata(Process):
                 continue
             row = self.tables.rows[ledger_id]
             found.append(
-                LedgerHeadBody(
+                LedgerHead(
                     ledger_id=ledger_id,
                     version=self.tables.versions[ledger_id],
                     state=None if row is None else row.state,
@@ -485,11 +490,9 @@ def tokens_of(witnesses: Iterable[str]) -> set[str]:
     return {token for w in witnesses if (token := token_of(CLUSTER_ID, w)) is not None}
 
 
-def _names_of(row: LedgerRow) -> set[str]:
+def _names_of(row: LedgerMetadata) -> set[str]:
     """The bookies that a row names, with their incarnations and without."""
-    members = {member for fragment in row.fragments for member in fragment.bookies}
-    members |= {member for r in row.repairs for member in (r.leaving, r.target)}
-    return members | set(map(member_name, members))
+    return {*row.all_members, *map(member_name, row.all_members)}
 
 
 def outcome_of(error: QuorumLogError) -> str:

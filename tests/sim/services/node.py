@@ -200,7 +200,7 @@ class Node(Process):
         if ledger is None:
             return None
         rows = [self.judge.restores.row_of(ledger_id, name) for name in ledger.row_names]
-        copies = [row_copies.row_of(row_copies.decode(row_copies.encode(row))) for row in rows]
+        copies = [row_copies.decode(row_copies.encode(row)) for row in rows]
         replica = ledger.replica
         return Held(self.me, replica.ledger_key or b"", replica.is_deleted, tuple(copies))
 

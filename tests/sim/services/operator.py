@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from quorumlog.protocol import rebuild
 from quorumlog.protocol.rebuild import Action, Bookies, Decision, Held, Known, Registered, decide
-from quorumlog.wire.bodies import STAND_IN, Change, Cookie, CookieRow, LedgerRow
+from quorumlog.wire.bodies import STAND_IN, Change, Cookie, CookieRow
 from services.bookie.cookie import LocalCookie
 from services.metadata.attempts import ACCEPTED
 from services.metadata.rebuild import Survey
@@ -130,7 +130,7 @@ class Operator:
             held = [one for one in found if one is not None]
             row = tables.rows.get(ledger_id)
             is_deleted = ledger_id in tables.rows and row is None
-            known = Known(None if row is None else row.to_core(), is_deleted, contained)
+            known = Known(row, is_deleted, contained)
             decision = decide(known, held, bookies)
             if decision.action in _LEFT:
                 self.waiting[ledger_id] = decision.why
@@ -153,7 +153,7 @@ class Operator:
         }:
             held = (nodes[name].held(ledger_id) for name in answering)
             rows = [row for one in held if one is not None for row in one.rows]
-            survey.note([LedgerRow.from_core(row).model_dump() for row in rows])
+            survey.note(rows)
         present = dict(answering)
         for name, one in cookies.items():
             if not one.is_retired:
@@ -198,7 +198,7 @@ class Operator:
     def _write(self, ledger_id: int, decision: Decision, held: list[Held]) -> None:
         tables = self._cluster.database.tables
         row = decision.row
-        tables.rows[ledger_id] = None if row is None else LedgerRow.from_core(row)
+        tables.rows[ledger_id] = row
         tables.versions[ledger_id] = (
             tables.versions.get(ledger_id, 0) + 1 if row is None else row.version
         )

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from quorumlog.errors import NoSuchRepair, VersionConflict
-from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import (
     Lease,
     LeaseGive,
@@ -28,7 +27,7 @@ from tests.sim.services.tables import Held, Item, Tables
 if TYPE_CHECKING:
     from tests.sim.services.metadata import Metadata
 
-ModelRoute = tuple[str, str, Callable[..., Body | Answer], str]
+ModelRoute = tuple[str, str, Callable[..., object], str]
 """Method, path, work, and by which of its ways the service asks its database."""
 
 RUNS: Final = "run"

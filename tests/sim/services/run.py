@@ -28,6 +28,7 @@ from quorumlog.net import metadata_requests
 from quorumlog.net.ports import MachineTimes
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.repair import FragmentRepair
@@ -161,9 +162,7 @@ class Run:
         size, write, ack = self.plan.quorum
         self.keys += 1
         options = LedgerOptions(
-            size,
-            write,
-            ack,
+            Quorum(size, write, ack),
             allow_degraded=self.rng.random() < 0.3,
             once=once(f"key-{self.keys}") if self.rng.random() < 0.5 else None,
         )

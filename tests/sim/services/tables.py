@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.bodies import CookieRow, LedgerRow
+from quorumlog.wire.bodies import CookieRow
 from quorumlog.wire.repair_bodies import RepairSettings
 from services.metadata.attempts import ACCEPTED
 
@@ -53,7 +53,7 @@ class Registration:
 class Tables:
     """What the database holds; it survives the service."""
 
-    rows: dict[int, LedgerRow | None] = field(default_factory=dict)
+    rows: dict[int, LedgerMetadata | None] = field(default_factory=dict)
     """None is a tombstone."""
     versions: dict[int, int] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Tables:
 
     def cores(self) -> dict[int, LedgerMetadata | None]:
         """The rows as the protocol has them."""
-        return {i: None if row is None else row.to_core() for i, row in self.rows.items()}
+        return dict(self.rows)
 
     def accept(self, tokens: Iterable[str]) -> None:
         """Go on without these changes, as an operator decided."""

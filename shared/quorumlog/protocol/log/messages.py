@@ -9,16 +9,17 @@ opaque to a machine: the machine only hands it back to the driver.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log.row import LogMetadata
+from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.transaction import Sealed, Transaction
+from quorumlog.protocol.transaction import Sealed, Transaction, TransactionId
+from quorumlog.protocol.values import Bounds, Number, Value
 
 RequestKey = Any
 """A client's request, as its driver knows it: hashable."""
@@ -83,14 +84,14 @@ class RecordsAppended:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Value):
     """A commit: these ledgers of a transaction come onto its log, in this order (rule 28)."""
 
-    transaction: str
-    ledgers: tuple[Sealed, ...]
+    transaction: TransactionId
+    ledgers: Annotated[tuple[Sealed, ...], Bounds(max_length=LOG_LEDGERS_MAX)]
     overwrite: bool = False
     """What was on the log before is dropped by it."""
-    token: int | None = None
+    token: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

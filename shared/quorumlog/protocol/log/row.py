@@ -15,13 +15,27 @@ Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from quorumlog.errors import LogReplaced
-from quorumlog.protocol.metadata import PREDECESSORS_KEPT, SHARED_KEPT, Lineage, Writer
+from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.metadata import PREDECESSORS_KEPT, SHARED_KEPT, DigestKind, Lineage, Writer
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.values import (
+    AttemptOrNone,
+    Bounds,
+    IdOrNone,
+    LedgerId,
+    LogName,
+    Number,
+    Pairs,
+    Text,
+    Value,
+    Version,
+)
 
 PRODUCERS_MAX = 1000
 """Producers that a log remembers; the one that was silent longest goes first (rule 26)."""
@@ -45,25 +59,27 @@ class LogState(StrEnum):
     CLOSED = "CLOSED"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one request of a producer, and the digest of its records."""
+class Answer(NamedTuple):
+    """The answer to one request of a producer, and the digest of its records. A tuple, since it is a plain list in JSON:
+    there may be thousands.
+    """
 
-    seq: int
-    first_offset: int
-    last_offset: int
-    ledger_id: int
-    entry_id: int
-    content: str
+    seq: Number
+    first_offset: Number
+    last_offset: IdOrNone
+    """One below the first where a request without records ended the log."""
+    ledger_id: LedgerId
+    entry_id: Number
+    content: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
     """One producer as a log knows it. `answers` are its latest, ascending by seq."""
 
-    id: str
-    epoch: int
-    seen_ms: int
+    id: Text
+    epoch: Number
+    seen_ms: Annotated[int, Bounds(ge=-(2**63), le=ID_MAX)]
     answers: tuple[Answer, ...]
 
     @property
@@ -78,15 +94,15 @@ class LogItem:
     item from which a takeover replays keeps it.
     """
 
-    ledger_id: int
-    first_offset: int | None
-    last_offset: int | None = None
+    ledger_id: LedgerId
+    first_offset: Number | None
+    last_offset: IdOrNone | None = None
     """None while the ledger may grow; first_offset - 1 of an empty closed one."""
-    producers: tuple[Producer, ...] = ()
-    bytes: int = 0
-    sealed_ms: int = 0
+    producers: Annotated[tuple[Producer, ...], Bounds(max_length=PRODUCERS_MAX)] = ()
+    bytes: Number = 0
+    sealed_ms: Number = 0
     """When it was closed: retention by age begins here. 0 while open."""
-    published_ms: int = 0
+    published_ms: Number = 0
     """When a transaction put it onto the log: the append time of all its records. 0: its batches tell theirs."""
 
     @property
@@ -107,15 +123,15 @@ class LogSettings:
     """The settings of a log. Zero switches a limit off."""
 
     quorum: Quorum
-    digest: str = "crc32c"
-    roll_bytes: int = 256 * 1024 * 1024
-    roll_entries: int = 0
-    roll_seconds: int = 0
-    retention_bytes: int = 0
-    retention_seconds: int = 0
-    batch_compression: str = "none"
+    digest: DigestKind = DigestKind.CRC32C
+    roll_bytes: Number = 256 * 1024 * 1024
+    roll_entries: Number = 0
+    roll_seconds: Number = 0
+    retention_bytes: Number = 0
+    retention_seconds: Number = 0
+    batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
-    custom: tuple[tuple[str, str], ...] = ()
+    custom: Pairs = ()
 
     @property
     def limits(self) -> dict[str, int]:
@@ -146,49 +162,54 @@ class LogSettings:
 class Expiry:
     """A log that is deleted once nobody has used it for so many seconds (ADR 40)."""
 
-    idle_s: int
+    idle_s: Number
     keeper: Writer
     """The process that remembers the last use: no other one may say that the log has expired."""
-    term: str
+    term: Text
     """Of this appointment of the keeper, and of no other."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogMetadata:
+class LogMetadata(Value):
     """One log's row."""
 
-    name: str
+    STORE_FIELDS: ClassVar = frozenset(("name", "version", "attempt", "created_at", "read_ms"))
+    """Fields that the store sets, whatever a change of the row says."""
+
+    name: LogName
     settings: LogSettings
-    items: tuple[LogItem, ...] = ()
-    version: int = 1
+    items: Annotated[tuple[LogItem, ...], Bounds(max_length=LOG_LEDGERS_MAX)] = ()
+    version: Version = 1
     state: LogState = LogState.OPEN
-    first_offset: int = 0
-    next_offset: int | None = None
+    first_offset: Number = 0
+    next_offset: Number | None = None
     """Where the next record goes while no ledger is open (no items yet, or closed)."""
-    writer_token: int = 0
+    writer_token: Number = 0
     """0: any gateway may own it. Else only appends with this token are taken (`open`)."""
-    opened_by: str | None = None
-    forgotten_end: int = 0
+    opened_by: Annotated[Text, Bounds(max_length=1024)] | None = None
+    forgotten_end: Number = 0
     """The end of what the log has forgotten (rule 26a): every producer that is not known any more
     was seen below this offset only. 0: nobody was forgotten."""
-    appended_ms: int = 0
+    appended_ms: Number = 0
     """The latest append time of a record of the log, but for those of its last ledger: append times never go
     back (rule 26b)."""
-    stream_seq: str | None = None
+    stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
     """The last stream sequence, but for those of requests to its last ledger (rule 25a); None: nobody has sent one."""
-    created_at: str = ""
-    attempt: str = ""
+    created_at: Text = ""
+    attempt: AttemptOrNone = ""
     """The token of the change that made this version: versions of two lines of history may be equal (rule 18a).
     Empty where the store keeps none."""
-    archived_through: int | None = None
+    archived_through: Number | None = None
     """All records below this offset are kept elsewhere too; None: nobody archives the log."""
     deletion_protection: bool = False
     """Nobody may delete the log, nor truncate or overwrite it; its retention goes on."""
     expiry: Expiry | None = None
     """None: it exists until it is deleted."""
-    forked_at: int | None = None
+    forked_at: Number | None = None
     """Of a fork: the offset of its first own record. Items that begin below are shared: their ledgers were made for
     other logs, and the last one may go on behind this offset there. None: the log is no fork."""
+    read_ms: Number = field(default=0, compare=False)
+    """The store's clock when the row was read, in milliseconds since 1970; 0 in rows that were not read from the store."""
 
     def check(self) -> None:
         """Assert the invariants of one row."""

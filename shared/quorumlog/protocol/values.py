@@ -1,0 +1,127 @@
+"""Bounds of the fields of values that processes exchange and store, as annotations of these fields.
+
+A value's JSON has the members that the value has fields. Pydantic reads the bounds from the annotations and the classes
+(`__get_pydantic_core_schema__`), as plain dicts, so that nothing here imports pydantic.
+"""
+
+import base64
+import binascii
+from typing import Annotated, Any, ClassVar
+
+from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+
+BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""A bookie's name; it is part of a member, of URLs and of file names."""
+
+MEMBER = rf"{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})"
+MEMBER_OR_NAME = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
+
+LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+"""A log's name (docs/guides/http.md, Bounds)."""
+
+ATTEMPT = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+
+class Bounds:
+    """Bounds of numbers, texts and lists, by their names in pydantic: `ge`, `le`, `pattern`, `max_length`."""
+
+    def __init__(self, **bounds: object) -> None:
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The schema of the annotated type, with these bounds."""
+        return handler(source) | self._bounds
+
+
+class AsBase64:
+    """Marks bytes that are canonical base64 in JSON."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The schema of bytes that are read from text and written as text."""
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": _bytes_of},
+            "schema": handler(source),
+            "serialization": {
+                "type": "function-plain",
+                "function": _base64_of,
+                "when_used": "json",
+            },
+        }
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, str]:
+        """The JSON schema of the text."""
+        return {"type": "string", "contentEncoding": "base64"}
+
+
+class AsObject:
+    """Marks sorted pairs of texts that are an object in JSON."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        """The schema of a dict, of which the pairs are made."""
+        pairs = {"type": "no-info", "function": lambda texts: tuple(sorted(texts.items()))}
+        return {
+            "type": "function-after",
+            "function": pairs,
+            "schema": handler.generate_schema(dict[Text, Text]),
+            "serialization": {"type": "function-plain", "function": dict},
+        }
+
+
+LedgerId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
+EntryId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
+Number = Annotated[int, Bounds(ge=0, le=ID_MAX)]
+"""An offset, or any other count."""
+IdOrNone = Annotated[int, Bounds(ge=NO_ENTRY, le=ID_MAX)]
+"""The id of an entry or a ledger, or -1 where there is none."""
+Version = Annotated[int, Bounds(ge=1, le=ID_MAX)]
+Text = Annotated[str, Bounds(pattern="^[^\\x00]*$", max_length=65_536)]
+"""Without NUL, the one character that Postgres can't store."""
+Key = Annotated[bytes, AsBase64()]
+Member = Annotated[str, Bounds(pattern=rf"^{MEMBER}$", max_length=128)]
+BookieName = Annotated[str, Bounds(pattern=rf"^{BOOKIE_NAME}$")]
+LogName = Annotated[str, Bounds(pattern=rf"^{LOG_NAME}$")]
+Attempt = Annotated[str, Bounds(pattern=rf"^{ATTEMPT}$")]
+"""A random token of one change, sent with each try of it (rule 6)."""
+AttemptOrNone = Annotated[str, Bounds(pattern=rf"^({ATTEMPT})?$")]
+"""A token; empty where the store keeps none."""
+Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
+"""Sorted by their first texts, all of which are different."""
+
+
+class Value:
+    """Base of values that are parsed by themselves: their JSON has no unknown members, and `check` accepts them."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
+
+    def check(self) -> None:
+        """Assert the value's invariants."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """The schema of the fields, and `check`."""
+        checked = {"type": "no-info", "function": _checked}
+        return {"type": "function-after", "function": checked, "schema": handler(source)}
+
+
+def _checked(value: Value) -> Value:
+    value.check()
+    return value
+
+
+def _bytes_of(value: object) -> object:
+    """The bytes of canonical base64; pydantic refuses anything else."""
+    if not isinstance(value, str):
+        return value
+    try:
+        decoded = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("is not base64") from error
+    if base64.b64encode(decoded).decode() != value:
+        raise ValueError("is not canonical base64")
+    return decoded
+
+
+def _base64_of(value: bytes) -> str:
+    return base64.b64encode(value).decode()
