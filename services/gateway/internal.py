@@ -19,13 +19,20 @@ from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, TooLarge, Wri
 from quorumlog.net.bodies import parsed
 from quorumlog.net.identity import GATEWAYS, HEALERS, WRITERS
 from quorumlog.net.operations import Route, Routes
-from quorumlog.net.parameters import Given, header_text, path_text, query_integer, query_text
+from quorumlog.net.parameters import (
+    Given,
+    header_text,
+    path_text,
+    query_choice,
+    query_integer,
+    query_text,
+)
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.log import Expiry, LogState
-from quorumlog.protocol.log.messages import Append, Publish
+from quorumlog.protocol.log.messages import Append, Consult, Publish
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.edge import body, entries, ledgers
@@ -41,10 +48,8 @@ _WAIT_S_MAX: Final = 60.0
 _WAIT_MS_MAX: Final = 3_600_000
 """What a gateway may ask for, with the longest COMMENT_EVERY_S; it is answered sooner."""
 _ID_CHARS_MAX: Final = 200
-_BATCH_BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
-"""Above what a batch may have as an entry, which is checked where it becomes one."""
-_BODY_BYTES_MAX: Final = 64 << 20
-"""Any other body."""
+_BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
+"""Above what a batch may have as an entry, which is checked where it becomes one; and three times a page of logs."""
 
 FORWARDED: Final = (entries.APPEND, ledgers.CLOSE)
 """The operations whose requests are passed on to a ledger's writer."""
@@ -58,6 +63,12 @@ AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Wait for an LAC above t
 WAIT_MS: Final = query_integer("wait_ms", 0, _WAIT_MS_MAX, "For how long, 60 s at most.", 0)
 MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
 NAME: Final = path_text("name", LOG_NAME, "The log.")
+CALL: Final = query_choice(
+    "call",
+    ("append", "publish", "consult", "roll"),
+    "What the owner of the log is asked for.",
+    "roll",
+)
 TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
 CREATED: Final = query_text("created", CREATED_AT, "The log's `created_at`, as its row has it.")
 TERM: Final = query_text("term", "[0-9a-f-]{1,36}", "Of the appointment of the log's keeper.")
@@ -68,19 +79,14 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
     """The routes about ledgers of this instance. `public`: the public routes, of which some serve other gateways too."""
-    inner, ledger, routes, named = (
-        _LedgerRoutes(engine),
-        "/internal/ledgers/{ledger_id}",
-        Routes(),
-        Routes(),
-    )
-    routes.add("GET /internal/instance", roles=WRITERS)(inner.instance)
-    named.add(f"GET {ledger}/lac", LEDGER_ID, AFTER, WAIT_MS, roles=GATEWAYS)(
-        inner.last_add_confirmed
-    )
-    named.add(f"POST {ledger}/replace", LEDGER_ID, MEMBER, roles=HEALERS)(inner.replace)
-    named += [inner.forwarded(one) for one in public if one.operation in FORWARDED]
-    return [*routes, *(_for_instance(instance, one) for one in named)]
+    inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
+    asked = (LEDGER_ID, AFTER, WAIT_MS)
+    routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
+    routes.add(f"POST {ledger}/replace", LEDGER_ID, MEMBER, roles=HEALERS)(inner.replace)
+    routes += [inner.forwarded(one) for one in public if one.operation in FORWARDED]
+    anybodys = Routes()
+    anybodys.add("GET /internal/instance", roles=WRITERS)(inner.instance)
+    return [*anybodys, *(_for_instance(instance, one) for one in routes)]
 
 
 def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
@@ -88,10 +94,7 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
     inner, log, routes = _LogRoutes(logs, room), "/internal/logs/{name}", Routes()
     asks = partial(routes.add, roles=GATEWAYS)
     asks("POST /internal/log-ends")(inner.ends)
-    asks(f"POST {log}/append", NAME, EXPECT, TOKEN, SINCE, CREATED)(inner.append)
-    asks(f"POST {log}/roll", NAME)(inner.roll)
-    asks(f"POST {log}/publish", NAME)(inner.publish)
-    asks(f"POST {log}/consult", NAME)(inner.consult)
+    asks(f"POST {log}/forwarded", NAME, CALL, EXPECT, TOKEN, SINCE, CREATED)(inner.forwarded)
     asks(f"POST {log}/access", NAME, TERM, IDLE_S, COUNTS)(inner.access)
     return [_for_instance(instance, one) for one in routes]
 
@@ -166,47 +169,35 @@ class _LogRoutes:
     def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs, self._room = logs, room
 
-    async def append(self, request: web.Request, given: Given) -> web.Response:
-        """Append to a log that this process owns."""
-        data = await body.read(request, self._room, _BATCH_BODY_BYTES_MAX)
-        head = _checked(data)
-        call = Append(
-            data,
-            head.count,
-            head.producer,
-            given[EXPECT],
-            given[TOKEN],
-            given[SINCE],
-            created_at=given[CREATED],
-        )
-        return json_value(await self._logs.append_here(given[NAME], call))
+    async def forwarded(self, request: web.Request, given: Given) -> web.Response:
+        """Do what a client asked another gateway for, as the owner of the log."""
+        data = await body.read(request, self._room, _BODY_BYTES_MAX)
+        call: Append | Publish | Consult | None = None
+        match given[CALL]:
+            case "append":
+                head, expect, token = _checked(data), given[EXPECT], given[TOKEN]
+                since, created_at = given[SINCE], given[CREATED]
+                call = Append(
+                    data, head.count, head.producer, expect, token, since, created_at=created_at
+                )
+            case "publish":
+                call = parsed(data, Publish)
+            case "consult" if given[NAME] == POSITIONS_LOG:
+                call = Consult(data)
+            case other if other != "roll":
+                raise InvalidRequest("nothing can be asked of this log")
+            case _:
+                pass
+        try:
+            return json_value(await self._logs.forwarded(given[NAME], call))
+        except BadPositions as error:
+            raise BadRequest(str(error)) from error
 
     async def ends(self, request: web.Request, _given: Given) -> web.Response:
         """The ends of those of the named logs that this process owns."""
-        asked = parsed(await self._body(request), EndsBody)
+        asked = parsed(await body.read(request, self._room, _BODY_BYTES_MAX), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in asked.logs)
         return json_value({"ends": self._logs.ends_here(heads)})
-
-    async def roll(self, _request: web.Request, given: Given) -> web.Response:
-        """Roll a log that this process owns."""
-        await self._logs.roll_here(given[NAME])
-        return json_value({})
-
-    async def publish(self, request: web.Request, given: Given) -> web.Response:
-        """Publish a transaction onto a log that this process owns."""
-        call = parsed(await self._body(request), Publish)
-        done = await self._logs.publish_here(given[NAME], call)
-        return json_value(done)
-
-    async def consult(self, request: web.Request, given: Given) -> web.Response:
-        """Decide requests about positions, whose log this process owns."""
-        if given[NAME] != POSITIONS_LOG:
-            raise InvalidRequest("nothing can be asked of this log")
-        try:
-            answers = await self._logs.positions.answer_here(await self._body(request))
-        except BadPositions as error:
-            raise BadRequest(str(error)) from error
-        return json_value(answers)
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
         """Count an access to a log whose keeper this process is, and say whether the log lives."""
@@ -216,9 +207,6 @@ class _LogRoutes:
         expiry = Expiry(given[IDLE_S], self._logs.me, term)
         verdict = await self._logs.accesses.here(given[NAME], expiry, is_access=given[COUNTS] == 1)
         return json_value({"verdict": verdict})
-
-    async def _body(self, request: web.Request) -> bytes:
-        return await body.read(request, self._room, _BODY_BYTES_MAX)
 
 
 def _checked(data: bytes) -> batch.BatchHead:

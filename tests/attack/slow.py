@@ -71,7 +71,7 @@ def places(arena: Arena) -> list[Place]:
             "application/vnd.quorumlog.frames",
             instance,
         ),
-        Place("internal-1", f"/internal/logs/{arena.log}/append", OCTETS, instance),
+        Place("internal-1", f"/internal/logs/{arena.log}/forwarded?call=append", OCTETS, instance),
         Place("bookie-1", f"{ledger}/entries", OCTETS, key, length=1 << 20),
         Place(
             "bookie-1", "/v1/maintenance", "application/json", secret, method="PUT", length=1 << 20

@@ -36,16 +36,15 @@ from quorumlog.protocol.log.messages import (
     ForceAsked,
     Forward,
     HeadLearned,
+    LogRequest,
     OwnerEnded,
     OwnerLost,
     Publish,
-    PublishAsked,
     ReadLog,
     RecordsAppended,
     RecoverLedger,
     Relay,
     Resolve,
-    RollAsked,
     RowTaken,
     Submit,
     SwapLog,
@@ -134,11 +133,11 @@ class LogExplorer:
         for name in self._sendable(world):
             yield f"{name} to g{index}", partial(self._send, world, index, name)
         if (count := world.count(ROLL)) < scope.rolls:
-            roll = RollAsked(f"{ROLL}{count}")
+            roll = LogRequest(f"{ROLL}{count}")
             yield f"g{index} rolls", lambda: self._hear(world.counted(ROLL), index, roll)
         if (count := world.count(PUBLISH)) < scope.publishes:
             call = Publish("t", (Sealed(PUBLISHED),), overwrite=scope.overwrites)
-            asked = PublishAsked(f"{PUBLISH}{count}", call, ((PUBLISHED, 1, 1),))
+            asked = LogRequest(f"{PUBLISH}{count}", call, ((PUBLISHED, 1, 1),))
             yield f"g{index} publishes", lambda: self._hear(world.counted(PUBLISH), index, asked)
         if world.count(DELETE) < scope.deletions and not world.is_deleted:
             deletion = DeletionAsked((DELETE, index))
@@ -342,9 +341,9 @@ class LogExplorer:
         request = (FORWARDED, life, number)
         event: Event
         if asked.call is None:
-            event = RollAsked(request, is_forwarded=True)
+            event = LogRequest(request, is_forwarded=True)
         elif isinstance(asked.call, Publish):
-            event = PublishAsked(request, asked.call, ((PUBLISHED, 1, 1),), is_forwarded=True)
+            event = LogRequest(request, asked.call, ((PUBLISHED, 1, 1),), is_forwarded=True)
         else:
             assert isinstance(asked.call, Append), "nobody consults here"
             event = AppendsAsked(((request, replace(asked.call, is_forwarded=True)),))

@@ -967,22 +967,14 @@ class Net(LogPeers):
         self.gateway = gateway
         self.cluster = gateway.cluster
 
-    async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
-        return await self._ask(owner, lambda peer: peer.logs.append_here(name, call))
+    async def forward(
+        self, owner: Writer, name: str, call: Append | Publish | Consult | None
+    ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
+        async def done(peer: Gateway) -> Any:
+            told = await peer.logs.forwarded(name, call)
+            return orjson.dumps(told) if isinstance(call, Consult) else told
 
-    async def roll(self, owner: Writer, name: str) -> OwnerLost | None:
-        return await self._ask(owner, lambda peer: peer.logs.roll_here(name))
-
-    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction | OwnerLost:
-        return await self._ask(owner, lambda peer: peer.logs.publish_here(name, call))
-
-    async def consult(self, owner: Writer, name: str, call: Consult) -> bytes | OwnerLost:
-        del name
-
-        async def consult(peer: Gateway) -> bytes:
-            return orjson.dumps(await peer.logs.positions.answer_here(call.data))
-
-        return await self._ask(owner, consult)
+        return await self._ask(owner, done)
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
         told = await self._ask(

@@ -69,7 +69,7 @@ async def test_all_that_is_under_way_when_the_machine_breaks_is_unknown(
         handle._flush()
         with monkeypatch.context() as patched:
             patched.setattr(LogRoute, "step", breaking(LogRoute.step, object))
-            waiting += [handle.roll(is_forwarded=False), handle.delete(), handle.drain()]
+            waiting += [handle.request(None, is_forwarded=False), handle.delete(), handle.drain()]
             waiting.append(handle.append(call("b"), is_forwarded=False))
             async with within("all end"):
                 ended = await asyncio.gather(*waiting, return_exceptions=True)

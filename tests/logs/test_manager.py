@@ -376,7 +376,7 @@ async def test_a_read_through_a_displaced_owner_heals_what_a_dead_one_left() -> 
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         await two.logs.ownership.force("log", create=True, finish=lambda row: row)
-        await two.logs.append_here("log", call("b"))
+        await two.logs.forwarded("log", call("b"))
         two.kill()
 
         assert await contents(one) == ["a", "b"]

@@ -51,8 +51,8 @@ async def deleted_and_made_again(gateway: Gateway) -> None:
 async def drop_first_ledger(gateway: Gateway) -> None:
     """Another owner goes on, and all that was before it is truncated and deleted."""
     await take(gateway)
-    await gateway.logs.append_here("log", call("x"))
-    await gateway.logs.roll_here("log")
+    await gateway.logs.forwarded("log", call("x"))
+    await gateway.logs.forwarded("log", None)
     row = await gateway.logs.get("log")
     assert row.log.items[-1].first_offset is not None
     await gateway.logs.truncate("log", row.log.items[-1].first_offset)
@@ -91,7 +91,7 @@ async def test_a_roll_through_a_displaced_owner_of_an_empty_ledger_is_done(throu
         if through != "the displaced one":
             await three.logs.roll("log")  # which learns that way who owns it
         await take(two)
-        await two.logs.append_here("log", call("b"))
+        await two.logs.forwarded("log", call("b"))
         asked = one if through == "the displaced one" else three
 
         rolled = await asked.logs.roll("log")
@@ -138,14 +138,15 @@ async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
     async with a_cluster() as (cluster, (one, two)):
         await one.logs.append("log", call("a"))
         await take(two)
-        await two.logs.append_here("log", call("b"))
+        await two.logs.forwarded("log", call("b"))
 
         await one.logs.drain()
 
         last = cluster.logs["log"].last_item
         assert last is not None
         assert cluster.ledgers[last.ledger_id].row.state is State.OPEN
-        assert (await two.logs.append_here("log", call("c"))).ledger_id == last.ledger_id
+        done: Any = await two.logs.forwarded("log", call("c"))
+        assert done.ledger_id == last.ledger_id
 
 
 # --- a log that was deleted, and made again ----------------------------------------------------------
@@ -300,7 +301,7 @@ async def test_a_drain_takes_nothing_new_and_waits_only_for_what_is_in_flight() 
         await turns()
 
         with pytest.raises(WriterLost) as refused:
-            await one.logs.append_here("log", call("c"))
+            await one.logs.forwarded("log", call("c"))
         second = asyncio.ensure_future(two.logs.append("log", call("d")))
         assert one.logs.ownership.waits_for() == ["the seal of log log"]
         adds.go()

@@ -6,9 +6,9 @@ from quorumlog.errors import NOT_DONE, NotTheOwner
 from quorumlog.protocol.log.messages import (
     HERE,
     Consult,
-    ConsultAsked,
     DrainAsked,
     Forward,
+    LogRequest,
     OwnerLost,
     ReadLedger,
     ReadLog,
@@ -18,7 +18,7 @@ from tests.protocol.test_log_route import OTHER, OTHERS, Hand, ledger
 
 
 def asked(hand: Hand, name: str, *, is_forwarded: bool = False) -> None:
-    hand.hear(ConsultAsked(name, Consult(b"?"), is_forwarded))
+    hand.hear(LogRequest(name, Consult(b"?"), is_forwarded=is_forwarded))
 
 
 def remote(hand: Hand, name: str, **more: Any) -> None:

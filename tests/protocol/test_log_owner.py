@@ -35,6 +35,7 @@ from quorumlog.protocol.log.messages import (
     EntriesDurable,
     Event,
     HeadLearned,
+    LogRequest,
     OwnerEnded,
     Pause,
     ReadLog,
@@ -43,7 +44,6 @@ from quorumlog.protocol.log.messages import (
     ReleaseAsked,
     Resolve,
     Retired,
-    RollAsked,
     RowChanged,
     Settled,
     Stopped,
@@ -366,7 +366,7 @@ def test_a_process_that_ends_refuses_who_waited_and_leaves_the_rest_unknown() ->
     hand.append("a")
     hand.hear(ReleaseAsked())
     hand.append("b")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
 
     hand.hear(Stopped())
 
@@ -378,7 +378,7 @@ def test_a_process_that_ends_refuses_who_waited_and_leaves_the_rest_unknown() ->
 def test_a_roll_names_the_next_ledger_drains_closes_and_goes_on() -> None:
     hand = Hand()
     hand.append("a")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.answer(CountBookies, 3)
     hand.answer(CreateLedger, ledger(2))
     named = hand.asked(SwapLog).question
@@ -403,7 +403,7 @@ def test_a_roll_names_the_next_ledger_drains_closes_and_goes_on() -> None:
 def test_a_roll_goes_on_from_a_row_that_was_truncated_meanwhile() -> None:
     hand = Hand()
     hand.append("a")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.answer(CountBookies, 3)
     hand.answer(CreateLedger, ledger(2))
 
@@ -417,7 +417,7 @@ def test_a_roll_goes_on_from_a_row_that_was_truncated_meanwhile() -> None:
 def test_a_roll_that_loses_the_log_deletes_what_it_made_and_says_so() -> None:
     hand = Hand()
     hand.append("a")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.answer(CountBookies, 3)
     hand.answer(CreateLedger, ledger(2))
     other = replace(LOG, version=7, items=(LogItem(1, 0, 0), LogItem(9, 1)))
@@ -431,7 +431,7 @@ def test_a_roll_that_loses_the_log_deletes_what_it_made_and_says_so() -> None:
 def test_too_few_bookies_leave_the_log_as_it_was() -> None:
     hand = Hand()
     hand.append("a")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
 
     assert hand.answer(CountBookies, 2) == []
     assert isinstance(hand.answers["roll"], NotEnoughBookies)
@@ -464,7 +464,7 @@ def test_a_released_log_is_closed_and_nothing_is_lost() -> None:
 
 def test_a_log_that_is_deleted_ends_its_owner() -> None:
     hand = Hand()
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
 
     out = hand.answer(ReadLog, NoSuchLog())
 

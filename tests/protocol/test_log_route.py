@@ -47,6 +47,7 @@ from quorumlog.protocol.log.messages import (
     IsAlive,
     LedgerEnd,
     LogGone,
+    LogRequest,
     MeasureLedger,
     OwnerLost,
     ReadLedger,
@@ -55,7 +56,6 @@ from quorumlog.protocol.log.messages import (
     RecoverLedger,
     Relay,
     Resolve,
-    RollAsked,
     RowChanged,
     Stopped,
     Submit,
@@ -485,7 +485,7 @@ def test_a_row_that_names_a_ledger_which_is_gone_is_read_again() -> None:
 def test_a_search_that_fails_tells_all_who_waited(error: QuorumLogError) -> None:
     hand = Hand()
     hand.append("a", "b")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
 
     hand.answer(ReadLog, error)
     if not error.retryable:
@@ -705,7 +705,7 @@ def test_a_process_that_ends_does_not_end_the_owner_after_it() -> None:
 def test_a_roll_outlasts_the_owner_that_began_it() -> None:
     hand, _ = owning()
     hand.hear(EntriesDurable(1, 0))
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.hear(HeadLearned(LogHead("log", 9, LogState.OPEN, last_ledger=7)))
     assert hand.machine.owner is None
 
@@ -721,7 +721,7 @@ def test_a_roll_outlasts_the_owner_that_began_it() -> None:
 def test_a_roll_for_another_gateway_is_refused_where_this_one_is_displaced() -> None:
     hand, _ = owning()
     hand.hear(EntriesDurable(1, 0))
-    hand.hear(RollAsked("roll", is_forwarded=True))
+    hand.hear(LogRequest("roll", is_forwarded=True))
     hand.hear(HeadLearned(LogHead("log", 9, LogState.OPEN, last_ledger=7)))
 
     hand.answer(CountBookies, 3)
@@ -779,7 +779,7 @@ def waits_to_look_again() -> Hand:
 def test_everybody_is_answered_when_the_process_ends(stage: Callable[[], Hand]) -> None:
     hand = stage()
     hand.append("last")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.hear(HealAsked("heal", 7))
     hand.hear(ForceAsked("open", creates=True, finish=same))
     hand.hear(DeletionAsked("delete"))

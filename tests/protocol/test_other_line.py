@@ -13,7 +13,7 @@ from quorumlog.protocol.log.messages import (
     CountBookies,
     CreateLedger,
     DeleteLedger,
-    RollAsked,
+    LogRequest,
     RowChanged,
     SwapLog,
 )
@@ -120,7 +120,7 @@ def test_a_repair_that_replaces_reads_the_target_again_under_the_row() -> None:
 def rolling() -> owners.Hand:
     hand = owners.Hand()
     hand.append("a")
-    hand.hear(RollAsked("roll"))
+    hand.hear(LogRequest("roll"))
     hand.answer(CountBookies, 3)
     hand.answer(CreateLedger, owners.ledger(2))
     return hand

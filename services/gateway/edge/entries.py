@@ -228,14 +228,6 @@ _APPEND_TYPES: Final = tuple(APPEND.body)
 _READ_TYPES: Final = tuple(READ.replies[200].content)
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 """The request's key for whether another gateway has passed it on."""
-_OF_AN_END: Final = (
-    errors.LedgerClosed,
-    errors.LedgerFenced,
-    errors.NoSuchLedger,
-    errors.WriterLost,
-    errors.QuorumTimeout,
-)
-"""What an append is refused with that its ledger's end, or its transaction's, may explain."""
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
@@ -283,7 +275,7 @@ class EntryRoutes:
             told = await self._engine.forward(
                 ledger_id, media, data, password=password, expect=expect
             )
-        except _OF_AN_END:
+        except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
             if transaction is not None and self._transactions is not None:
                 # The end of the transaction explains more: its ledgers are fenced and deleted then.
                 await self._transactions.check(transaction)

@@ -25,7 +25,6 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.gateway.engine.batches import packed_batch
 from services.gateway.engine.ends import Ends
-from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
@@ -143,7 +142,13 @@ class Appends:
                 raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
-            submitted = _submit_batch(handle, data, expect)
+            if len(data) > batch.BATCH_BYTES_MAX:
+                raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+            now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
+            entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
+            # No await since they were counted: records and entry ids have one order.
+            submitted = handle.append((entry,), len(entry), expect)
+            handle.records += batch.decode_head(data).count
         except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
@@ -167,19 +172,3 @@ class Appends:
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
         return await self._ends.told(row) if is_closed(row) else row
-
-
-def _submit_batch(
-    handle: WriteHandle, data: bytes, expect: int | None
-) -> asyncio.Future[EntriesAppended]:
-    """Begin an append. No await between counting and assigning the id, so that both have one order."""
-    if len(data) > batch.BATCH_BYTES_MAX:
-        raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
-    entry = batch.placed(
-        data,
-        append_time_ms=int(datetime.now(UTC).timestamp() * 1000),
-        records_before=handle.records,
-    )
-    submitted = handle.append((entry,), len(entry), expect)
-    handle.records += batch.decode_head(data).count
-    return submitted

@@ -73,9 +73,10 @@ class Peers:
         """The writer's response to a client's append. Raises what the writer raised, WriterLost, QuorumTimeout."""
         query = "" if expect is None else f"?expect={expect}"
         path = f"/v1/ledgers/{ledger_id}/entries{query}"
-        headers = {hdrs.CONTENT_TYPE: media} | _opening(password)
         try:
-            return await self.send(writer, "POST", path, self._append_s, data, headers)
+            return await self.send(
+                writer, "POST", path, self._append_s, data, media=media, password=password
+            )
         except TimeoutError as error:
             raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
 
@@ -107,7 +108,7 @@ class Peers:
         """The writer's close. Raises what the writer raised, WriterLost."""
         path = f"/v1/ledgers/{ledger_id}/close"
         try:
-            await self.send(writer, "POST", path, _CLOSE_S, headers=_opening(password))
+            await self.send(writer, "POST", path, _CLOSE_S, password=password)
         except TimeoutError as error:
             raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
 
@@ -125,7 +126,9 @@ class Peers:
         path: str,
         timeout_s: float,
         data: bytes = b"",
-        headers: dict[str, str] | None = None,
+        *,
+        media: str | None = None,
+        password: str | None = None,
     ) -> bytes:
         """Send one request to that very process, which serves it below `/internal`: the JSON of its response.
 
@@ -133,6 +136,11 @@ class Peers:
         """
         if writer.id in self._gone:
             raise WriterLost("its process was replaced", outcome=NOT_DONE)
+        headers = {INSTANCE: writer.id}
+        if media is not None:
+            headers[hdrs.CONTENT_TYPE] = media
+        if password is not None:
+            headers[header.LEDGER_PASSWORD] = password
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
             # In time awake: this process's own standstill says nothing of the writer.
@@ -142,7 +150,7 @@ class Peers:
                     method,
                     f"{writer.url_inside}/internal{path}",
                     data=outgoing(data) or None,
-                    headers={INSTANCE: writer.id} | (headers or {}),
+                    headers=headers,
                     timeout=timeout,
                     ssl=_WRITER,
                 ) as answer,
@@ -174,7 +182,3 @@ class Peers:
         if instance is None:
             raise WriterLost("something else answers at its address", outcome=UNKNOWN)
         return body
-
-
-def _opening(password: str | None) -> dict[str, str]:
-    return {} if password is None else {header.LEDGER_PASSWORD: password}

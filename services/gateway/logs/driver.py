@@ -24,13 +24,11 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     Answered,
-    Append,
     Ask,
     BatchesRead,
     CloseLedger,
     Commit,
     Committed,
-    Consult,
     CountBookies,
     CreateLedger,
     DeleteLedger,
@@ -46,7 +44,6 @@ from quorumlog.protocol.log.messages import (
     OwnerLost,
     Pause,
     PlaceKnown,
-    Publish,
     Question,
     QuestionNumber,
     ReadBatches,
@@ -327,18 +324,8 @@ class LogDriver:
 
     async def _forward(self, asked: Forward) -> Any:
         """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""
-        peers, owner, call = self._ports.peers, asked.owner, asked.call
-        answer: Coroutine[Any, Any, Any]
-        match call:
-            case None:
-                answer = peers.roll(owner, asked.log)
-            case Publish():
-                answer = peers.publish(owner, asked.log, call)
-            case Append():
-                answer = peers.append(owner, asked.log, call)
-            case Consult():
-                answer = peers.consult(owner, asked.log, call)
-        task = asyncio.create_task(answer)
+        owner = asked.owner
+        task = asyncio.create_task(self._ports.peers.forward(owner, asked.log, asked.call))
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=self._ports.probe_every_s)

@@ -17,22 +17,19 @@ from quorumlog.protocol.log.messages import (
     Append,
     AppendsAsked,
     Consult,
-    ConsultAsked,
     DeletionAsked,
     DrainAsked,
     Event,
     Finish,
     ForceAsked,
     HealAsked,
-    Here,
     LogGone,
+    LogRequest,
     OwnerEnded,
     Publish,
-    PublishAsked,
     RecordsAppended,
     Relay,
     Resolve,
-    RollAsked,
     Sizes,
     Stopped,
     TakeoverDone,
@@ -41,7 +38,6 @@ from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.transaction import Transaction
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
 log = logging.getLogger(__name__)
@@ -143,23 +139,13 @@ class LogHandle:
         gathered, self._gathered = self._gathered, []
         self._driver.post(AppendsAsked(tuple(gathered)))
 
-    def roll(self, *, is_forwarded: bool) -> asyncio.Future[None]:
-        """Continue in a new ledger (rule 23). An empty ledger stays."""
-        return self._ask(lambda future: RollAsked(future, is_forwarded))
-
-    def publish(
-        self, call: Publish, sizes: Sizes, *, is_forwarded: bool
-    ) -> asyncio.Future[Transaction]:
-        """Put a transaction's ledgers onto the log, and continue in a new one after them (rule 28).
-
-        `sizes` are those of the transaction's ledgers. A transaction that has ended is answered as
-        it was then.
+    def request(
+        self, call: Publish | Consult | None, sizes: Sizes = (), *, is_forwarded: bool
+    ) -> asyncio.Future[Any]:
+        """Have the log's owner publish a transaction (rule 28) or answer a Consult, or None: roll (rule 23). An empty ledger
+        stays. `sizes` are those of the transaction's ledgers. A transaction that has ended is answered as it was then.
         """
-        return self._ask(lambda future: PublishAsked(future, call, sizes, is_forwarded))
-
-    def consult(self, call: Consult, *, is_forwarded: bool) -> asyncio.Future[Here | bytes]:
-        """Ask the log's owner something: HERE if that is this process, else what the other one answered."""
-        return self._ask(lambda future: ConsultAsked(future, call, is_forwarded))
+        return self._ask(lambda future: LogRequest(future, call, sizes, is_forwarded))
 
     def force(
         self,

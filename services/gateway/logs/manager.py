@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 import orjson
@@ -56,8 +56,6 @@ from services.gateway.logs.values import Append, Publish, RecordsAppended
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
 """Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
@@ -476,38 +474,38 @@ class LogManager:
 
     async def roll(self, name: str) -> LogView:
         """Continue in a new ledger."""
-        handle = self.ownership.handle(name)
-        await self._answer(handle, handle.roll(is_forwarded=False))
+        await self._ask(name, None)
         return await self.get(name)
-
-    async def roll_here(self, name: str) -> None:
-        """Roll for another gateway. Raises: WriterLost, not done, if this is not the owner."""
-        handle = self.ownership.handle(name)
-        await self._answer(handle, handle.roll(is_forwarded=True))
 
     async def publish(self, name: str, call: Publish) -> Transaction:
         """Put a transaction's ledgers onto the log, through the log's owner (rule 28).
 
         Raises: LogFenced, LogClosed, InvalidRequest, and why the transaction cannot be committed.
         """
-        sizes = await sizes_of(call.ledgers, self._engine)
-        handle = self.ownership.handle(name)
-        future = handle.publish(call, sizes, is_forwarded=False)
-        return await self._answer(handle, future, is_repeatable=True)
+        done: Transaction = await self._ask(name, call)
+        return done
 
-    async def publish_here(self, name: str, call: Publish) -> Transaction:
-        """Publish for another gateway. Raises: WriterLost, not done, if this is not the owner."""
-        sizes = await sizes_of(call.ledgers, self._engine)
-        handle = self.ownership.handle(name)
-        return await self._answer(handle, handle.publish(call, sizes, is_forwarded=True))
-
-    async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
+    async def consult(
+        self, name: str, call: Consult, *, is_forwarded: bool = False
+    ) -> Here | bytes:
         """Ask the log's owner something: HERE if that is this process, else what the other one answered.
 
         Raises: NotTheOwner if this is forwarded and not the owner.
         """
-        handle = self.ownership.handle(name)
-        return await self._answer(handle, handle.consult(call, is_forwarded=is_forwarded))
+        told: Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
+        return told
+
+    async def forwarded(
+        self, name: str, call: Append | Publish | Consult | None
+    ) -> RecordsAppended | Transaction | dict[str, Any] | None:
+        """Do what another gateway asks of this process as the log's owner.
+
+        Raises: WriterLost, not done, if this is not the owner; BadPositions.
+        """
+        if isinstance(call, Consult):
+            return await self.positions.answer_here(call.data)
+        done: RecordsAppended | Transaction | None = await self._ask(name, call, is_forwarded=True)
+        return done
 
     def is_owned(self, name: str) -> bool:
         """Whether this process owns the log."""
@@ -515,10 +513,8 @@ class LogManager:
 
     async def append(self, name: str, call: Append) -> RecordsAppended:
         """Append records as one batch, through the log's owner."""
-        handle = self.ownership.handle(name)
-        call = await _packed(handle, call)
-        future = handle.append(call, is_forwarded=False)
-        return await self._answer(handle, future, is_repeatable=call.producer is not None)
+        done: RecordsAppended = await self._ask(name, call)
+        return done
 
     def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
         """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
@@ -533,19 +529,28 @@ class LogManager:
         future.add_done_callback(lambda _future: timer.cancel())
         return future
 
-    async def append_here(self, name: str, call: Append) -> RecordsAppended:
-        """Append for another gateway. Raises: WriterLost, not done, if this is not the owner."""
-        handle = self.ownership.handle(name)
-        call = await _packed(handle, call)
-        return await self._answer(handle, handle.append(call, is_forwarded=True))
-
-    async def _answer(
-        self, handle: LogHandle, future: asyncio.Future[T], *, is_repeatable: bool = False
-    ) -> T:
-        """The answer to a request; a repeat of one that `is_repeatable` gets the first answer.
+    async def _ask(
+        self,
+        name: str,
+        call: Append | Publish | Consult | None,
+        *,
+        is_forwarded: bool = False,
+    ) -> Any:
+        """The answer of the log's owner. A repeat of an append of a producer, or of a publication, gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
+        future: asyncio.Future[Any]
+        if isinstance(call, Append):
+            handle = self.ownership.handle(name)
+            call = await _packed(handle, call)
+            future = handle.append(call, is_forwarded=is_forwarded)
+            is_repeatable = call.producer is not None
+        else:
+            is_repeatable = isinstance(call, Publish)
+            sizes = await sizes_of(call.ledgers, self._engine) if isinstance(call, Publish) else ()
+            handle = self.ownership.handle(name)
+            future = handle.request(call, sizes, is_forwarded=is_forwarded)
         try:
             async with asyncio.timeout(self.times.append_s):
                 return await future

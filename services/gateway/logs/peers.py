@@ -1,7 +1,7 @@
 """Requests to the gateway that owns a log: one hop (rule 11)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import orjson
@@ -41,42 +41,44 @@ class LogPeers:
         """Sends requests through `peers`."""
         self._peers = peers
 
-    async def append(self, owner: Writer, name: str, call: Append) -> RecordsAppended | OwnerLost:
-        """Let the owner append."""
-        query = {
-            "expect": call.expect,
-            "token": call.token,
-            "since": call.since or None,
-            "created": call.created_at,
-        }
-        told = await self._ask_owner(owner, name, "append", call.data, query)
-        if isinstance(told, OwnerLost):
-            return told
-        return RecordsAppended(
-            int(told["first_offset"]),
-            int(told["last_offset"]),
-            int(told["ledger_id"]),
-            int(told["entry_id"]),
-            is_duplicate=told["is_duplicate"] is True,
-            highest_seq=told.get("highest_seq"),
-        )
-
-    async def roll(self, owner: Writer, name: str) -> OwnerLost | None:
-        """Let the owner roll."""
-        told = await self._ask_owner(owner, name, "roll", b"")
-        return told if isinstance(told, OwnerLost) else None
-
-    async def publish(self, owner: Writer, name: str, call: Publish) -> Transaction | OwnerLost:
-        """Let the owner publish a transaction."""
-        told = await self._ask_owner(owner, name, "publish", json_of(call))
-        if isinstance(told, OwnerLost):
-            return told
-        return received(Transaction, orjson.dumps(told))
-
-    async def consult(self, owner: Writer, name: str, call: Consult) -> bytes | OwnerLost:
-        """Ask the owner of the log of positions."""
-        told = await self._ask_owner(owner, name, "consult", call.data)
-        return told if isinstance(told, OwnerLost) else orjson.dumps(told)
+    async def forward(
+        self, owner: Writer, name: str, call: Append | Publish | Consult | None
+    ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
+        """Let the owner do what a client asked this gateway for; None: roll."""
+        options: dict[str, int | str | None] = {"call": "roll"}
+        data = b""
+        match call:
+            case Append(data=data):
+                options = {
+                    "call": "append",
+                    "expect": call.expect,
+                    "token": call.token,
+                    "since": call.since or None,
+                    "created": call.created_at,
+                }
+            case Publish():
+                options, data = {"call": "publish"}, json_of(call)
+            case Consult(data):
+                options = {"call": "consult"}
+            case None:
+                pass
+        query = "&".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        path = f"/logs/{quote(name, safe='')}/forwarded?{query}"
+        try:
+            told = await self._peers.send(owner, "POST", path, _APPEND_S, data)
+        except WriterLost as error:
+            if error.log is not None:
+                raise
+            return OwnerLost(error.detail, sent=error.outcome == UNKNOWN)
+        except TimeoutError:
+            return OwnerLost("it did not answer", sent=True)
+        match call:
+            case Append():
+                return received(RecordsAppended, told)
+            case Publish():
+                return received(Transaction, told)
+            case _:
+                return None if call is None else told
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
         """Tell the keeper of a log of an access, or only ask whether the log lives. Raises: WriterLost, TimeoutError."""
@@ -102,22 +104,3 @@ class LogPeers:
         except (WriterLost, TimeoutError):
             return False
         return True
-
-    async def _ask_owner(
-        self,
-        owner: Writer,
-        name: str,
-        verb: str,
-        data: bytes,
-        query: Mapping[str, int | str | None] | None = None,
-    ) -> dict[str, Any] | OwnerLost:
-        options = "&".join(f"{key}={n}" for key, n in (query or {}).items() if n is not None)
-        path = f"/logs/{quote(name, safe='')}/{verb}?{options}".rstrip("?")
-        try:
-            return await self._peers.ask(owner, "POST", path, _APPEND_S, data=data)
-        except WriterLost as error:
-            if error.log is not None:
-                raise
-            return OwnerLost(error.detail, sent=error.outcome == UNKNOWN)
-        except TimeoutError:
-            return OwnerLost("it did not answer", sent=True)

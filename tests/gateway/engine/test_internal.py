@@ -97,9 +97,9 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
         ("GET", ledger + "/lac?wait_ms={}", b""),
         ("GET", ledger + "/lac?after={}&wait_ms=1", b""),
         ("POST", public + "/entries?expect={}", payloads(1)),
-        ("POST", log + "/append?expect={}", records()),
-        ("POST", log + "/append?token={}", records()),
-        ("POST", log + "/append?since={}", records()),
+        ("POST", log + "/forwarded?call=append&expect={}", records()),
+        ("POST", log + "/forwarded?call=append&token={}", records()),
+        ("POST", log + "/forwarded?call=append&since={}", records()),
     ]
     for method, path, body in numbers:
         for number in NUMBERS:
@@ -115,14 +115,14 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
         ("POST", ledger + "/replace", b""),
         ("POST", ledger + "/replace?member=%00", b""),
         ("POST", ledger + "/replace?member=" + "x" * 4000, b""),
-        ("POST", "/internal/logs/%00/append", records()),
-        ("POST", "/internal/logs/" + "x" * 4000 + "/roll", b""),
-        ("POST", log + "/publish", b"[" * 100_000),
-        ("POST", log + "/publish", b'{"token":' + NINES.encode() + b"}"),
-        ("POST", log + "/publish", b"\xff"),
-        ("POST", log + "/append", records(producer=ProducerSeq("a\0", 0, 0))),
-        ("POST", log + "/append", records(producer=ProducerSeq("a", -1, 0))),
-        ("POST", log + "/append", b"\x01"),
+        ("POST", "/internal/logs/%00/forwarded?call=append", records()),
+        ("POST", "/internal/logs/" + "x" * 4000 + "/forwarded", b""),
+        ("POST", log + "/forwarded?call=publish", b"[" * 100_000),
+        ("POST", log + "/forwarded?call=publish", b'{"token":' + NINES.encode() + b"}"),
+        ("POST", log + "/forwarded?call=publish", b"\xff"),
+        ("POST", log + "/forwarded?call=append", records(producer=ProducerSeq("a\0", 0, 0))),
+        ("POST", log + "/forwarded?call=append", records(producer=ProducerSeq("a", -1, 0))),
+        ("POST", log + "/forwarded?call=append", b"\x01"),
     ]
     for method, path, body in texts:
         status, code = await stranger.ask(method, path, body)
@@ -133,7 +133,10 @@ async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger:
 
 
 async def test_the_bounds_of_public_appends_hold_between_gateways_too(stranger: Stranger) -> None:
-    entries, records_of = "/internal/v1/ledgers/ID/entries", "/internal/logs/x/append"
+    entries, records_of = (
+        "/internal/v1/ledgers/ID/entries",
+        "/internal/logs/x/forwarded?call=append",
+    )
     too_large = [
         (entries, payloads((1 << 20) + 1)),
         (entries, payloads(60 << 20)),

@@ -440,30 +440,19 @@ class AppendsAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class RollAsked:
-    """Go on in a new ledger."""
+class LogRequest:
+    """A client's request to a log's owner. Without a `call` it is a roll: go on in a new ledger. Answer: RecordsAppended,
+    Transaction, None (a roll), HERE for a Consult, or the bytes that another process answered it with.
+    """
 
     request: RequestKey
+    call: Append | Publish | Consult | None = None
+    sizes: Sizes = ()
+    """Of a publication's ledgers."""
     is_forwarded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAsked:
-    """Put a transaction's ledgers onto the log."""
-
-    request: RequestKey
-    call: Publish
-    sizes: Sizes
-    is_forwarded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ConsultAsked:
-    """Ask the log's owner something. Answer: HERE, or the bytes that another process answered."""
-
-    request: RequestKey
-    call: Consult
-    is_forwarded: bool = False
+    """Another gateway takes this one for the owner."""
+    created_at: str | None = None
+    """The creation of the log in whose ledger an owner here gave the append a place; None: no owner did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,9 +580,7 @@ class Answered:
 Event = (
     BeginTakeover
     | AppendsAsked
-    | RollAsked
-    | PublishAsked
-    | ConsultAsked
+    | LogRequest
     | ForceAsked
     | HealAsked
     | DeletionAsked

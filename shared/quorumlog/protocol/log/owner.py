@@ -59,10 +59,11 @@ from quorumlog.protocol.log.messages import (
     EntriesDurable,
     Event,
     HeadLearned,
+    LogRequest,
     OwnerEnded,
     Pause,
     PlaceKnown,
-    PublishAsked,
+    Publish,
     Question,
     ReadLog,
     RecordsAppended,
@@ -71,7 +72,6 @@ from quorumlog.protocol.log.messages import (
     RequestKey,
     Resolve,
     Retired,
-    RollAsked,
     RowTaken,
     Settled,
     Stopped,
@@ -206,9 +206,9 @@ class Owner:
             case SubmitFailed(ledger_id, error):
                 if ledger_id == self.ledger_id:
                     self._end(error, now)
-            case RollAsked(request):
+            case LogRequest(request, None):
                 self._jobs.append(Job(JobKind.ROLL, request))
-            case PublishAsked(request, call, sizes):
+            case LogRequest(request, Publish() as call, sizes):
                 self._jobs.append(Job(JobKind.PUBLISH, request, call, sizes))
             case ReleaseAsked():
                 self._jobs.append(Job(JobKind.RELEASE))

@@ -16,7 +16,7 @@ Invariants (checked by `check`):
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -49,7 +49,6 @@ from quorumlog.protocol.log.messages import (
     Ask,
     BeginTakeover,
     Consult,
-    ConsultAsked,
     DeletionAsked,
     DrainAsked,
     Effect,
@@ -58,10 +57,10 @@ from quorumlog.protocol.log.messages import (
     Forward,
     HealAsked,
     LogGone,
+    LogRequest,
     OwnerLost,
     Pause,
     Publish,
-    PublishAsked,
     Question,
     ReadLog,
     Relay,
@@ -69,9 +68,7 @@ from quorumlog.protocol.log.messages import (
     RequestKey,
     Resolve,
     Retired,
-    RollAsked,
     Settled,
-    Sizes,
     Stopped,
     TakeoverDone,
     Wait,
@@ -89,18 +86,6 @@ class RoutePhase(Enum):
     REMOTE = "remote"
     OWNING = "owning"
     SETTLING = "settling"
-
-
-@dataclass(frozen=True, slots=True)
-class LogRequest:
-    """A request of a client. `call` is None for a roll."""
-
-    request: RequestKey
-    call: Append | Publish | Consult | None
-    sizes: Sizes = ()
-    is_forwarded: bool = False
-    created_at: str | None = None
-    """The creation of the log in whose ledger an owner here gave the append a place; None: no owner did."""
 
 
 class LogRoute:
@@ -179,12 +164,8 @@ class LogRoute:
                 self._part_answered(tenure, Answered(number, value), now)
             case Answered(int(number), value):
                 self._answered(number, value, now)
-            case RollAsked(request, is_forwarded):
-                self._go(LogRequest(request, None, (), is_forwarded), now)
-            case PublishAsked(request, call, sizes, is_forwarded):
-                self._go(LogRequest(request, call, sizes, is_forwarded), now)
-            case ConsultAsked(request, call, is_forwarded):
-                self._go(LogRequest(request, call, (), is_forwarded), now)
+            case LogRequest():
+                self._go(event, now)
             case ForceAsked(request, creates, finish, created_at, once):
                 self._queue(
                     Aim.FORCE,
@@ -298,10 +279,7 @@ class LogRoute:
             self._resolve(asked.request, HERE)
             return
         self._jobs[asked.request] = asked
-        if asked.call is None:
-            self._step_part(RollAsked(asked.request), now)
-        else:
-            self._step_part(PublishAsked(asked.request, asked.call, asked.sizes), now)
+        self._step_part(asked, now)
 
     def _job_done(self, asked: LogRequest, answer: Any, now: Now) -> None:
         """A roll or a publication has ended; where its owner was lost, it is repeated by the next owner."""
