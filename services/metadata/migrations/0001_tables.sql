@@ -31,10 +31,10 @@ CREATE TABLE ledgers (
     -- is of this database's history (rule 18b).
     attempt uuid,
     -- At which offset of its log a ledger begins: bookies' copies of the row say it, so that a log can be rebuilt from them
-    -- (rule 18b). Follows the logs' rows, as `unnamed_ledgers` does; a ledger that its log let go of keeps the place.
+    -- (rule 18f). Follows the logs' rows, as `unnamed_ledgers` does; a ledger that its log let go of keeps the place.
     first_offset bigint,
     -- In which log of its name a ledger was placed, and what was before it there: bookies' copies of the row say it, so that
-    -- a rebuild sees a ledger that is missing between others, and tells a log from one that had its name before (rule 18b).
+    -- a rebuild sees a ledger that is missing between others, and tells a log from one that had its name before (rule 18f).
     lineage jsonb,
     -- What a grant names a row by, so that a list of what a caller may see is found by ranges of an index.
     owner text COLLATE "C" GENERATED ALWAYS AS (
