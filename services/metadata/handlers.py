@@ -48,13 +48,13 @@ from quorumlog.wire.bodies import (
     HeartbeatTaken,
     LedgerChange,
     LedgerCreateBody,
-    LedgerDelete,
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
     LedgerProofs,
     LedgerProofsAsk,
     LogEnd,
+    RowDelete,
     ServiceHeartbeat,
     ServiceList,
 )
@@ -206,11 +206,11 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
 
 
 @ROUTES.add(
-    f"DELETE {_LEDGER}", LEDGER_ID, roles=GATEWAYS, takes=LedgerDelete, status=204, is_audited=True
+    f"DELETE {_LEDGER}", LEDGER_ID, roles=GATEWAYS, takes=RowDelete, status=204, is_audited=True
 )
 async def delete_ledger(request: web.Request, given: Given) -> web.Response:
     """Replace a CLOSED ledger's row by a tombstone."""
-    body = await parsed(request, LedgerDelete)
+    body = await parsed(request, RowDelete)
     await request.app[PARTS].ledgers.delete(given[LEDGER_ID], body)
     return web.Response(status=204)
 

@@ -41,16 +41,16 @@ from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     HeldBody,
     LedgerCreateBody,
-    LedgerDelete,
     LedgerProof,
+    RowDelete,
     codec,
     document_of,
     json_of,
     received,
 )
+from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.repair_bodies import RepairAdd
-from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.metadata.attempts import (
     found_once,
     is_applied,
@@ -220,7 +220,7 @@ class LedgerStore(RowStore):
         return row_of(connection, record, row.ledger_id)
 
     @transactional
-    async def delete(self, connection: Connection, ledger_id: int, request: LedgerDelete) -> None:
+    async def delete(self, connection: Connection, ledger_id: int, request: RowDelete) -> None:
         """Replace the row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log

@@ -16,18 +16,16 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TRANSACTION_ID, Transaction
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME
+from quorumlog.wire.bodies import RowDelete
 from quorumlog.wire.log_bodies import (
     Done,
     LedgerIds,
     LogChange,
     LogCreateBody,
-    LogDelete,
     LogHeads,
     LogHeadsAsk,
     LogListBody,
     SharedAsk,
-)
-from quorumlog.wire.transaction_bodies import (
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,
@@ -121,10 +119,10 @@ async def change_log(request: web.Request, given: Given) -> web.Response:
     return row_answer(row)
 
 
-@ROUTES.add(f"DELETE {_LOG}", NAME, roles=GATEWAYS, takes=LogDelete, status=204, is_audited=True)
+@ROUTES.add(f"DELETE {_LOG}", NAME, roles=GATEWAYS, takes=RowDelete, status=204, is_audited=True)
 async def delete_log(request: web.Request, given: Given) -> web.Response:
     """Delete a log and free its name; its ledgers become orphans."""
-    await request.app[PARTS].logs.delete(given[NAME], await parsed(request, LogDelete))
+    await request.app[PARTS].logs.delete(given[NAME], await parsed(request, RowDelete))
     return web.Response(status=204)
 
 

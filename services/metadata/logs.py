@@ -15,14 +15,8 @@ from quorumlog.protocol.changes import check_log, check_unprotected, is_made_fro
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
-from quorumlog.wire.bodies import codec, document_of, json_of, received
-from quorumlog.wire.log_bodies import (
-    DELETED_WITH_LOG_MAX,
-    ForkBody,
-    LogChange,
-    LogCreateBody,
-    LogDelete,
-)
+from quorumlog.wire.bodies import RowDelete, codec, document_of, json_of, received
+from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, ForkBody, LogChange, LogCreateBody
 from services.metadata.attempts import (
     found_once,
     is_applied,
@@ -194,7 +188,7 @@ class LogStore(RowStore):
         return changed
 
     @transactional
-    async def delete(self, connection: Connection, name: str, request: LogDelete) -> None:
+    async def delete(self, connection: Connection, name: str, request: RowDelete) -> None:
         """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 

@@ -31,6 +31,7 @@ from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, stand_ins
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
+from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
 from quorumlog.wire.rebuild_bodies import (
     NOT_REBUILT,
     AskedBookie,
@@ -40,7 +41,6 @@ from quorumlog.wire.rebuild_bodies import (
     RebuildLine,
     RebuildReport,
 )
-from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.metadata.cookies import CookieStore
 from services.metadata.liveness import Liveness
 from services.metadata.rebuild_sources import Source, SourceAway, find_sources, merged

@@ -27,7 +27,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger, TransactionState
-from quorumlog.wire.transaction_bodies import (
+from quorumlog.wire.log_bodies import (
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,

@@ -21,9 +21,8 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import received
-from quorumlog.wire.log_bodies import LogChange
+from quorumlog.wire.log_bodies import TRANSACTION_TAG, LogChange
 from quorumlog.wire.rebuild_bodies import NOT_REBUILT, RebuildReport
-from quorumlog.wire.transaction_bodies import TRANSACTION_TAG
 from services.bookie.runtime import BookieRuntime
 from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, Service, is_ready, serving

@@ -27,7 +27,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.transaction_bodies import TransactionCommitBody
+from quorumlog.wire.log_bodies import TransactionCommitBody
 from services.metadata import transactions
 from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted

@@ -25,7 +25,7 @@ from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.protocol.transaction import TRANSACTION_ID
 from quorumlog.protocol.values import Member
-from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
+from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.edge.limits import (
     BATCH_ENTRIES_MAX,
     CUSTOM_BYTES_MAX,

@@ -12,8 +12,8 @@ from quorumlog.net.parameters import Given, path_text
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed, Transaction
 from quorumlog.protocol.values import LogName
+from quorumlog.wire.log_bodies import EXPIRES_IN_S
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from quorumlog.wire.transaction_bodies import EXPIRES_IN_S
 from services.gateway.edge import body
 from services.gateway.edge.access import Kind, Named, Scope, caller_of, on
 from services.gateway.edge.answers import json_value

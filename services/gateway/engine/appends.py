@@ -22,7 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol import batch
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.transaction_bodies import PACKED_TAG, TRANSACTION_TAG
+from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
 from services.gateway.engine.batches import packed_batch
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles

@@ -63,8 +63,7 @@ from quorumlog.protocol.log.messages import (
     Wait,
 )
 from quorumlog.protocol.metadata import Deletion, Writer
-from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX
-from quorumlog.wire.transaction_bodies import PACKED_TAG
+from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
 from services.gateway.logs.ends import end_of

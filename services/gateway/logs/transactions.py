@@ -25,7 +25,7 @@ from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.transaction_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
+from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import options_of

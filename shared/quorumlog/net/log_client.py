@@ -15,20 +15,17 @@ from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire.bodies import Body
+from quorumlog.wire.bodies import Body, RowDelete
 from quorumlog.wire.log_bodies import (
     Done,
     ForkBody,
     LedgerIds,
     LogChange,
     LogCreateBody,
-    LogDelete,
     LogHeads,
     LogHeadsAsk,
     LogListBody,
     SharedAsk,
-)
-from quorumlog.wire.transaction_bodies import (
     TransactionAlive,
     TransactionBeginBody,
     TransactionCommitBody,
@@ -110,7 +107,7 @@ class LogClient:
 
         Returns once that is settled. Raises: NoSuchLog.
         """
-        body = LogDelete(version=log.version, row_attempt=log.attempt, attempt=new_attempt())
+        body = RowDelete(version=log.version, row_attempt=log.attempt, attempt=new_attempt())
         path = f"/v1/logs/{log.name}"
         try:
             await self._client.ask("DELETE", path, body, gives=Body, settles=True)

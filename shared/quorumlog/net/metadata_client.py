@@ -41,7 +41,6 @@ from quorumlog.wire.bodies import (
     KeptLedgers,
     LedgerChange,
     LedgerCreateBody,
-    LedgerDelete,
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
@@ -50,6 +49,7 @@ from quorumlog.wire.bodies import (
     LedgerProofsAsk,
     LogEnd,
     MissingWitness,
+    RowDelete,
     ServiceHeartbeat,
     ServiceList,
     WitnessState,
@@ -206,9 +206,7 @@ class MetadataClient(MetadataRequests):
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         where nothing was sent.
         """
-        body = LedgerDelete(
-            version=version, row_attempt=row_attempt, attempt=attempt or new_attempt()
-        )
+        body = RowDelete(version=version, row_attempt=row_attempt, attempt=attempt or new_attempt())
         await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
         return body.attempt
 

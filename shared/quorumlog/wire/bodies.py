@@ -87,8 +87,10 @@ class LedgerChange(Body):
     once: Once | None = None
 
 
-class LedgerDelete(Body):
-    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if it still is the one of this version."""
+class RowDelete(Body):
+    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if it still is the one of this version and attempt.
+    `DELETE /v1/logs/{name}` does so with a log, whose name is free again then.
+    """
 
     version: Version
     row_attempt: AttemptOrNone = ""

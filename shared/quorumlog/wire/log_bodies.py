@@ -1,24 +1,17 @@
-"""Bodies of the metadata service's API about logs, as strict pydantic models.
+"""Bodies of the metadata service's API about logs and transactions, as strict pydantic models.
 
 A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`).
 """
 
-from typing import Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.values import (
-    Attempt,
-    AttemptOrNone,
-    LedgerId,
-    LogName,
-    Number,
-    Text,
-    Version,
-)
+from quorumlog.protocol.transaction import App, Sealed, Transaction, TransactionId, TransactionState
+from quorumlog.protocol.values import Attempt, LedgerId, LogName, Number, Text
 from quorumlog.wire.bodies import HEADS_MAX, Body
 
 
@@ -68,15 +61,6 @@ DELETED_WITH_LOG_MAX: Final = 1000
 deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
 
 
-class LogDelete(Body):
-    """`DELETE /v1/logs/{name}`: the name is free again if the row still is the one of this version."""
-
-    version: Version
-    row_attempt: AttemptOrNone = ""
-    """That of the row, as for a ledger."""
-    attempt: Attempt
-
-
 class LogListBody(Body):
     """`GET /v1/logs?limit=&after=`; `next` is the `after` of the next page, null at the end."""
 
@@ -114,3 +98,57 @@ class LedgerIds(Body):
     """
 
     ledgers: tuple[LedgerId, ...]
+
+
+EXPIRES_IN_S = (1, 7 * 24 * 3600)
+"""Bounds of the time for which a transaction may be idle."""
+
+TRANSACTION_TAG = "transaction"
+PARTITION_TAG = "partition"
+ATTEMPT_TAG = "attempt"
+PACKED_TAG = "packed"
+"""Names in a ledger's `extra`: its transaction, partition and task attempt, and whether its batches are packed."""
+
+
+class TransactionBeginBody(Body):
+    """`POST /v1/transactions`: a new one (201), or the one of this app and version (200).
+
+    The caller draws `id`, so that a retry of the request begins no second transaction.
+    """
+
+    id: TransactionId
+    log: LogName
+    app: App | None = None
+    version: Number | None = None
+    expires_in_s: Annotated[int, Field(ge=EXPIRES_IN_S[0], le=EXPIRES_IN_S[1])]
+
+    @model_validator(mode="after")
+    def _names_both_or_neither(self) -> Self:
+        if (self.app is None) != (self.version is None):
+            raise ValueError("app and version go together")
+        return self
+
+
+class TransactionCommitBody(Body):
+    """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
+
+    `row` is the log's row after the commit, by compare-and-swap on `row.version`; null where there is
+    nothing to publish. 412 with the log's row as `current` where the log has another version.
+    """
+
+    ledgers: tuple[Sealed, ...] = Field(max_length=LOG_LEDGERS_MAX)
+    row: LogMetadata | None
+    attempt: Attempt
+
+
+class TransactionDone(Body):
+    """The transaction after a commit, and the log's row where this commit changed it."""
+
+    transaction: Transaction
+    row: LogMetadata | None
+
+
+class TransactionAlive(Body):
+    """`POST /v1/transactions/{id}/renew`: extend the transaction's life."""
+
+    state: TransactionState

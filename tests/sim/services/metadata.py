@@ -46,7 +46,6 @@ from quorumlog.wire.bodies import (
     HeldBody,
     LedgerChange,
     LedgerCreateBody,
-    LedgerDelete,
     LedgerHeads,
     LedgerHeadsAsk,
     LedgerListBody,
@@ -54,6 +53,7 @@ from quorumlog.wire.bodies import (
     LedgerProofs,
     LedgerProofsAsk,
     MissingWitness,
+    RowDelete,
     ServiceList,
     WitnessAccept,
     WitnessState,
@@ -394,7 +394,7 @@ class Metadata(Process):
         return self._put(new)
 
     def _delete(self, request: Request, id: str) -> Answer:  # noqa: A002
-        body, ledger_id = LedgerDelete.model_validate_json(request.body), int(id)
+        body, ledger_id = RowDelete.model_validate_json(request.body), int(id)
         target = f"delete ledger {id}"
         if ledger_id in self.tables.rows and self.is_settled(body.attempt, target):
             return Answer(204)
