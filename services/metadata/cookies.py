@@ -19,6 +19,7 @@ from quorumlog.wire.bodies import (
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.kept import forget_holder
+from services.metadata.sql import value_of
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
 
@@ -261,9 +262,4 @@ async def _uses(connection: Connection, name: str, limit: int) -> BookieUses:
 
 
 def _row_of(record: asyncpg.Record) -> CookieRow:
-    return CookieRow(
-        name=record["name"],
-        version=record["version"],
-        cookie=received(Cookie, record["cookie"]),
-        log_end=record["log_end"],
-    )
+    return value_of(CookieRow, record, cookie=received(Cookie, record["cookie"]))

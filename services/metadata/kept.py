@@ -13,6 +13,7 @@ from quorumlog.wire.bodies import KeptLedger, KeptLedgers
 from services.metadata.attempts import ACCEPTED
 from services.metadata.database import Connection, RowStore, listing, transactional
 from services.metadata.memory import Memory
+from services.metadata.sql import value_of
 
 _CONTAINED: Final = (
     "SELECT attempt::text AS attempt, target FROM attempts WHERE attempt = ANY($1::uuid[])"
@@ -101,12 +102,5 @@ class KeptStore(RowStore):
             -1 if after is None else after,
             limit,
         )
-        ledgers = tuple(
-            KeptLedger(
-                ledger_id=record["ledger_id"],
-                holders=tuple(record["holders"]),
-                attempts=tuple(record["attempts"]),
-            )
-            for record in records
-        )
+        ledgers = tuple(value_of(KeptLedger, record) for record in records)
         return KeptLedgers(count=count, ledgers=ledgers)

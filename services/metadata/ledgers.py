@@ -43,7 +43,6 @@ from quorumlog.wire.bodies import (
     LedgerCreateBody,
     LedgerProof,
     RowDelete,
-    codec,
     document_of,
     json_of,
     received,
@@ -72,7 +71,7 @@ from services.metadata.forks import shared_among
 from services.metadata.kept import HeldCopies, check_held, lost_of
 from services.metadata.losses import check_end
 from services.metadata.repairs import add_repairs, drop_repairs
-from services.metadata.sql import has_more, is_shown, json_rest, page_of, utc
+from services.metadata.sql import has_more, is_shown, json_rest, page_of, utc, value_of
 
 ROW: Final = (
     "ledger_id, version, attempt::text AS attempt, first_offset, lineage::text AS lineage,"
@@ -144,7 +143,7 @@ class LedgerStore(RowStore):
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
-        return [codec(LedgerHead).validate_python(dict(record), strict=False) for record in records]
+        return [value_of(LedgerHead, record) for record in records]
 
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
         """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.

@@ -15,7 +15,7 @@ from quorumlog.protocol.changes import check_log, check_unprotected, is_made_fro
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
-from quorumlog.wire.bodies import RowDelete, codec, document_of, json_of, received
+from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, ForkBody, LogChange, LogCreateBody
 from services.metadata.attempts import (
     found_once,
@@ -43,7 +43,15 @@ from services.metadata.forks import (
     shared_among,
 )
 from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
-from services.metadata.sql import IS_AFTER_LOSS, has_more, is_shown, json_rest, page_of, utc
+from services.metadata.sql import (
+    IS_AFTER_LOSS,
+    has_more,
+    is_shown,
+    json_rest,
+    page_of,
+    utc,
+    value_of,
+)
 
 ROW: Final = (
     f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
@@ -89,7 +97,7 @@ class LogStore(RowStore):
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(names)))
-        return [codec(LogHead).validate_python(dict(record), strict=False) for record in records]
+        return [value_of(LogHead, record) for record in records]
 
     @proven
     async def shared(self, connection: Connection, ledgers: Sequence[int]) -> Sequence[int]:

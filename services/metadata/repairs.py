@@ -33,7 +33,7 @@ from quorumlog.wire.repair_bodies import (
 )
 from services.metadata import audit
 from services.metadata.database import Connection, RowStore, listing, plain, transactional
-from services.metadata.sql import has_more, page_of, utc
+from services.metadata.sql import has_more, page_of, utc, value_of
 
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
@@ -262,19 +262,9 @@ def _multirange(ranges: Ranges) -> str:
 
 def _repair_of(record: asyncpg.Record | None) -> RepairItem:
     assert record is not None
-    survivors = record["survivors"]
-    return RepairItem(
-        ledger_id=record["ledger_id"],
-        member=record["member"],
-        ranges=tuple((found.lower, found.upper - 1) for found in record["ranges"]),
-        version=record["version"],
-        survivors=None if survivors == _UNCOUNTED else survivors,
-        failures=record["failures"],
-        detail=record["detail"],
-        worker=record["worker"],
-        moves=record["moves"],
-        created_at=record["created_at"],
-    )
+    ranges = tuple((found.lower, found.upper - 1) for found in record["ranges"])
+    survivors = None if record["survivors"] == _UNCOUNTED else record["survivors"]
+    return value_of(RepairItem, record, ranges=ranges, survivors=survivors)
 
 
 _LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"

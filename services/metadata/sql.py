@@ -1,9 +1,13 @@
 """SQL shared by the stores: rows as JSON, and pages that end by rows and by bytes."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import asyncpg
+
+from quorumlog.wire.bodies import codec
+
+T = TypeVar("T")
 
 PAGE_BYTES_MAX: Final = 1 << 20
 """Bodies of one page, by their text: a page takes Postgres and this process some 30 ms (measured), whatever clients
@@ -47,6 +51,12 @@ def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:
         record["created_at"].encode(),
         (body or record["body"]).removeprefix("{").encode(),
     )
+
+
+def value_of(cls: type[T], record: asyncpg.Record, **given: object) -> T:
+    """The body or value whose fields are a record's columns; `given` fields count in place of columns."""
+    value: T = codec(cls).validate_python(dict(record) | given, strict=False, extra="ignore")
+    return value
 
 
 def page_of(rows: str, *, order: str, row: str, limit: str) -> str:

@@ -9,7 +9,7 @@ from quorumlog.errors import InvalidRequest, NoSuchToken
 from quorumlog.wire.token_bodies import TokenCreate, TokenList, TokenRevoke, TokenRow
 from services.metadata.attempts import is_applied, record_attempt
 from services.metadata.database import Connection, RowStore, ages_count, proven, transactional
-from services.metadata.sql import utc
+from services.metadata.sql import utc, value_of
 
 TOKENS_MAX: Final = 2000
 """Each gateway reads the whole list after a change: 2,000 rows take some 700 KB and 20 ms (taste)."""
@@ -94,9 +94,4 @@ def no_such_token(token_id: str) -> NoSuchToken:
 def _row_of(record: asyncpg.Record | None, token_id: str) -> TokenRow:
     if record is None:
         raise no_such_token(token_id)
-    told = {name: record[name] for name in ("id", "created_at", "expires_at")}
-    return TokenRow.model_validate(
-        {**told, "hash": record["hash"], **orjson.loads(record["body"])},
-        strict=False,
-        extra="ignore",
-    )
+    return value_of(TokenRow, record, **orjson.loads(record["body"]))

@@ -9,7 +9,7 @@ done. Unpublished ledgers of a transaction become unnamed ledgers, which gateway
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 import orjson
@@ -45,7 +45,7 @@ from services.metadata.database import (
 )
 from services.metadata.forks import NOT_SHARED
 from services.metadata.logs import change_row, check_row, lock_log
-from services.metadata.sql import IS_AFTER_LOSS, utc
+from services.metadata.sql import IS_AFTER_LOSS, utc, value_of
 
 _WRITTEN: Final = (
     "(SELECT coalesce(jsonb_agg(jsonb_build_object('ledger_id', w.ledger_id,"
@@ -327,13 +327,11 @@ async def _end_committed(
         list(requested),
         orjson.dumps(
             [
-                {
-                    "ledger_id": item.ledger_id,
-                    "partition": written[item.ledger_id]["partition"],
-                    "attempt": written[item.ledger_id]["attempt"],
-                    "first_offset": item.first_offset,
-                    "last_offset": item.last_offset,
-                }
+                TransactionLedger(
+                    **written[item.ledger_id],
+                    first_offset=item.first_offset,
+                    last_offset=item.last_offset,
+                )
                 for item in published
             ]
         ).decode(),
@@ -514,16 +512,5 @@ def _missing(transaction_id: str) -> NoSuchTransaction:
 
 def _row(record: asyncpg.Record) -> Transaction:
     """A database row as a value."""
-    ledgers: list[dict[str, Any]] = orjson.loads(record["ledgers"])
-    return Transaction(
-        id=record["id"],
-        log=record["log"],
-        app=record["app"],
-        version=record["app_version"],
-        state=TransactionState(record["state"]),
-        is_duplicate=record["is_duplicate"],
-        ledgers=tuple(TransactionLedger(**ledger) for ledger in ledgers),
-        requested=tuple(record["requested"]),
-        created_at=record["created_at"],
-        expires_at=record["expires_at"],
-    )
+    ledgers = orjson.loads(record["ledgers"])
+    return value_of(Transaction, record, version=record["app_version"], ledgers=ledgers)
