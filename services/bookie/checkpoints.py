@@ -117,6 +117,11 @@ class Checkpoints:
         self._counters["checkpoints"] += 1
 
 
+AT_ONCE: Final = 32
+"""Parts or ledgers that are written again in one turn of the event loop; each costs some 0.2 ms with its look at the index
+(measured)."""
+
+
 class Moves:
     """Drops ledgers, and rewrites parts and ledger states at the end of the log."""
 
@@ -151,9 +156,11 @@ class Moves:
         read = await self._reads.fetch_each([(ledger_of(item), part) for item, part in parts])
         bodies = {id(part): body for part, body in read}
         moved: set[StoredLedger] = set()
-        for ledger_id, part in parts:
+        for number, (ledger_id, part) in enumerate(parts, 1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
             ledger, body = ledger_of(ledger_id), bodies.get(id(part))
-            # The part may have been replaced or dropped during the read.
+            # The part may have been replaced or dropped meanwhile.
             if body is None or not ledger.holds(part):
                 continue
             run = Run(bytes(body)).where(part.has)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, TypeVar
 
+from services.bookie.checkpoints import AT_ONCE
 from services.bookie.log import LogDamaged
 from services.bookie.parts import Part
 from services.bookie.records import IDS_MAX
@@ -38,7 +39,7 @@ MOVE_BYTES: Final = 1024 * 1024
 """Parts written together: each write has a sync, and a long one would delay adds (taste)."""
 
 MOVE_PARTS: Final = 200
-"""The same where runs are small: each costs the event loop some 20 us when it is written again."""
+"""The same where runs are small."""
 
 REWRITES_AT_ONCE: Final = 256
 """Ledgers whose state is rewritten together: a segment may have records of thousands, and one by
@@ -189,7 +190,12 @@ class Space:
         ledger_ids = sorted(ledgers)
         for start in range(0, len(ledger_ids), REWRITES_AT_ONCE):
             some = ledger_ids[start : start + REWRITES_AT_ONCE]
-            await asyncio.gather(*map(rewrite, some))
+            rewrites = []
+            for number, ledger_id in enumerate(some, 1):
+                rewrites.append(asyncio.create_task(rewrite(ledger_id)))
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            await asyncio.gather(*rewrites)
         await self._rewrite_deleted(deleted)
 
     async def _rewrite_deleted(self, ledger_ids: "array[int]") -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -11,10 +12,11 @@ from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.edge import arrivals
 from services.gateway.edge.access import Caller
 from services.gateway.edge.quotas import Usage
-from tests.gateway.conftest import Gateway, running
+from tests.gateway.conftest import Gateway, running, until_held
 from tests.support.waiting import until, within
 
-PING, PONG, BINARY = 9, 10, 2
+PING, PONG, BINARY, TEXT = 9, 10, 2, 1
+SOCKETS: Final = 6
 COUNT: Final = 4_000
 HELLO: Final = (
     b"GET /v1/ledgers/1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -87,6 +89,52 @@ async def test_control_frames_are_charged_like_messages(
                 return bucket._level <= 1_000_000 - 101
 
             await until(is_charged, "all are charged")
+
+
+async def test_one_large_message_is_parsed_in_a_turn_though_many_end_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Joining, unmasking and decoding a message of the largest size takes 40 ms."""
+    turn = 0
+    ended: list[int] = []
+    look = arrivals.Arrivals._look
+
+    def noting(self: arrivals.Arrivals) -> None:
+        before, waiting = self._partial, self._looked
+        look(self)
+        if self._looked > waiting and before >= arrivals.LARGE_BYTES:
+            ended.append(turn)
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(arrivals.Arrivals, "_look", noting)
+    large = large_frame(b" " * arrivals.LARGE_BYTES + b"x")
+    async with running() as gateway, contextlib.AsyncExitStack() as stack:
+        await gateway.create()
+        talks = [await stack.enter_async_context(socket_of(gateway)) for _ in range(SOCKETS)]
+        for _, writer in talks:
+            writer.write(large[:-1])
+            await writer.drain()
+        await until_held(gateway, SOCKETS * (len(large) - 1), "all but the last bytes came")
+        other = asyncio.create_task(others())
+        for _, writer in talks:
+            writer.write(large[-1:])
+        for reader, _ in talks:
+            async with within("each message is answered"):
+                await reader.readexactly(2)
+        other.cancel()
+
+    assert len(ended) == SOCKETS
+    # The first one is parsed as it is read, and the next one by a callback: both may be before the others' turn.
+    assert max(Counter(ended).values()) <= 2
+
+
+def large_frame(payload: bytes) -> bytes:
+    return bytes([0x80 | TEXT, 0x80 | 127]) + len(payload).to_bytes(8) + bytes(4) + payload
 
 
 async def upload(gateway: Gateway, chunks: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -21,11 +22,36 @@ _KEPT: Final = web.RequestKey("kept_bytes", int)
 """The same for the bytes of its answer."""
 
 
+class LargeMessages:
+    """Lets one chunk of a large message be parsed in each turn of the event loop; the others wait in order. Otherwise the
+    messages of many sockets would end in the same turn, and nobody else would have one meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_taken = False
+
+    def has_turn(self, parse: Callable[[], None]) -> bool:
+        """Whether the caller may parse now; otherwise `parse` is called in a later turn."""
+        if self._is_taken:
+            self._waiting.append(parse)
+            return False
+        self._is_taken = True
+        asyncio.get_running_loop().call_soon(self._next)
+        return True
+
+    def _next(self) -> None:
+        self._is_taken = bool(self._waiting)
+        if self._is_taken:
+            asyncio.get_running_loop().call_soon(self._next)
+            self._waiting.popleft()()
+
+
 class Room:
     """The budgets of the edge. Invariant: whatever is taken from a budget is given back once."""
 
     __slots__ = (
-        "_waits", "answers", "bodies", "follows", "is_ending", "limits", "parsing", "requests", "waiters",
+        "_waits", "answers", "bodies", "follows", "is_ending", "large_messages", "limits", "parsing", "requests", "waiters",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -52,6 +78,7 @@ class Room:
         self.is_ending = False
         self.parsing = asyncio.Semaphore(1)
         """Held while a large body is parsed: several at once would take no less time, and the memory of all."""
+        self.large_messages = LargeMessages()
         self._waits: set[asyncio.Timeout] = set()
 
     async def wait(self, work: Awaitable[T]) -> T | None:
