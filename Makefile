@@ -1,4 +1,4 @@
-# Everything that one does here. Plain `make` prints the list.
+# Everything that one does here. Plain `make` prints the ten targets of every day, `make help-all` all of them.
 
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -15,10 +15,17 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios matrix sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack conformance
+.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack conformance
 
-help: ## print this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+DAILY := run test unit check fmt demo bench spark docs clean
+
+help:
+	@$(foreach name,$(DAILY),$(call described,$(name));) echo "  make help-all     all targets"
+
+help-all: ## print all targets
+	@$(call described,[a-z0-9-]+)
+
+described = grep -hE '^$(1):.*\#\#' $(MAKEFILE_LIST) | awk -F ':.*\#\# ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/installed-dev shared/quorumlog/client/sync.py ## make .venv with all that tests, checks and benchmarks need
 
@@ -133,20 +140,8 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.scenarios --write
 
-matrix: setup ## write the matrix of docs/verification anew: which technique checks which rule
-	@$(PY) -m tests.support.matrix --write
-
-.PHONY: roles
-roles: setup ## write the tables of docs/security.md anew: which role may call which route
-	@$(PY) -m tests.support.roles --write
-
-.PHONY: settings
-settings: setup ## write the tables of settings anew (README, docs/guides/settings.md), from the models
-	@$(PY) -m tests.support.settings --write
-
-.PHONY: scopes
-scopes: setup ## write the table of operations and scopes in docs/security.md anew, from the code
-	@$(PY) -m tests.support.scopes --write
+docs: setup ## write the tables in docs/ anew that are made from the code: checks, roles, scopes, settings
+	@for table in matrix roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))

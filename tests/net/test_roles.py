@@ -215,7 +215,7 @@ async def test_no_role_may_call_an_operation_that_declares_none() -> None:
 async def test_the_page_has_the_tables_of_the_services() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert with_tables(page) == page, "run `make roles`"
+    assert with_tables(page) == page, "run `make docs`"
     assert all(f"`{route}`" in page for table in TABLES.values() for route in table)
 
 

@@ -39,7 +39,7 @@ TABLES: Final[dict[str, Table]] = {
 """By the service whose internal listener has the routes."""
 
 _PLACE: Final = re.compile(
-    r"(<!-- roles; `make roles` writes them -->\n).*?(<!-- end of the roles -->)", re.DOTALL
+    r"(<!-- roles; `make docs` writes them -->\n).*?(<!-- end of the roles -->)", re.DOTALL
 )
 
 

@@ -26,7 +26,7 @@ _MODULES: Final = (
     tokens, cluster,
 )  # fmt: skip
 _TABLE: Final = re.compile(
-    r"(<!-- scopes; `make scopes` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
+    r"(<!-- scopes; `make docs` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
 )
 
 

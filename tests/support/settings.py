@@ -36,7 +36,7 @@ MODELS: Final[Mapping[str, type[BaseModel]]] = {
 """By the name that stands in the marks around a table."""
 
 _TABLE: Final = re.compile(
-    r"(<!-- settings: ([a-z ]+); `make settings` writes them -->\n).*?(<!-- end of the settings -->)",
+    r"(<!-- settings: ([a-z ]+); `make docs` writes them -->\n).*?(<!-- end of the settings -->)",
     re.DOTALL,
 )
 

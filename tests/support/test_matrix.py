@@ -11,7 +11,7 @@ NOT_COVERED = PAGE.parent / "not-covered.md"
 def test_the_page_has_the_matrix_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert with_matrix(page) == page, "run `make matrix`"
+    assert with_matrix(page) == page, "run `make docs`"
 
 
 def test_each_norm_is_checked_by_something() -> None:

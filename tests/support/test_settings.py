@@ -27,7 +27,7 @@ def test_the_pages_have_the_tables_of_the_models() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
 
-        assert with_tables(text) == text, "run `make settings`"
+        assert with_tables(text) == text, "run `make docs`"
 
 
 def test_each_model_has_a_table() -> None:

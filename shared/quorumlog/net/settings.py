@@ -1,7 +1,7 @@
 """Settings of a process: read from environment variables, secrets also from files, and described for people.
 
 A model made from `Settings` is the only place that knows its settings: names, defaults, bounds, and why.
-`describe` says what a table has of each, in the guide (`make settings`) and on the screen (`--help`).
+`describe` says what a table has of each, in the guide (`make docs`) and on the screen (`--help`).
 """
 
 import difflib

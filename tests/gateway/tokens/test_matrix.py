@@ -60,7 +60,7 @@ async def places(
 
 
 async def test_the_page_has_the_table_of_the_code() -> None:
-    assert PAGE.read_text() == with_table(PAGE.read_text()), "run `make scopes`"
+    assert PAGE.read_text() == with_table(PAGE.read_text()), "run `make docs`"
 
 
 def on(scope: Scope, logs: str, stream: str, ledgers: str) -> tuple[str, ...]:
