@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bookie.mutants import STORAGE_MUTANTS
+from tests.mutants.ends import END_MUTANTS
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS
 from tests.mutants.positions import POSITION_MUTANTS
@@ -97,7 +98,7 @@ def test_each_rule_names_its_code_and_what_shows_its_absence() -> None:
 
 def test_the_scripts_and_mutants_that_the_page_names_are_there() -> None:
     scripts = {str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.txt")}
-    mutants = {mutant.name for mutant in (*MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS)}
+    mutants = {mutant.name for mutant in (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS)}
     mutants |= {mutant.name for mutant in STORAGE_MUTANTS}
 
     strange = [

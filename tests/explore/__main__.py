@@ -6,9 +6,8 @@ import time
 from functools import partial
 from typing import Final
 
-from tests.explore.explorer import Explorer
-from tests.explore.logs import LogExplorer
-from tests.explore.scope import LogScope, Scope
+from tests.explore.kinds import explorer_of
+from tests.explore.scope import Scope
 from tests.explore.scopes import ALL, DEFAULT, HOURS, LOGS_HOURS
 from tests.explore.search import FOREVER, Result
 from tests.support.spread import CORES, interruptible, progress, spread
@@ -27,8 +26,7 @@ def search(index: int, minutes: float) -> tuple[Result, float, float]:
     """
     began, worked = time.perf_counter(), time.process_time()
     scope = ALL[index]
-    explorer = LogExplorer(scope) if isinstance(scope, LogScope) else Explorer(scope)
-    result = explorer.run(time.monotonic() + 60 * minutes)
+    result = explorer_of(scope).run(time.monotonic() + 60 * minutes)
     return result, time.perf_counter() - began, time.process_time() - worked
 
 

@@ -67,3 +67,24 @@ class LogScope:
     refusals: int = 0
     """How often a gateway may have too little room for what its owner submits."""
     states_max: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EndScope:
+    """A small world of what others than the writer may say of a ledger (rules 5, 13 and 18b). Each answer comes, fails or
+    stays away, in every order.
+    """
+
+    name: str
+    shape: tuple[int, int, int] = (3, 3, 2)
+    others: int = 0
+    """Bookies that are no members of the last fragment, and may be asked to keep a copy of the row."""
+    earlier: int = 0
+    """Members of an earlier fragment only."""
+    entries: int = 0
+    """Entries that the writer sends while the LAC is asked for. Without any, copies of a row are sent."""
+    is_open: bool = False
+    states_max: int = 1_000_000
+
+
+AnyScope = Scope | LogScope | EndScope

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.explore.scope import LogScope, Scope
+from tests.explore.scope import EndScope, LogScope, Scope
 
 QUICK: Final = (
     Scope("one entry, one recoverer"),
@@ -134,6 +134,20 @@ LOGS_HOURS: Final = (
     ),
 )
 
-DEFAULT: Final = (*QUICK, *LOGS_QUICK, *MINUTES, *LOGS_MINUTES)
+END_COPIES: Final = EndScope("ends: copies of an end, two bookies beside its members", others=2)
+END_STRIPED: Final = EndScope("ends: copies of a striped ledger's end", (3, 2, 1), others=1)
+LAC: Final = EndScope("ends: the LAC of three entries", entries=3)
+ENDS: Final = (
+    END_COPIES,
+    END_STRIPED,
+    EndScope("ends: copies of an end that needs all members", (2, 2, 2), others=2, earlier=1),
+    EndScope("ends: copies of an open row", others=2, earlier=1, is_open=True),
+    LAC,
+    EndScope("ends: the LAC of a striped ledger", (3, 2, 2), entries=3),
+    EndScope("ends: the LAC by one acknowledgement", (3, 3, 1), entries=2),
+)
+"""What others than the writer may say of a ledger: seconds each."""
+
+DEFAULT: Final = (*QUICK, *ENDS, *LOGS_QUICK, *MINUTES, *LOGS_MINUTES)
 
 ALL: Final = (*DEFAULT, *HOURS, *LOGS_HOURS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from tests.explore.parts import Broken
-from tests.explore.scope import LogScope, Scope
+from tests.explore.scope import AnyScope
 
 FOREVER: Final = math.inf
 
@@ -16,7 +16,7 @@ FOREVER: Final = math.inf
 class Result:
     """How a search ended. `story` leads to the violation."""
 
-    scope: Scope | LogScope
+    scope: AnyScope
     states: int
     transitions: int
     depth: int
@@ -42,7 +42,7 @@ class Space(NamedTuple):
     """A label as text."""
 
 
-def search(scope: Scope | LogScope, space: Space, until_s: float = FOREVER) -> Result:
+def search(scope: AnyScope, space: Space, until_s: float = FOREVER) -> Result:
     """Search to the end, to the first violation, to the scope's limit, or until the monotonic clock
     shows `until_s`.
     """

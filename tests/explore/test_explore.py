@@ -6,11 +6,12 @@ import pytest
 
 from quorumlog.protocol.messages import AddAnswered
 from quorumlog.protocol.writer import LedgerWriter
+from tests.explore.ends import EndExplorer
 from tests.explore.explorer import Explorer, World
 from tests.explore.logs import LogExplorer
 from tests.explore.parts import Broken
-from tests.explore.scope import LogScope, Scope
-from tests.explore.scopes import LOGS_QUICK, QUICK
+from tests.explore.scope import EndScope, LogScope, Scope
+from tests.explore.scopes import ENDS, LOGS_QUICK, QUICK
 
 SMALL = Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1))
 
@@ -18,6 +19,14 @@ SMALL = Scope("one entry, one recoverer, Qw = 2", shape=(2, 2, 1))
 @pytest.mark.parametrize("scope", QUICK, ids=lambda scope: scope.name)
 def test_nothing_that_can_happen_breaks_an_invariant(scope: Scope) -> None:
     result = Explorer(scope).run()
+
+    assert result.violation is None, "\n".join(result.story)
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("scope", ENDS, ids=lambda scope: scope.name)
+def test_nothing_is_told_of_a_ledger_that_bookies_do_not_keep(scope: EndScope) -> None:
+    result = EndExplorer(scope).run()
 
     assert result.violation is None, "\n".join(result.story)
     assert result.is_complete

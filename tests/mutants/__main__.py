@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.bookie.mutants import STORAGE_MUTANTS, StorageMutant
 from tests.logs.simulation import run_seed as run_log_seed
+from tests.mutants.ends import END_MUTANTS
 from tests.mutants.hunt import Find, Mutant, by_search, by_swarm
 from tests.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutants.list import MUTANTS
@@ -23,7 +24,7 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *IDLE_MUTANTS)
+ALL = (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *IDLE_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def hunt(index: int) -> Hunt:
 
 
 def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
+    if mutant in END_MUTANTS:
+        return lambda _mutant: None  # a search sees each
     if mutant in POSITION_MUTANTS:
         return by_positions
     if mutant in IDLE_MUTANTS:

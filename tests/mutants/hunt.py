@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.explore.explorer import Explorer
-from tests.explore.logs import LogExplorer
-from tests.explore.scope import LogScope, Scope
+from tests.explore.kinds import explorer_of
+from tests.explore.scope import AnyScope
 from tests.sim import run as machines
 from tests.sim.plan import Plan, draw
 from tests.sim.services import plan as services_plan
@@ -45,7 +44,7 @@ class Mutant:
     name: str
     rule: str
     patches: tuple[Patch, ...]
-    scope: Scope | LogScope | None = None
+    scope: AnyScope | None = None
     draw: Callable[[int], Plan] = draw
     """What a seed means; plans of a kind that shows it sooner, where it takes much to come about."""
     is_of_services: bool = False
@@ -106,9 +105,7 @@ def by_search(mutant: Mutant) -> Find | None:
     if mutant.scope is None:
         return None
     with applied(mutant):
-        scope = mutant.scope
-        explorer = LogExplorer(scope) if isinstance(scope, LogScope) else Explorer(scope)
-        result = explorer.run()
+        result = explorer_of(mutant.scope).run()
     if result.violation is None:
         return None
     return Find(

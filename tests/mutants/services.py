@@ -1,14 +1,14 @@
 """The mutants of whole services: guards outside the machines, and what only several parts show."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
 from quorumlog.errors import DatabaseWentBack, NoSuchEntry, QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.spread import RowSpread
 from quorumlog.protocol import changes, rebuild, recovery
+from quorumlog.protocol.ends import RowSpread, Spreading
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -182,15 +182,23 @@ def not_queued(_original: Any) -> Any:
 def told_without_copies(_original: Any) -> Any:
     """Nobody is sent a copy, and nobody waits for one."""
 
-    def send(self: RowSpread) -> None:
-        self.end.set_result(3)
+    def begin(self: RowSpread, down: Container[str]) -> Sequence[str]:
+        del down
+        self.phase, self.kept = Spreading.OVER, 3
+        return ()
 
-    return send
+    return begin
 
 
 def settled_without_others(_original: Any) -> Any:
     """Where too few members keep an end, nobody else is asked."""
-    return lambda self: self._settle()
+
+    def others(self: RowSpread, candidates: Sequence[str]) -> Sequence[str]:
+        del candidates
+        self.phase = Spreading.OVER
+        return ()
+
+    return others
 
 
 def not_sent(_original: Any) -> Any:
@@ -295,13 +303,13 @@ SERVICES: Final = (
     Mutant(
         "an end is told before members keep its row",
         "rule 18b",
-        (Patch(RowSpread, "send", told_without_copies),),
+        (Patch(RowSpread, "begin", told_without_copies),),
         is_of_services=True,
     ),
     Mutant(
         "nobody else keeps an end that too few members keep",
         "rule 18b",
-        (Patch(RowSpread, "_ask_others", settled_without_others),),
+        (Patch(RowSpread, "others", settled_without_others),),
         is_of_services=True,
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.mutants.ends import END_MUTANTS
 from tests.mutants.hunt import Mutant, applied, by_search, by_swarm
 from tests.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutants.list import MUTANTS
@@ -91,3 +92,8 @@ def test_a_mutant_fits_the_code_and_is_gone_afterwards(mutant: Mutant) -> None:
     after = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
     assert before == after
     assert all(a is not b for a, b in zip(before, within, strict=True))
+
+
+@pytest.mark.parametrize("mutant", END_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_search_of_ends_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_search(mutant) is not None

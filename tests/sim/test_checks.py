@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from quorumlog.net.spread import RowSpread
+from quorumlog.protocol.ends import RowSpread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import (
     CasStatus,
@@ -416,7 +416,7 @@ SERVICES: Final[dict[str, Damage]] = {
     "deleted_takes_nothing": wrapped(Judge, "acknowledged", all_too_late),
     "garbage_is_proven": wrapped(Collector, "_disposal", gone_if_unnamed),
     "deleted_is_for_ever": wrapped(Replica, "apply", guards.forgotten_id),
-    "end_is_kept": wrapped(RowSpread, "send", told_without_copies),
+    "end_is_kept": wrapped(RowSpread, "begin", told_without_copies),
 }
 
 

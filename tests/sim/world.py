@@ -9,10 +9,11 @@ checker's business (tests/sim/checker.py).
 import hashlib
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, assert_never
 
+from quorumlog.protocol.ends import RowSpread, Spreading
 from quorumlog.protocol.ids import member_incarnation, member_name, member_of
 from quorumlog.protocol.messages import (
     AddAnswered,
@@ -321,44 +322,38 @@ class World:
         """Send copies of a row that no add brings, as `net/spread.py` does; `then` comes when enough bookies
         have one, or after twice the time of an add (rule 18b).
         """
-        quorum, last = row.quorum, set(row.last_fragment.bookies)
-        lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
-        awaited, kept = set(last), set[str]()
-        is_over, are_others_asked = [False], [row.state is State.OPEN]
+        machine = RowSpread(row)
+        is_over = False
 
-        def settle() -> None:
-            if not is_over[0]:
-                is_over[0] = True
+        def go_on() -> None:
+            nonlocal is_over
+            if machine.phase is Spreading.PLACING:
+                found = self._live_bookies(row.last_fragment.bookies, tuple(row.all_members))
+                self.after(TIMER_TIMES[Timer.ADD], overdue)
+                send(machine.others(found))
+            if machine.phase is Spreading.OVER and not is_over:
+                is_over = True
                 then()
 
-        def members_are_over() -> None:
-            if is_over[0] or are_others_asked[0]:
-                settle()
-                return
-            are_others_asked[0] = True
-            found = self._live_bookies(row.last_fragment.bookies, tuple(row.all_members))
-            awaited.clear()
-            awaited.update(found[: max(quorum.ack_quorum - len(kept), 0)])
-            self.after(TIMER_TIMES[Timer.ADD], settle)
-            for member in sorted(awaited):
+        def send(members: Iterable[str]) -> None:
+            for member in members:
                 self._request(client, SendRow(member, row), hear)
-            if not awaited:
-                settle()
 
         def hear(event: Event) -> None:
             assert isinstance(event, RowAnswered)
-            if event.status is Status.OK:
-                kept.add(event.member)
-            awaited.discard(event.member)
-            is_kept = len(kept & last) >= lacking
-            if is_kept or (are_others_asked[0] and len(kept) >= quorum.ack_quorum):
-                settle()
-            elif not awaited:
-                members_are_over()
+            machine.answered(event.member, event.status)
+            go_on()
 
-        for member in row.all_members:
-            self._request(client, SendRow(member, row), hear)
-        self.after(TIMER_TIMES[Timer.ADD], members_are_over)
+        def members_overdue() -> None:
+            if machine.phase is Spreading.MEMBERS:
+                overdue()
+
+        def overdue() -> None:
+            machine.overdue()
+            go_on()
+
+        send(machine.begin(down=()))
+        self.after(TIMER_TIMES[Timer.ADD], members_overdue)
 
     def _request(
         self, client: Client, effect: Request, listener: Callable[[Event], None] | None = None

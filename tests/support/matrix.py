@@ -25,6 +25,7 @@ from tests.gateway.streams.test_fork_guards import GUARDS as FORKS_READ
 from tests.logs.judge import Judge
 from tests.metadata.test_fork_guards import GUARDS as FORKS
 from tests.metadata.test_guards import GUARDS as METADATA
+from tests.mutants.ends import END_MUTANTS
 from tests.mutants.hunt import Mutant
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import CLAIMS, LOG_MUTANTS
@@ -152,7 +153,7 @@ def _all_norms() -> tuple[Norm, ...]:
 
 def hunted() -> Iterator[tuple[str, set[str]]]:
     """The letter of what finds each mutant, and the norms that it names."""
-    for mutant in (*MUTANTS, *LOG_MUTANTS):
+    for mutant in (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS):
         yield _finder(mutant), cited(mutant.rule)
     for stored in STORAGE_MUTANTS:
         yield SEARCHES.get(stored.search, "P"), cited(stored.rule)
@@ -179,7 +180,7 @@ def _finder(mutant: Mutant) -> str:
 
 def scripted() -> Iterator[tuple[str, set[str]]]:
     """Each script, and the norms that it shows: by its name, its comments, or the mutants it misses."""
-    rules = {mutant.name: mutant.rule for mutant in (*MUTANTS, *LOG_MUTANTS)}
+    rules = {mutant.name: mutant.rule for mutant in (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS)}
     for path in scripts():
         name = str(path.relative_to(FOLDER).with_suffix(""))
         lines = path.read_text(encoding="utf-8").splitlines()

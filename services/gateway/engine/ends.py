@@ -7,6 +7,7 @@ from typing import Final
 from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.ports import Ports
 from quorumlog.net.spread import spread
+from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.engine.rows import LedgerRows, went_back
 
@@ -77,9 +78,10 @@ class Ends:
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
         """The row as the database has it now that copies were sent. Raises: NoSuchLedger and as `kept`."""
         row = await self._rows.fresh_closed(closed.ledger_id)
-        if row.last_entry != closed.last_entry:
+        end = end_after(closed, copies, row)
+        if end is End.MOVED:
             raise went_back(row.ledger_id, "closed", f"the end {row.last_entry}")
-        if copies < row.quorum.ack_quorum:
+        if end is End.UNSURE:
             return row
         self._kept[row.ledger_id] = row.last_entry
         self._kept.move_to_end(row.ledger_id)

@@ -1,0 +1,82 @@
+"""Mutants of what others than the writer may say of a ledger (`protocol/ends.py`), which a search must see."""
+
+from typing import Any, Final
+
+from quorumlog.protocol import ends
+from quorumlog.protocol.ends import End, LacByCoverage, RowSpread
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+from tests.explore.scopes import END_COPIES, LAC
+from tests.mutants.hunt import Mutant, Patch
+
+
+def _whoever_answers(original: Any) -> Any:
+    def answered(self: RowSpread, member: str, _status: Status) -> None:
+        original(self, member, Status.OK)
+
+    return answered
+
+
+def _one_copy_less(original: Any) -> Any:
+    def begun(self: RowSpread) -> None:
+        original(self)
+        self._lacking -= 1
+
+    return begun
+
+
+def _however_few(original: Any) -> Any:
+    def end(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
+        kept: End = original(told, max(copies, found.quorum.ack_quorum), found)
+        return kept
+
+    return end
+
+
+def _as_it_was(original: Any) -> Any:
+    def end(told: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
+        same: End = original(told, copies, told)
+        return same
+
+    return end
+
+
+def _whatever_it_tells(original: Any) -> Any:
+    def answered(self: LacByCoverage, position: int, _status: Status, lac: int) -> None:
+        original(self, position, Status.OK, lac)
+
+    return answered
+
+
+END_MUTANTS: Final = (
+    Mutant(
+        "a bookie that refuses a copy of a row counts as if it kept one",
+        "rule 18b",
+        (Patch(RowSpread, "answered", _whoever_answers),),
+        END_COPIES,
+    ),
+    Mutant(
+        "copies of a row are enough with one less",
+        "rule 18b",
+        (Patch(RowSpread, "__post_init__", _one_copy_less),),
+        END_COPIES,
+    ),
+    Mutant(
+        "an end is kept by however few copies",
+        "rule 18b",
+        (Patch(ends, "end_after", _however_few),),
+        END_COPIES,
+    ),
+    Mutant(
+        "an end is told that the database no longer has",
+        "rule 18b",
+        (Patch(ends, "end_after", _as_it_was),),
+        END_COPIES,
+    ),
+    Mutant(
+        "a LAC is told by bookies that told none",
+        "rules 5 and 13",
+        (Patch(LacByCoverage, "answered", _whatever_it_tells),),
+        LAC,
+    ),
+)
