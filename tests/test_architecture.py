@@ -30,6 +30,12 @@ _WITHIN = ("quorumlog", "local", "jobs")
 _READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py", "ready.py")
 """embedded.py hands ours on to Postgres's tools; the command line has its own settings; ready.py is a program."""
 
+_QUORUM = frozenset(
+    ("ack_quorum", "write_quorum", "is_covered", "has_ack_quorum", "can_reach", "negatives_needed")
+)
+_SIZES_OF_A_LOG = ("services/gateway/logs/positions.py",)
+"""Compares the sizes that it gives to a log of its own."""
+
 
 def sources(*folders: str) -> list[Path]:
     return sorted(
@@ -113,6 +119,28 @@ def test_services_meet_over_http_only() -> None:
     ]
 
     assert not strays
+
+
+def test_only_machines_decide_by_a_quorum() -> None:
+    """Code that performs effects neither compares the sizes of a quorum nor asks whether answers make one: the explorer and
+    the simulations see what `protocol/` decides, and nothing else.
+    """
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in sources("shared/quorumlog/net", "services")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare | ast.Call)
+        and _QUORUM.intersection(_attributes_of(node))
+        and name_of(path) not in _SIZES_OF_A_LOG
+    ]
+
+    assert not found
+
+
+def _attributes_of(node: ast.Compare | ast.Call) -> set[str]:
+    """The attributes that are compared, or the one that is called."""
+    parts = [node.func] if isinstance(node, ast.Call) else [node.left, *node.comparators]
+    return {one.attr for part in parts for one in ast.walk(part) if isinstance(one, ast.Attribute)}
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -56,7 +56,7 @@ class CopyInquiry(RowStore):
         fenced = {each.name: each.incarnation for each in told if each.is_fenced}
         known = {*registered, *map(member_name, row.all_members)} - await self._lost()
         bookies = Bookies(fenced, frozenset(known - fenced.keys()))
-        if bookies.lost_of(row) >= row.quorum.ack_quorum:
+        if bookies.may_hide_later(row):
             raise NotEnoughBookies(
                 "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
                 f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
