@@ -216,7 +216,7 @@ def _checked(data: bytes) -> batch.BatchHead:
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
             raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
-        head = batch.check(packed.unpack(data))
+        head = batch.opened(packed.unpack(data)).head
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error
     match head.producer:

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -39,7 +39,7 @@ from quorumlog.protocol.transaction import (
     TransactionState,
 )
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.values import Append, LogRead, LogValues, ReadRecord, Since
+from services.gateway.logs.values import Append, LogBatches, ReadRecord, Since
 from tests.logs.attempts import write
 from tests.logs.changes import Changes
 from tests.logs.demands import (
@@ -356,7 +356,7 @@ class Run:
 
     async def page(
         self, gateway: Gateway, at: int, *, limit: int, wait_s: float = 0.0
-    ) -> LogRead | LogValues:
+    ) -> LogBatches:
         """A page as clients of logs get it, or as those of streams do, who may have a recent row."""
         logs = gateway.logs
         if self.random.random() < 0.5:
@@ -366,14 +366,14 @@ class Run:
             full = await logs.full_page(row, at, limit=limit, max_bytes=1 << 20)
             if full is not None:
                 return full
-        return await logs.values(NAME, at, limit=limit, wait_s=wait_s)
+        row = await logs.row(NAME)
+        return await logs.read(NAME, at, limit=limit, wait_s=wait_s, row=row)
 
-    def fetched(self, offset: int, found: LogRead | LogValues, *, acknowledged: int = 0) -> None:
-        records: Iterable[tuple[int, bytes]]
-        if isinstance(found, LogValues):
-            records = zip(range(found.first, found.next), map(bytes, found.values), strict=True)
+    def fetched(self, offset: int, found: LogBatches, *, acknowledged: int = 0) -> None:
+        if self.random.random() < 0.5:
+            records = [(at, bytes(value)) for at, value in enumerate(found.values, found.first)]
         else:
-            records = ((record.offset, record.record.value) for record in found.records)
+            records = [(record.offset, record.record.value) for record in found.records]
         self.judge.fetched(LOG, offset, *records, acknowledged=acknowledged)
 
     # --- transactions ---

@@ -83,7 +83,7 @@ async def test_a_page_of_an_open_log_asks_for_its_row_and_its_lac_once(
     async with world_of(stores, bookies=3) as world:
         _, two = await filled(world)
         await two.read("log", 0, limit=1)
-        for start in (0, 5, 20, "earliest"):
+        for start in (0, 5, 20, "latest", "earliest"):
             asked = Questions(world.other, monkeypatch)
             await two.read("log", start)
 

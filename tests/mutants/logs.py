@@ -42,7 +42,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.orphans import Orphans
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.values import LogValues
+from services.gateway.logs.values import LogBatches
 from tests.explore.scopes import (
     LOG_DELETION,
     LOG_FORGOTTEN,
@@ -417,9 +417,9 @@ def believing(_original: Any) -> Any:
 def any_row(original: Any) -> Any:
     """A row that is old may say where the log ends."""
 
-    async def fill(self: LogReader, sight: Any, page: Any) -> None:
-        sight.is_fresh = True
-        await original(self, sight, page)
+    async def fill(self: LogReader, page: gathered.Page) -> None:
+        page.is_fresh = True
+        await original(self, page)
 
     return fill
 
@@ -429,11 +429,10 @@ def of_any_size(_original: Any) -> Any:
 
     async def full_page(
         self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
-    ) -> LogValues:
-        page = gathered.ValuesPage(limit, max_bytes)
-        page.at = start
-        await self._fill(reading._SeenRow(row, is_fresh=False, is_recent=True), page)
-        return LogValues(tuple(page.values), start, page.at, closed=False)
+    ) -> LogBatches:
+        page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
+        await self._fill(page)
+        return page.done()
 
     return full_page
 
@@ -558,12 +557,12 @@ def forced_by_name(original: Any) -> Any:
 def whichever(_original: Any) -> Any:
     """A read goes on in whichever log has the name."""
 
-    async def look(self: LogReader, seen: reading._SeenRow, page: gathered.Page) -> None:
-        row = await self._rows.row(seen.row.name)
-        if row.created_at != seen.row.created_at and page.count:
+    async def look(self: LogReader, page: gathered.Page) -> None:
+        row = await self._rows.row(page.row.name)
+        if row.created_at != page.row.created_at and page.count:
             page.is_cut = True
             return
-        seen.row, seen.is_fresh = row, True
+        page.row, page.is_fresh = row, True
 
     return look
 
@@ -906,7 +905,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a read of a fork goes on where the fork ends in a ledger",
         "rule 27a",
-        (Patch(gathered.Page, "is_through", lambda _original: property(lambda _page: False)),),
+        (Patch(gathered.Page, "own", lambda _original: lambda _page, count: count),),
     ),
     Mutant(
         "a takeover of a fork learns from the source's ledger",

@@ -1,5 +1,7 @@
 """The record batch: what goes in comes out, and garbage is refused."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_a_batch_is_read_as_it_was_written(
     head, read = batch.decode(data)
 
     assert head == batch.BatchHead(len(records), 7, before, producer, after)
-    assert head == batch.decode_head(data) == batch.check(data)
+    assert head == batch.decode_head(data)
     assert head.records_after == before + len(records)
     assert read == records
 
@@ -88,14 +90,43 @@ def test_a_check_refuses_just_the_batches_that_cannot_be_decoded(
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
 
-    try:
+    with contextlib.suppress(batch.BadBatch):
         head, read = batch.decode(bytes(damaged))
-    except batch.BadBatch:
-        with pytest.raises(batch.BadBatch):
-            batch.check(bytes(damaged))
-    else:
-        assert batch.check(bytes(damaged)) == head
         assert head.count == len(read)
+
+
+@given(RECORDS, PRODUCERS, st.data())
+def test_a_part_of_a_batch_has_the_records_in_it_and_no_other_bytes(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, data: st.DataObject
+) -> None:
+    skip = data.draw(st.integers(0, len(records) - 1))
+    count = data.draw(st.integers(1, len(records) - skip))
+    stored = batch.placed(batch.encode(records, producer), append_time_ms=7, records_before=5)
+
+    part = batch.opened(stored).part(skip, count)
+
+    assert part.records == records[skip : skip + count]
+    assert [bytes(value) for value in part.values] == [r.value for r in part.records]
+    assert bytes(part.joined_values) == b"".join(r.value for r in part.records)
+    assert (part.head.append_time_ms, part.head.records_before) == (7, 5 + skip)
+    assert part.head.producer is None
+    assert len(part.data) <= len(stored)
+
+
+@given(RECORDS, st.data())
+def test_what_fits_is_counted_record_by_record(
+    records: list[batch.Record], data: st.DataObject
+) -> None:
+    skip = data.draw(st.integers(0, len(records) - 1))
+    bytes_max = data.draw(st.integers(1, 10_000))
+    found = batch.opened(batch.encode(records))
+
+    count, size = found.fitting(skip, len(records) - skip, bytes_max, 64)
+
+    sizes = [found.part(at, 1).size + 64 for at in range(skip, len(records))]
+    assert size == sum(sizes[:count])
+    assert count == 1 or sum(sizes[: count - 1]) < bytes_max
+    assert count == len(sizes) or size >= bytes_max
 
 
 @given(st.binary(max_size=200))

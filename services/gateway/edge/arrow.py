@@ -16,13 +16,12 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import (
     BadRequest,
-    EntryUnavailable,
     NotAcceptable,
     TooLarge,
     UnsupportedMediaType,
 )
 from quorumlog.net.parameters import invalid
-from quorumlog.protocol.batch import BadBatch, Record
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.record import Run
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import headers_of
@@ -127,21 +126,17 @@ def entries_stream(runs: Iterable[Run]) -> bytes:
 
 
 def records_stream(batches: Iterable[StoredBatch]) -> bytes:
-    """Records of a log with all their columns. Raises: EntryUnavailable."""
+    """Records of a log with all their columns."""
     columns = _for_bodies()
-    try:
-        found = [
-            columns.records(
-                part.data,
-                first_offset=part.first_offset,
-                ledger_id=part.ledger_id,
-                entry_id=part.entry_id,
-                skip=part.skip,
-                count=part.count,
-            )
-            for part in batches
-        ]
-    except BadBatch as error:
-        raise EntryUnavailable(str(error)) from error
+    found = [
+        columns.records(
+            part.columns,
+            first_offset=part.first_offset,
+            time_ms=part.time_ms,
+            ledger_id=part.ledger_id,
+            entry_id=part.entry_id,
+        )
+        for part in batches
+    ]
     body: bytes = columns.stream(columns.RECORDS, found)
     return body

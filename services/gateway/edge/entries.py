@@ -43,7 +43,7 @@ from services.gateway.edge.operations import (
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import entry_too_large, from_frames, from_json, from_line
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
+from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import SocketTarget, serve
@@ -324,10 +324,6 @@ class EntryRoutes:
         if wanted.created_at is not None:
             raise invalid(LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
         pages = LedgerPages(self._engine, given[LEDGER_ID], last=last, password=given[PASSWORD])
-        if wanted.media == ARROW:
-            stream = wanted.as_page().stream(self._room, pages)
-            page = await stream.page(wanted.wait_s, bytes_max=WHOLE_BYTES_MAX)
-            return octets(arrow.entries_stream(page.runs), ARROW, pages.position(page))
         return await answer_read(request, self._room, pages, wanted)
 
     async def entry(self, request: web.Request, given: Given) -> web.Response:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from quorumlog import header
+from services.gateway.edge import arrow
 from services.gateway.edge.encodings import encoded
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
@@ -86,6 +87,10 @@ class LedgerPages(Pages[ReadResult]):
     def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
         """The entry ids with their payloads."""
         return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
+
+    def arrow(self, page: ReadResult) -> bytes:
+        """The columns `entry_id` and `value`."""
+        return arrow.entries_stream(page.runs)
 
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
         """Each entry as a JSON object."""

@@ -1,31 +1,23 @@
 """A log's records as pages."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 
 import orjson
 
 from quorumlog import header
+from services.gateway.edge import arrow
 from services.gateway.edge.encodings import encoded, encoded_key
 from services.gateway.edge.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.edge.starts import token_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import LogBatches, LogRead, ReadRecord, Start
+from services.gateway.logs.values import LogBatches, Start, StoredBatch
 
 
-def log_position(page: LogRead | LogBatches) -> dict[str, str]:
-    """Where to go on, and where the log begins."""
-    return {
-        header.NEXT_OFFSET: str(page.next),
-        "First-Offset": str(page.first_offset),
-        "Log-Closed": "true" if page.closed else "false",
-        "Log-Created-At": page.created_at,
-    }
-
-
-class LogPages(Pages[LogRead]):
+class LogPages(Pages[LogBatches]):
     """Records of one log: of that which was created at `created_at`, else of that which the first page is of. Pages of a
     later log of this name are never among them (rule 27b).
     """
@@ -39,7 +31,7 @@ class LogPages(Pages[LogRead]):
         """The log and its creation."""
         return None if self._created_at is None else (self.name, self._created_at)
 
-    def id_end(self, page: LogRead) -> bytes:
+    def id_end(self, page: LogBatches) -> bytes:
         """The log's creation."""
         return b".%b" % token_of(page.created_at).encode()
 
@@ -50,7 +42,7 @@ class LogPages(Pages[LogRead]):
         limit: int = BATCH_ENTRIES_MAX,
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
-    ) -> LogRead:
+    ) -> LogBatches:
         """The records from an offset on. Raises: what the log raises."""
         page = await self._logs.read(
             self._log,
@@ -63,43 +55,53 @@ class LogPages(Pages[LogRead]):
         self._created_at = page.created_at
         return page
 
-    async def end(self, page: LogRead) -> int:
+    async def end(self, page: LogBatches) -> int:
         """The offset after the last acknowledged record."""
         return (await self._logs.tail(self._log, created_at=page.created_at))[0]
 
-    def count(self, page: LogRead) -> int:
+    def count(self, page: LogBatches) -> int:
         """Records of a page."""
-        return len(page.records)
+        return page.next - page.first
 
-    def payload_bytes(self, page: LogRead) -> int:
+    def payload_bytes(self, page: LogBatches) -> int:
         """Bytes of their values, keys and headers."""
-        return sum(found.record.size for found in page.records)
+        return sum(found.columns.size for found in page.batches)
 
-    def rest(self, page: LogRead, at: int) -> LogRead:
+    def rest(self, page: LogBatches, at: int) -> LogBatches:
         """The records from an offset on."""
-        return replace(page, records=tuple(found for found in page.records if found.offset >= at))
+        batches = [found for found in page.batches if found.first_offset + found.count > at]
+        return replace(page, batches=(batches[0].since(at), *batches[1:]), first=at)
 
-    def is_end(self, page: LogRead) -> bool:
+    def is_end(self, page: LogBatches) -> bool:
         """Whether the log is closed, and this is its end."""
         return page.closed
 
-    def position(self, page: LogRead) -> dict[str, str]:
+    def position(self, page: LogBatches) -> dict[str, str]:
         """Where to go on, and where the log begins."""
-        return log_position(page)
+        return {
+            header.NEXT_OFFSET: str(page.next),
+            "First-Offset": str(page.first_offset),
+            "Log-Closed": "true" if page.closed else "false",
+            "Log-Created-At": page.created_at,
+        }
 
-    def numbers(self, page: LogRead) -> Iterable[int]:
+    def numbers(self, page: LogBatches) -> Iterable[int]:
         """The offsets."""
-        return (found.offset for found in page.records)
+        return range(page.first, page.next)
 
-    def payloads(self, page: LogRead) -> Iterable[tuple[int, bytes]]:
+    def payloads(self, page: LogBatches) -> Iterable[tuple[int, memoryview]]:
         """The offsets with the records' values."""
-        return ((found.offset, found.record.value) for found in page.records)
+        return enumerate(page.values, page.first)
 
-    def items(self, page: LogRead, encoding: str) -> Iterable[bytes]:
+    def arrow(self, page: LogBatches) -> bytes:
+        """All columns of the records."""
+        return arrow.records_stream(page.batches)
+
+    def items(self, page: LogBatches, encoding: str) -> Iterable[bytes]:
         """Each record as a JSON object."""
-        return (_record_json(found, encoding) for found in page.records)
+        return chain.from_iterable(_records_json(found, encoding) for found in page.batches)
 
-    def members(self, page: LogRead) -> bytes:
+    def members(self, page: LogBatches) -> bytes:
         """`"next","first_offset","closed","created_at"`."""
         return b'"next":%d,"first_offset":%d,"closed":%b,"created_at":"%b"' % (
             page.next,
@@ -108,22 +110,24 @@ class LogPages(Pages[LogRead]):
             page.created_at.encode(),
         )
 
-    def ending(self, page: LogRead) -> dict[str, int]:
+    def ending(self, page: LogBatches) -> dict[str, int]:
         """The offset after the last record."""
         return {"next_offset": page.next}
 
 
-def _record_json(found: ReadRecord, encoding: str) -> bytes:
-    record = found.record
-    return b'{"offset":%d,"timestamp":"%b","ledger_id":%d,"entry_id":%d,%b,"headers":%b,%b}' % (
-        found.offset,
-        time_text(found.timestamp_ms).encode(),
-        found.ledger_id,
-        found.entry_id,
-        encoded_key(record.key, encoding),
-        orjson.dumps(dict(record.headers)) if record.headers else b"{}",
-        encoded(record.value, encoding),
-    )
+def _records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
+    place = b'"ledger_id":%d,"entry_id":%d' % (found.ledger_id, found.entry_id)
+    appended = time_text(found.time_ms).encode()
+    rows = enumerate(found.columns.rows, found.first_offset)
+    for offset, (value, key, headers, time_ms) in rows:
+        yield b'{"offset":%d,"timestamp":"%b",%b,%b,"headers":%b,%b}' % (
+            offset,
+            appended if time_ms is None else time_text(time_ms).encode(),
+            place,
+            encoded_key(key, encoding),
+            orjson.dumps(dict(headers)) if headers else b"{}",
+            encoded(value, encoding),
+        )
 
 
 def time_text(milliseconds: int) -> str:

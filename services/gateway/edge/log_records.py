@@ -13,11 +13,11 @@ from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import arrow, body
 from services.gateway.edge import log_models as models
 from services.gateway.edge.access import Named, Scope, on
-from services.gateway.edge.answers import json_bytes, octets
-from services.gateway.edge.log_pages import LogPages, log_position
+from services.gateway.edge.answers import json_bytes
+from services.gateway.edge.log_pages import LogPages
 from services.gateway.edge.log_payloads import check_size, record_of_line, records_from_json
 from services.gateway.edge.logs import CREATED, TAKING_OVER
-from services.gateway.edge.media import ARROW, NDJSON, accepted
+from services.gateway.edge.media import NDJSON, accepted
 from services.gateway.edge.operations import (
     ALWAYS,
     ENCODING,
@@ -37,10 +37,10 @@ from services.gateway.edge.operations import (
     gives,
     read_forms,
 )
-from services.gateway.edge.pages import PageStream, page_or_news
+from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import from_frames
 from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.reads import WHOLE_BYTES_MAX, ReadRequest, answer_read
+from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import SocketTarget, serve
@@ -48,7 +48,7 @@ from services.gateway.edge.starts import NAMED, start_of, start_of_json
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append, LogBatches, RecordsAppended, Start
+from services.gateway.logs.values import Append, RecordsAppended, Start
 
 _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
@@ -300,38 +300,9 @@ class RecordRoutes:
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/entries."""
-        name = given[NAME]
         wanted = ReadRequest.of(request, given, _READ_TYPES, given[FROM], given[CREATED])
-        if wanted.media == ARROW:
-            stored = await self._batches(name, wanted.as_page())
-            return octets(arrow.records_stream(stored.batches), ARROW, log_position(stored))
-        pages = LogPages(self._logs, name, wanted.created_at)
+        pages = LogPages(self._logs, given[NAME], wanted.created_at)
         return await answer_read(request, self._room, pages, wanted)
-
-    async def _batches(self, name: str, wanted: ReadRequest) -> LogBatches:
-        """The page of a read, without decoding its records."""
-        assert wanted.limit is not None, "a page has limits"
-        assert wanted.max_bytes is not None, "a page has limits"
-        limit, max_bytes = wanted.limit, min(wanted.max_bytes, WHOLE_BYTES_MAX)
-        created_at = wanted.created_at
-
-        async def read(at: Start, wait_s: float) -> LogBatches:
-            nonlocal created_at
-            page = await self._logs.batches(
-                name,
-                at,
-                limit=limit,
-                max_bytes=max_bytes,
-                wait_s=wait_s,
-                created_at=created_at,
-            )
-            created_at = page.created_at
-            return page
-
-        def is_news(page: LogBatches) -> bool:
-            return bool(page.batches) or page.closed
-
-        return await page_or_news(self._room, read, wanted.start, wanted.wait_s, is_news)
 
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/ws."""

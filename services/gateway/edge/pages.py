@@ -89,6 +89,10 @@ class Pages(ABC, Generic[P]):
         """The items' numbers with their payloads."""
 
     @abstractmethod
+    def arrow(self, page: P) -> bytes:
+        """A page as an Arrow stream."""
+
+    @abstractmethod
     def items(self, page: P, encoding: str) -> Iterable[bytes]:
         """Each item as a JSON object."""
 

@@ -12,7 +12,7 @@ from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import arrow
 from services.gateway.edge.answers import json_bytes, octets
 from services.gateway.edge.follows import P
-from services.gateway.edge.media import EVENTS, FRAMES, NDJSON, accepted
+from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, accepted
 from services.gateway.edge.middleware import REQUEST_ID
 from services.gateway.edge.operations import (
     ENCODING,
@@ -102,7 +102,7 @@ def _left(given: Given, start: Start, seen: int) -> int | None:
 async def answer_read(
     request: web.Request, room: Room, pages: Pages[P], wanted: ReadRequest
 ) -> web.StreamResponse:
-    """A read as events, lines, frames or JSON."""
+    """A read as events, lines, Arrow, frames or JSON."""
     if wanted.media == EVENTS:
         events = wanted.stream(room, pages)
         if events.is_over:
@@ -111,6 +111,13 @@ async def answer_read(
     if wanted.media == NDJSON:
         stream = wanted.stream(room, pages)
         return await send_lines(request, stream, wanted.encoding, wanted.wait_s)
+    if wanted.media == ARROW:
+        page = (
+            await wanted.as_page()
+            .stream(room, pages)
+            .page(wanted.wait_s, bytes_max=WHOLE_BYTES_MAX)
+        )
+        return octets(pages.arrow(page), ARROW, pages.position(page))
     parts = await _parts(request, room, wanted.as_page().stream(room, pages), wanted.wait_s)
     last, is_frames, is_whole = parts[-1], wanted.media == FRAMES, len(parts) == 1
     taken = _taken(request, room, pages, parts)

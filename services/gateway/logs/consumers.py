@@ -31,9 +31,9 @@ from quorumlog.protocol.positions import (
     Stamp,
 )
 from services.gateway.engine import Engine
+from services.gateway.interface import LedgerView
 from services.gateway.logs.ends import read_head, read_sized_head
 from services.gateway.logs.handle import resolve
-from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
@@ -370,52 +370,49 @@ class Consumers:
         found = await self._entry(row, at)
         return None if found is None else await self._came_ms(*found)
 
-    async def _entry(self, row: LogMetadata, at: int) -> tuple[LogItem, int] | None:
+    async def _entry(self, row: LogMetadata, at: int) -> tuple[LogItem, LedgerView, int] | None:
         """The ledger and the entry that hold an offset."""
         item = row.item_at(at)
         if item is None:
             return None
-        entry_id = await find_entry(
-            self._ownership.index.points(item.ledger_id),
-            at - (item.first_offset or 0),
-            last_entry=await self._last_entry(item),
-            read_head=partial(read_head, self._engine, item.ledger_id),
-        )
-        return None if entry_id is None else (item, entry_id)
+        view = await self._seen(item)
+        entry_id = await self._reader.entry_at(item, at, view)
+        return None if entry_id is None else (item, view, entry_id)
 
-    async def _came_ms(self, item: LogItem, entry_id: int) -> int:
+    async def _came_ms(self, item: LogItem, view: LedgerView, entry_id: int) -> int:
         """When an entry came onto the log: with its append, or with its ledger (rule 26b)."""
         if item.published_ms:
             return item.published_ms
-        return (await read_head(self._engine, item.ledger_id, entry_id)).append_time_ms
+        return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
 
     async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
         """The bytes of the entries from an offset on, and the age of the first one."""
         found = await self._entry(row, at)
         if found is None:
             return None, None
-        item, entry_id = found
-        came_ms = await self._came_ms(item, entry_id)
-        size = -(await self._size(item, entry_id - 1))
+        item, view, entry_id = found
+        came_ms = await self._came_ms(item, view, entry_id)
+        size = -(await self._size(view, entry_id - 1))
         for each in row.items[row.items.index(item) :]:
-            is_sealed = each.last_offset is not None
-            size += (
-                each.bytes if is_sealed else await self._size(each, await self._last_entry(each))
-            )
+            if each.last_offset is not None:
+                size += each.bytes
+                continue
+            view = await self._seen(each)
+            size += await self._size(view, view.last_add_confirmed)
         now_ms = self._store.database_ms()
         return size, None if now_ms is None else max(0, now_ms - came_ms)
 
-    async def _size(self, item: LogItem, last: int) -> int:
+    async def _size(self, view: LedgerView, last: int) -> int:
         """The bytes of a ledger up to and including an entry."""
         if last == NO_ENTRY:
             return 0
-        return (await read_sized_head(self._engine, item.ledger_id, last))[1]
+        return (await read_sized_head(self._engine, view.row.ledger_id, last, view))[1]
 
-    async def _last_entry(self, item: LogItem) -> int:
+    async def _seen(self, item: LogItem) -> LedgerView:
+        """A ledger as far as it is acknowledged."""
         if item.last_offset is None:
-            return (await self._engine.last_add_confirmed(item.ledger_id)).last_add_confirmed
-        last = (await self._engine.get(item.ledger_id)).last_entry
-        return NO_ENTRY if last is None else last
+            return await self._engine.last_add_confirmed(item.ledger_id)
+        return await self._engine.ended(item.ledger_id, is_fresh=False)
 
 
 def _before(prefix: str) -> str:

@@ -121,12 +121,10 @@ class LogManager:
             store, self.ownership, self._views, self.positions, self.consumers, now_ms=self.now_ms
         )
         self.read = self._reader.read
-        self.batches = self._reader.batches
         self.end = self._reader.end
         self.tail = self._reader.tail
         self.row = self._rows.row
         self.recent = self._rows.recent
-        self.values = self._reader.values
         self.full_page = self._reader.full_page
         self._wall_ms = wall_ms or _wall_ms
         self.last_batch = self._reader.last_batch

@@ -77,7 +77,7 @@ from quorumlog.wire.position_bodies import (
     encode_requests,
 )
 from services.gateway.logs.handle import resolve
-from services.gateway.logs.values import LogRead
+from services.gateway.logs.values import LogBatches
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class PositionService:
     def __init__(
         self,
         logs: PositionLogs,
-        read: Callable[..., Awaitable[LogRead]],
+        read: Callable[..., Awaitable[LogBatches]],
         *,
         bookies: Callable[[], Awaitable[int]],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],

@@ -12,7 +12,6 @@ asked once in RECENT_S for all who read on in that log (rule 27b), and not for e
 import asyncio
 import contextlib
 import random
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -29,19 +28,12 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 from services.gateway.logs.ends import damaged, read_head
-from services.gateway.logs.gathered import BatchesPage, Page, RecordsPage, ValuesPage
+from services.gateway.logs.gathered import Page
 from services.gateway.logs.offsets import find_entry
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.rows import RECENT_S, LogRows
 from services.gateway.logs.seeking import find_time
-from services.gateway.logs.values import (
-    Last,
-    LogBatches,
-    LogRead,
-    LogValues,
-    Since,
-    Start,
-)
+from services.gateway.logs.values import Last, LogBatches, Since, Start
 
 _ROW_POLL_S: Final = 0.2
 """How often a tail reads the row of a log without an open ledger."""
@@ -51,33 +43,6 @@ _TRIES_MAX: Final = 5
 
 _ASK_S: Final = 5.0
 """How long a reader asks a live owner for its LAC."""
-
-_SHRINKS: Final = 4
-"""By how much compressed batches are expected to shrink before one was read: too little costs another read of bookies,
-too much reads what the page has no room for.
-"""
-
-
-@dataclass(slots=True)
-class _SeenRow:
-    """A log's row as a read has it.
-
-    A row that is not fresh, which means read after the read began, serves for what never changes: where a sealed
-    ledger's records are. A recent one, at which nobody looks again, also says which ledger is open: what was acknowledged
-    in that is the log's for good. That a log ends only a fresh row says.
-    """
-
-    row: LogMetadata
-    is_fresh: bool
-    is_recent: bool = False
-    is_meant: bool = False
-    """Whether the read is for the log of this row, and for no later one of its name (rule 27b)."""
-    asked_s: float = float("-inf")
-    """When this read asked for the row."""
-    view: LedgerView | None = None
-    """The ledger that was read last, as far as it was acknowledged then."""
-    news: LedgerView | None = None
-    """The same ledger after a wait for news: the next look at it needs no question."""
 
 
 class _Resealed(Exception):
@@ -103,122 +68,58 @@ class LogReader:
         max_bytes: int = 1 << 20,
         wait_s: float = 0.0,
         created_at: str | None = None,
-    ) -> LogRead:
+        row: LogMetadata | None = None,
+    ) -> LogBatches:
         """Records from `start` on, including all that were acknowledged before the call. `created_at`: of the log that is
-        meant; None: whichever has the name.
+        meant; None: whichever has the name. `row`: of the log that is meant, read after the client had asked.
 
         Raises: NoSuchLog, LogReplaced, OffsetBeyondEnd, OffsetTruncated, EntryLost, EntryUnavailable and what the engine
         raises.
         """
-        page = RecordsPage(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s, created_at=created_at)
-        return LogRead(
-            tuple(page.records),
-            page.at,
-            row.first_offset,
-            is_end,
-            row.created_at,
-            is_at_end=is_end or not page.is_full,
-        )
-
-    async def batches(
-        self,
-        name: str,
-        start: Start,
-        *,
-        limit: int = 100,
-        max_bytes: int = 1 << 20,
-        wait_s: float = 0.0,
-        created_at: str | None = None,
-    ) -> LogBatches:
-        """The same as `read`, with the records as stored."""
-        page = BatchesPage(limit, max_bytes)
-        row, is_end = await self._gather(name, start, page, wait_s, created_at=created_at)
-        return LogBatches(tuple(page.batches), page.at, row.first_offset, is_end, row.created_at)
-
-    async def values(
-        self,
-        name: str,
-        start: Start,
-        *,
-        limit: int = 100,
-        max_bytes: int = 1 << 20,
-        wait_s: float = 0.0,
-        row: LogMetadata | None = None,
-    ) -> LogValues:
-        """The same as `read`, with the records' values alone. `row`: the row of the log that is meant, read after the client
-        had asked.
-        """
-        page = ValuesPage(limit, max_bytes)
-        _, is_end = await self._gather(name, start, page, wait_s, given=row)
-        return LogValues(
-            tuple(page.values),
-            page.at - page.count,
-            page.at,
-            is_end,
-            is_at_end=is_end or not page.is_full,
-            is_full=page.is_large and not is_end,
-        )
+        deadline = self._clock() + wait_s
+        page = await self._begun(name, start, row, created_at, limit, max_bytes)
+        page.at, page.row = await self.begin(name, start, page.row, page)
+        await self._fill(page)
+        if isinstance(start, int) and not page.count:
+            await self._check_within(page.row, start)
+        while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
+            with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
+                await self._wait(page, left_s)
+            await self._look(page)
+            await self._fill(page)
+        return page.done()
 
     async def full_page(
         self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
-    ) -> LogValues | None:
+    ) -> LogBatches | None:
         """A page by a row of a moment before, without another look at the row: none unless the page is full (ADR 45).
 
-        Raises: what `values` raises; a fresh row may say otherwise.
+        Raises: what `read` raises; a fresh row may say otherwise.
         """
-        page = ValuesPage(limit, max_bytes)
-        page.at = start
-        seen = _SeenRow(row, is_fresh=False, is_recent=True)
-        await self._fill(seen, page)
-        if page.is_over or not page.is_large:
-            return None
-        return LogValues(tuple(page.values), start, page.at, closed=False, is_full=True)
+        page = Page(row, limit, max_bytes, at=start, is_recent=True)
+        await self._fill(page)
+        return None if page.is_over or not page.is_large else page.done()
 
-    async def _gather(
+    async def _begun(
         self,
         name: str,
         start: Start,
-        page: Page,
-        wait_s: float,
-        *,
-        given: LogMetadata | None = None,
-        created_at: str | None = None,
-    ) -> tuple[LogMetadata, bool]:
-        """Fill a page; returns the row that it was filled by, and whether the log ends with the page."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
-        seen = await self._first_seen(name, start, given, created_at)
-        if seen.row.settings.batch_compression != "none":
-            page.plain = _SHRINKS
-        page.at, seen.row = await self.begin(name, start, seen.row)
-        await self._fill(seen, page)
-        if isinstance(start, int) and not page.count:
-            await self._check_within(seen.row, start)
-        while True:
-            row = seen.row
-            left_s = deadline - loop.time()
-            is_closed = row.state is LogState.CLOSED and page.at >= (row.end_offset or 0)
-            is_end = is_closed or page.is_over
-            if page.count or is_end or left_s <= 0:
-                return row, is_end
-            with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
-                await self._wait(seen, page.at, left_s)
-            await self._look(seen, page)
-            await self._fill(seen, page)
-
-    async def _first_seen(
-        self, name: str, start: Start, given: LogMetadata | None, created_at: str | None
-    ) -> _SeenRow:
-        """The row that a read begins with. Raises: LogReplaced if a fresh one is not of the log that is meant."""
-        if given is not None:
-            return _SeenRow(given, is_fresh=True, is_meant=True)
-        known = self._rows.known(name) if isinstance(start, int) else None
+        row: LogMetadata | None,
+        created_at: str | None,
+        limit: int,
+        max_bytes: int,
+    ) -> Page:
+        """An empty page, with the row that a read begins with. Raises: LogReplaced if a fresh row is not of the log that is
+        meant.
+        """
+        known = self._rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
-            return _SeenRow(known, is_fresh=False, is_meant=created_at is not None)
-        asked_s = self._clock()
-        row = await self.fresh(name, created_at)
-        return _SeenRow(row, is_fresh=True, is_meant=True, asked_s=asked_s)
+            return Page(known, limit, max_bytes, created_at=created_at)
+        asked_s = float("-inf") if row is not None else self._clock()
+        row = row or await self.fresh(name, created_at)
+        page = Page(row, limit, max_bytes, is_fresh=True, created_at=row.created_at)
+        page.asked_s = asked_s
+        return page
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
         """The log's row. Raises: NoSuchLog; LogReplaced if the log was not created then."""
@@ -226,20 +127,22 @@ class LogReader:
         row.check_created(created_at)
         return row
 
-    async def _look(self, seen: _SeenRow, page: Page) -> None:
+    async def _look(self, page: Page) -> None:
         """Read the row again. If the log was replaced, a page with records of the older log ends there; the next page's read
-        raises LogReplaced.
+        raises LogReplaced. A page by a recent row ends too.
 
         Raises: LogReplaced for a page without records, if the read is for the log that was replaced.
         """
-        asked_s = self._clock()
-        row = await self._rows.row(seen.row.name)
-        if page.count and row.created_at != seen.row.created_at:
+        if page.is_recent:
             page.is_cut = True
             return
-        if seen.is_meant:
-            row.check_created(seen.row.created_at)
-        seen.row, seen.is_fresh, seen.is_meant, seen.asked_s = row, True, True, asked_s
+        asked_s = self._clock()
+        row = await self._rows.row(page.row.name)
+        if page.count and row.created_at != page.row.created_at:
+            page.is_cut = True
+            return
+        row.check_created(page.created_at)
+        page.row, page.is_fresh, page.created_at, page.asked_s = row, True, row.created_at, asked_s
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
         """Raise OffsetBeyondEnd if `start` is beyond the end of the log. `row` was read for this read.
@@ -278,17 +181,21 @@ class LogReader:
         place = offset - (item.first_offset or 0)
         return self._index.points(item.ledger_id).around(place)[0][0] == place
 
-    async def begin(self, name: str, start: Start, row: LogMetadata) -> tuple[int, LogMetadata]:
-        """The offset at which a read begins, and the row by which it is there."""
+    async def begin(
+        self, name: str, start: Start, row: LogMetadata, page: Page | None = None
+    ) -> tuple[int, LogMetadata]:
+        """The offset at which a read begins, and the row by which it is there. `page`: keeps what is seen of the ledger that
+        is written.
+        """
         match start:
             case int():
                 return start, row
             case "earliest":
                 return row.first_offset, row
             case "latest":
-                return await self.end(name, row), row
+                return await self.end(name, row, page), row
             case Last(count):
-                return max(await self.end(name, row) - count, row.first_offset), row
+                return max(await self.end(name, row, page) - count, row.first_offset), row
             case Since(ms):
                 return await self._find(name, ms, row)
 
@@ -318,44 +225,47 @@ class LogReader:
             row = await self.fresh(name, row.created_at)
         raise _unstable(name)
 
-    async def _view(
-        self, name: str, item: LogItem, seen: _SeenRow | None = None
-    ) -> LedgerView | None:
-        """A ledger as far as it is acknowledged; None if the row must be read again. `seen`: the row that names it; None: a
+    async def _view(self, name: str, item: LogItem, page: Page | None = None) -> LedgerView | None:
+        """A ledger as far as it is acknowledged; None if the row must be read again. `page`: by whose row it is read; None: a
         fresh one.
 
         By a row that is not fresh, a CLOSED ledger may be one that was deleted since. Metadata is asked; the next pages of
         who names the log's creation rest on the answer for RECENT_S.
         """
         if item.last_offset is None:
-            news = None if seen is None else seen.news
+            news = None if page is None else page.news
             if news is not None and news.row.ledger_id == item.ledger_id:
                 return news
             return await self._confirmed(name, item)
-        if seen is None:
+        if page is None:
             return await self._engine.ended(item.ledger_id, is_fresh=False)
-        points, asked_s = self._index.points(item.ledger_id), self._clock()
-        points.named_s = max(points.named_s, seen.asked_s)
-        is_sure = seen.is_fresh or seen.is_recent
-        is_asked = not is_sure and not (seen.is_meant and asked_s - points.named_s <= RECENT_S)
+        points, now_s = self._index.points(item.ledger_id), self._clock()
+        points.named_s = max(points.named_s, page.asked_s)
+        is_named = page.created_at is not None and now_s - points.named_s <= RECENT_S
+        is_asked = not (page.is_fresh or page.is_recent or is_named)
         view = await self._engine.ended(item.ledger_id, is_fresh=is_asked)
         if is_asked:
-            points.named_s = asked_s
+            points.named_s = now_s
         return view
 
-    async def end(self, name: str, row: LogMetadata | None = None) -> int:
+    async def end(self, name: str, row: LogMetadata | None = None, page: Page | None = None) -> int:
         """The offset after the last acknowledged record. `row` was read after the caller's request."""
-        return (await self.tail(name, row))[0]
+        return (await self.tail(name, row, page=page))[0]
 
     async def tail(
-        self, name: str, row: LogMetadata | None = None, *, created_at: str | None = None
+        self,
+        name: str,
+        row: LogMetadata | None = None,
+        *,
+        created_at: str | None = None,
+        page: Page | None = None,
     ) -> tuple[int, bool]:
         """The same, with whether the log is closed there. Raises: NoSuchLog; LogReplaced if the log is not that of the row,
         or was not created then.
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(_TRIES_MAX):
-            found = await self._end(name, row)
+            found = await self._end(name, row, page)
             if found is not None:
                 return found
             row = await self.fresh(name, row.created_at)
@@ -369,7 +279,7 @@ class LogReader:
         view = await self._engine.ended(item.ledger_id, is_fresh=False)
         return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
-    async def _end(self, name: str, row: LogMetadata) -> tuple[int, bool] | None:
+    async def _end(self, name: str, row: LogMetadata, page: Page | None) -> tuple[int, bool] | None:
         """The end by this row, and whether the log is closed; None if the row changed since."""
         if row.end_offset is not None:
             return row.end_offset, row.state is LogState.CLOSED
@@ -385,6 +295,8 @@ class LogReader:
             confirmed = await self._confirmed(name, item)
             if confirmed is None:
                 return None
+            if page is not None:
+                page.news = confirmed
             if confirmed.last_add_confirmed == NO_ENTRY:
                 return item.first_offset, False
             head = await self._last_head(item, confirmed)
@@ -394,32 +306,29 @@ class LogReader:
             return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after, head.is_end
 
-    async def _fill(self, seen: _SeenRow, page: Page) -> None:
+    async def _fill(self, page: Page) -> None:
         """Gather records until the page is full or the log ends, as a fresh row says then; by a recent row until it says
         nothing more.
         """
-        name, tries = seen.row.name, 0
+        tries = 0
         while not page.is_full:
-            row = seen.row
-            item = row.item_at(page.at)
+            row, before = page.row, page.at
+            item = row.item_at(before)
             is_sealed = item is not None and item.last_offset is not None
-            is_known = item is not None and (is_sealed or seen.is_recent)
-            if not seen.is_fresh and (page.at < row.first_offset or not is_known):
-                if seen.is_recent:
-                    return
-                await self._look(seen, page)
+            is_known = is_sealed or (item is not None and page.is_recent)
+            if not page.is_fresh and (before < row.first_offset or not is_known):
+                await self._look(page)
                 continue
-            if page.at < row.first_offset:
+            if before < row.first_offset:
                 raise OffsetTruncated(
                     f"the log begins at {row.first_offset}",
-                    log=name,
+                    log=row.name,
                     first_offset=row.first_offset,
                 )
             if item is None:
                 return
-            before = page.at
             try:
-                is_through = await self._fill_from(seen, item, page)
+                is_through = await self._fill_from(item, page)
             except NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
@@ -427,30 +336,27 @@ class LogReader:
                     page.is_cut = True
                     return
                 if error.members.get("deleted") is False:
-                    raise _without_row(name, item.ledger_id, page.at) from error
+                    raise _without_row(row.name, item.ledger_id, page.at) from error
                 if tries > _TRIES_MAX:
-                    raise _unstable(name) from None
+                    raise _unstable(row.name) from None
                 is_through = False
-            if is_through and item.last_offset is None:
-                return
-            if is_through and page.at == before and seen.is_fresh:
+            is_last = not is_sealed or (page.at == before and page.is_fresh)
+            if is_through and is_last:
                 return
             if not is_through or page.at == before:
-                if seen.is_recent:
-                    return
-                await self._look(seen, page)
+                await self._look(page)
 
-    async def _fill_from(self, seen: _SeenRow, item: LogItem, page: Page) -> bool:
+    async def _fill_from(self, item: LogItem, page: Page) -> bool:
         """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
         page.stop = None if item.last_offset is None else item.last_offset + 1
-        view = seen.view = await self._view(seen.row.name, item, seen)
-        seen.news = None
+        view = page.view = await self._view(page.row.name, item, page)
+        page.news = None
         if view is None:
             return False
         last = view.last_add_confirmed
         if last == NO_ENTRY:
             return True
-        entry_id = await self._entry_at(item, page.at, view)
+        entry_id = await self.entry_at(item, page.at, view)
         while entry_id is not None and entry_id <= last and not page.is_full:
             if page.is_through:
                 break
@@ -459,14 +365,12 @@ class LogReader:
                 break
             try:
                 entry_id = await self._take(item, entry_id, view, page)
-                # How the log ended that the ledger was made for says nothing of a fork (rule 27a).
-                page.is_over = page.is_over and not seen.row.is_shared(item)
             except EntryLost as error:
-                if await self._is_lost(seen.row.name, item, error, page):
+                if await self._is_lost(item, error, page):
                     return True
                 entry_id = error.members["next"]
             except EntryUnavailable as error:
-                _cut(seen.row.name, page, error)
+                _cut(page, error)
                 return True
         return True
 
@@ -483,14 +387,20 @@ class LogReader:
             raise EntryUnavailable(
                 "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
             )
+        points = self._index.points(item.ledger_id)
         for run in found.runs:
             for at, payload in zip(run.ids, run.payloads(), strict=True):
                 if page.is_full or page.is_through:
                     break
-                self._unpack(item, at, payload, page)
+                try:
+                    head = page.take(item, at, payload)
+                except batch.BadBatch as error:
+                    raise damaged(error, item.ledger_id, at) from error
+                if page.at == (item.first_offset or 0) + head.records_after:
+                    points.add(head.records_after, at + 1)
         return found.next
 
-    async def _is_lost(self, name: str, item: LogItem, error: EntryLost, page: Page) -> bool:
+    async def _is_lost(self, item: LogItem, error: EntryLost, page: Page) -> bool:
         """Whether the page's next record is lost; False if it comes after the lost entries.
 
         Raises: EntryLost if the page is empty, with the offset at which to continue.
@@ -507,23 +417,11 @@ class LogReader:
                 f"records {page.at} to {following - 1} are lost",
                 ledger_id=item.ledger_id,
                 entry_id=error.entry_id,
-                log=name,
+                log=page.row.name,
                 next=error.members["next"],
                 next_offset=following,
             ) from error
         return True
-
-    def _unpack(self, item: LogItem, entry_id: int, data: batch.Stored, page: Page) -> None:
-        try:
-            if item.published_ms:
-                data = batch.restamped(data, item.published_ms)  # rule 26b
-            head = page.unpack(item, entry_id, data)
-        except batch.BadBatch as error:
-            raise damaged(error, item.ledger_id, entry_id) from error
-        first = (item.first_offset or 0) + head.records_before
-        if page.at == first + head.count:
-            page.is_over = head.is_end
-            self._index.points(item.ledger_id).add(head.records_after, entry_id + 1)
 
     async def _confirmed(self, name: str, item: LogItem) -> LedgerView | None:
         """The LAC of a ledger whose end the row does not know, from its writer or from its closed
@@ -543,10 +441,10 @@ class LogReader:
                 raise EntryUnavailable("the log's owner lives, but does not tell its LAC", log=name)
             await _pause(end - loop.time())
 
-    async def _wait(self, seen: _SeenRow, at: int, left_s: float) -> None:
-        """Return once there may be a record at `at`, which is beyond what this read has seen of the ledger."""
-        row, view = seen.row, seen.view
-        item = row.item_at(at)
+    async def _wait(self, page: Page, left_s: float) -> None:
+        """Return once there may be more records than this read has seen of the ledger that is written."""
+        row, view = page.row, page.view
+        item = row.item_at(page.at)
         is_written = item is not None and item.last_offset is None and row.base is row.last_item
         if item is None or not is_written or view is None or view.row.ledger_id != item.ledger_id:
             await _pause(left_s)
@@ -559,9 +457,9 @@ class LogReader:
             # Closed, and the row does not say yet what follows; or the writer is gone.
             await _pause(left_s)
         elif news.lac_source == "writer":
-            seen.news = news
+            page.news = news
 
-    async def _entry_at(self, item: LogItem, offset: int, view: LedgerView) -> int | None:
+    async def entry_at(self, item: LogItem, offset: int, view: LedgerView) -> int | None:
         """The entry of a ledger that holds an offset; None if that is beyond what is confirmed."""
         assert item.first_offset is not None
         return await find_entry(
@@ -572,7 +470,7 @@ class LogReader:
         )
 
 
-def _cut(name: str, page: Page, error: EntryUnavailable) -> None:
+def _cut(page: Page, error: EntryUnavailable) -> None:
     """End a page before a record that cannot be read now.
 
     Raises: EntryUnavailable if the page is empty.
@@ -583,7 +481,7 @@ def _cut(name: str, page: Page, error: EntryUnavailable) -> None:
             ledger_id=error.ledger_id,
             entry_id=error.entry_id,
             bookie=error.bookie,
-            log=name,
+            log=page.row.name,
             offset=page.at,
             **error.members,
         ) from error

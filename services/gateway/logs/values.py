@@ -1,17 +1,17 @@
 """The values in which clients of a gateway's logs ask and read."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, Literal
 
-from quorumlog.protocol.batch import Record
+from quorumlog.protocol.batch import Columns, Record
 from quorumlog.protocol.log.messages import Append, Publish, RecordsAppended
 
 __all__ = [
     "STREAM_PREFIX",
     "Append",
     "LogBatches",
-    "LogRead",
-    "LogValues",
     "Publish",
     "ReadRecord",
     "RecordsAppended",
@@ -56,37 +56,47 @@ class ReadRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRead:
-    """Records from the requested offset on, in order, possibly none. `next` is where to continue, in the log that was
-    created at `created_at`; `closed` says that the log is closed and that `next` is its end, `is_at_end` that `next` was
-    the log's end.
+class StoredBatch:
+    """Records of one entry as they are stored, the first one at the offset `first_offset`. Whoever formats them decodes them.
+
+    `time_ms`: when they were appended, which is the time of each record that has none of its own.
     """
 
-    records: tuple[ReadRecord, ...]
+    first_offset: int
+    ledger_id: int
+    entry_id: int
+    time_ms: int
+    columns: Columns
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return self.columns.head.count
+
+    def since(self, offset: int) -> "StoredBatch":
+        """The records from an offset on, which one of them has."""
+        skip = offset - self.first_offset
+        return replace(
+            self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatches:
+    """Records from the requested offset on, in order, possibly none: `first` to `next` - 1.
+
+    `next` is where to continue, in the log that was created at `created_at` and begins at `first_offset`. `closed`: the log
+    is closed, and `next` is its end. `is_at_end`: `next` was the log's end. `is_full`: the page ends because it is as
+    large as it may be, and not because the log ends or a record cannot be read now. A page that is kept without its records
+    has no batches.
+    """
+
+    batches: tuple[StoredBatch, ...]
+    first: int
     next: int
     first_offset: int
     closed: bool
     created_at: str
-    is_at_end: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no record."""
-        return not self.records
-
-
-@dataclass(frozen=True, slots=True)
-class LogValues:
-    """A `LogRead` with the values of its records alone, in the memory that they were received into.
-
-    `first` is the offset of the first one. They are none where a page is kept without them. `is_full`: the page ends since
-    it is as large as it may be, and not since the log ends or a record cannot be read now.
-    """
-
-    values: tuple[memoryview, ...]
-    first: int
-    next: int
-    closed: bool
     is_at_end: bool = False
     is_full: bool = False
 
@@ -95,28 +105,22 @@ class LogValues:
         """Whether there is no record."""
         return self.first == self.next
 
+    @property
+    def values(self) -> Iterator[memoryview]:
+        """The values of the records, in the memory that they were received into."""
+        return chain.from_iterable(found.columns.values for found in self.batches)
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """Records of one entry, with plain columns: `count` of them, after the first `skip`.
-
-    `first_offset` is the offset of the entry's first record, skipped or not.
-    """
-
-    first_offset: int
-    ledger_id: int
-    entry_id: int
-    data: bytes
-    skip: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogBatches:
-    """A `LogRead` whose records are not decoded."""
-
-    batches: tuple[StoredBatch, ...]
-    next: int
-    first_offset: int
-    closed: bool
-    created_at: str
+    @property
+    def records(self) -> Sequence[ReadRecord]:
+        """The records, decoded."""
+        return [
+            ReadRecord(
+                offset,
+                found.time_ms if record.timestamp_ms is None else record.timestamp_ms,
+                record,
+                found.ledger_id,
+                found.entry_id,
+            )
+            for found in self.batches
+            for offset, record in enumerate(found.columns.records, found.first_offset)
+        ]

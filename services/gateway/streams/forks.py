@@ -20,9 +20,10 @@ from quorumlog.errors import (
     StreamConflict,
 )
 from quorumlog.net.parameters import Given
-from quorumlog.protocol.batch import RECORDS_MAX, Record, decode
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, RECORDS_MAX, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from services.gateway.edge.access import Kind, Scope, caller_of
+from services.gateway.logs.gathered import RECORD_COST
 from services.gateway.logs.manager import LogManager
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import Forked, StreamConfig, config_of, media_of
@@ -186,15 +187,18 @@ class StreamForks:
         left = sub_offset
         if not left:
             return offset, ()
-        name = source.row.name
-        page = await self._logs.batches(
-            name, offset, limit=RECORDS_MAX, max_bytes=1, created_at=source.row.created_at
+        is_json, limit = source.config.is_json, min(sub_offset, RECORDS_MAX)
+        size = BATCH_BYTES_MAX if is_json else min(sub_offset, BATCH_BYTES_MAX)
+        page = await self._logs.read(
+            source.row.name,
+            offset,
+            limit=limit,
+            max_bytes=size + RECORD_COST * limit,
+            created_at=source.row.created_at,
         )
         for found in page.batches[:1]:
-            _, records = decode(found.data)
-            kept = records[found.skip : found.skip + found.count]
-            for at, record in enumerate(kept, offset):
-                size = 1 if source.config.is_json else len(record.value)
+            for at, record in enumerate(found.columns.records, offset):
+                size = 1 if is_json else len(record.value)
                 if left < size:
                     return at, (Record(record.value[:left]),)
                 left -= size

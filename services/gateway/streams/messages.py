@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from quorumlog.errors import BadRequest, TooLarge
 from quorumlog.protocol.batch import RECORDS_MAX, Record
 from quorumlog.wire import strict
+from services.gateway.logs.values import LogBatches
 
 RECORD_BYTES: Final = 1 << 20
 """A body of bytes is cut into records of this size (taste)."""
@@ -26,9 +27,11 @@ def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
     return tuple(map(Record, values))
 
 
-def body_of(values: Iterable[bytes | memoryview], *, is_json: bool) -> bytes:
+def body_of(page: LogBatches, *, is_json: bool) -> bytes:
     """The records' values as the body of an answer."""
-    return b"[%b]" % b",".join(values) if is_json else b"".join(values)
+    if is_json:
+        return b"[%b]" % b",".join(page.values)
+    return b"".join(found.columns.joined_values for found in page.batches)
 
 
 def _messages(data: bytes) -> list[bytes]:

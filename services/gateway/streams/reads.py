@@ -25,7 +25,7 @@ from services.gateway.edge.room import Room
 from services.gateway.edge.sending import write
 from services.gateway.edge.streams import opened
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import LogRead, LogValues, Start
+from services.gateway.logs.values import LogBatches, Start
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import StreamConfig
 from services.gateway.streams.messages import body_of
@@ -36,7 +36,7 @@ KEPT_BYTES_MAX: Final = 64 << 20
 _PAGE_BYTES: Final = 1 << 10
 """Of a page in memory besides its body."""
 
-Page = tuple[LogValues, bytes]
+Page = tuple[LogBatches, bytes]
 """A page that tells where it begins and ends, and its body."""
 
 
@@ -73,7 +73,7 @@ class KeptPages:
             self._pages.move_to_end(key)
         return found
 
-    def keep(self, row: LogMetadata, page: LogValues, body: bytes) -> None:
+    def keep(self, row: LogMetadata, page: LogBatches, body: bytes) -> None:
         """Keep a page that is full; any other one may change."""
         if not page.is_full:
             return
@@ -81,7 +81,7 @@ class KeptPages:
         replaced = self._pages.pop(key, None)
         if replaced is not None:
             self._bytes -= _size(replaced)
-        self._pages[key] = replace(page, values=()), body  # the body has them
+        self._pages[key] = replace(page, batches=()), body  # the body has them
         self._bytes += _size(self._pages[key])
         while self._bytes > self._bytes_max:
             self._bytes -= _size(self._pages.popitem(last=False)[1])
@@ -160,9 +160,9 @@ class StreamReads:
             return await self._long_poll(given, found, at)
         return await self._catch_up(request, given, found, at)
 
-    async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogValues:
+    async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogBatches:
         try:
-            return await self._logs.values(
+            return await self._logs.read(
                 found.row.name,
                 at,
                 limit=BATCH_ENTRIES_MAX,
@@ -197,7 +197,7 @@ class StreamReads:
         return await self._page_answer(request, given, found, *await self._whole(found, at))
 
     async def _page_answer(
-        self, request: web.Request, given: Given, found: Found, page: LogValues, body: bytes
+        self, request: web.Request, given: Given, found: Found, page: LogBatches, body: bytes
     ) -> web.Response:
         at = given[op.OFFSET]
         is_now = at == "latest"
@@ -221,9 +221,9 @@ class StreamReads:
             return kept
         return self._with_body(found, await self._page(found, at))
 
-    def _with_body(self, found: Found, page: LogValues) -> Page:
+    def _with_body(self, found: Found, page: LogBatches) -> Page:
         """A page with its body, which is kept if it is full."""
-        body = body_of(page.values, is_json=found.config.is_json)
+        body = body_of(page, is_json=found.config.is_json)
         self._kept.keep(found.row, page, body)
         return page, body
 
@@ -247,7 +247,7 @@ class StreamReads:
             return now
         return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
 
-    async def _place(self, found: Found, page: LogRead | LogValues) -> dict[str, str]:
+    async def _place(self, found: Found, page: LogBatches) -> dict[str, str]:
         """Where a page ends, and whether that is the tail, and the end."""
         row = found.row
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
@@ -274,7 +274,7 @@ class StreamReads:
             return web.Response(status=204, headers=headers)
         headers["Content-Type"] = found.config.content_type
         headers["ETag"] = _tag(found, page)
-        body = body_of(page.values, is_json=found.config.is_json)
+        body = body_of(page, is_json=found.config.is_json)
         return web.Response(body=body, headers=headers)
 
     async def _events(
@@ -307,7 +307,7 @@ class StreamReads:
         self,
         response: web.StreamResponse,
         found: Found,
-        shared: SharedPage[LogRead],
+        shared: SharedPage[LogBatches],
         cursor: int | None,
         told: dict[str, str],
     ) -> bool:
@@ -316,7 +316,7 @@ class StreamReads:
         """
         page = shared.page
         data = b""
-        if page.records:
+        if not page.is_empty:
             data = shared.form("durable-streams", lambda page: _data_of(page, found.config))
         place = await self._place(found, page)
         if not data and place == told:
@@ -342,9 +342,9 @@ def _not_given_out(error: OffsetBeyondEnd) -> BadRequest:
     return BadRequest(f"/query/offset: {error.detail}")
 
 
-def _data_of(page: LogRead, config: StreamConfig) -> bytes:
+def _data_of(page: LogBatches, config: StreamConfig) -> bytes:
     """A page as one event. Whatever ends a line becomes the next line of the same event."""
-    data = body_of((found.record.value for found in page.records), is_json=config.is_json)
+    data = body_of(page, is_json=config.is_json)
     if not config.is_text:
         return b"event: data\ndata:" + pybase64.b64encode(data) + b"\n\n"
     lines = b"".join(b"data:" + _spaced(line) + b"\n" for line in _LINES.split(data))
@@ -362,7 +362,7 @@ def _has_it(known: str | None, tag: str) -> bool:
     return given == ["*"] or tag in given
 
 
-def _tag(found: Found, page: LogValues) -> str:
+def _tag(found: Found, page: LogBatches) -> str:
     """A page's ETag: the log of this name and this creation, where the page begins and ends, and whether the log ends
     there.
     """

@@ -188,7 +188,7 @@ class StreamRoutes:
                 await self._logs.finish(row.name, row.created_at)
         except UnexpectedOffset:
             # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
-            await self._logs.values(row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row)
+            await self._logs.read(row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row)
             return False
         except LogClosed:
             return False

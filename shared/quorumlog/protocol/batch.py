@@ -23,8 +23,9 @@ records are. A release from before marks refuses a batch that has one.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from typing import Final
 
 VERSION: Final = 1
@@ -119,6 +120,105 @@ class Layout:
     """The start of the keys, which headers and values follow."""
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A plain batch whose columns were found and add up. Keys, headers and values are decoded by whoever asks for them.
+
+    The sizes of a column that the batch does not have are empty; a key of size -1 is none.
+    """
+
+    data: memoryview
+    layout: Layout
+    key_sizes: Sequence[int]
+    header_sizes: Sequence[int]
+    value_sizes: Sequence[int]
+    headers: Sequence[tuple[tuple[str, str], ...]]
+
+    @property
+    def head(self) -> BatchHead:
+        """The batch without its records."""
+        return self.layout.head
+
+    @property
+    def size(self) -> int:
+        """Bytes of all keys, headers and values."""
+        return len(self.data) - self.layout.columns_at
+
+    @property
+    def joined_values(self) -> memoryview:
+        """The values, one after another."""
+        return self.data[len(self.data) - sum(self.value_sizes) :]
+
+    @property
+    def values(self) -> Iterator[memoryview]:
+        """The values, without a copy."""
+        return _cut(self.joined_values, self.value_sizes)
+
+    @property
+    def rows(
+        self,
+    ) -> Iterator[tuple[memoryview, bytes | None, tuple[tuple[str, str], ...], int | None]]:
+        """Value, key, headers and own time of each record."""
+        keys: Iterable[bytes | None] = repeat(None)
+        if self.key_sizes:
+            found = _cut(self.data[self.layout.columns_at :], [max(n, 0) for n in self.key_sizes])
+            keys = (
+                None if size < 0 else bytes(key)
+                for key, size in zip(found, self.key_sizes, strict=True)
+            )
+        times: Iterable[int | None] = repeat(None)
+        if self.layout.times_at is not None:
+            given = struct.unpack_from(f">{self.head.count}q", self.data, self.layout.times_at)
+            times = (None if time == NO_TIME else time for time in given)
+        return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, in memory of their own."""
+        return [Record(bytes(value), key, headers, time) for value, key, headers, time in self.rows]
+
+    def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
+        """How many of `count` records after the first `skip` fit into so many bytes, one at least and the one that crosses
+        the bound included; and their bytes. Each record counts for `each` bytes beside its own.
+        """
+        whole = self.size + each * self.head.count
+        if count == self.head.count and whole <= bytes_max:
+            return count, whole
+        size = 0
+        for at in range(skip, skip + count):
+            size += each + self.value_sizes[at]
+            size += max(self.key_sizes[at], 0) if self.key_sizes else 0
+            size += self.header_sizes[at] if self.header_sizes else 0
+            if size >= bytes_max:
+                return at + 1 - skip, size
+        return count, size
+
+    def part(self, skip: int, count: int) -> "Columns":
+        """The batch of `count` records after the first `skip`, in memory of its own, without producer and stream sequence."""
+        found, head, flags = self.layout, self.head, 0
+        parts: list[bytes | memoryview] = []
+        for flag, begin, width in (
+            (_HAS_TIMES, found.times_at, 8),
+            (_HAS_KEYS, found.key_sizes_at, 4),
+            (_HAS_HEADERS, found.header_sizes_at, 4),
+            (0, found.value_sizes_at, 4),
+        ):
+            if begin is not None:
+                flags |= flag
+                parts.append(self.data[begin + skip * width : begin + (skip + count) * width])
+        at = found.columns_at
+        for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
+            before = _bytes_of(sizes[:skip])
+            parts.append(
+                self.data[at + before : at + before + _bytes_of(sizes[skip : skip + count])]
+            )
+            at += _bytes_of(sizes)
+        start = _HEAD.pack(
+            VERSION, flags, 0, count, head.append_time_ms, head.records_before + skip
+        )
+        return opened(b"".join((start, *parts)))
+
+
 def encode(
     records: Sequence[Record],
     producer: ProducerSeq | None = None,
@@ -190,15 +290,6 @@ def placed(
 def is_marked(data: bytes) -> bool:
     """Whether a request's batch has a mark: most have none."""
     return data[2:4] != b"\0\0"
-
-
-def restamped(data: Stored, append_time_ms: int) -> bytes:
-    """A batch with another append time. Raises BadBatch."""
-    if len(data) < _HEAD.size:
-        raise BadBatch("a record batch is cut short")
-    version, flags, zero, count, _, before = _HEAD.unpack_from(data)
-    head = _HEAD.pack(version, flags, zero, count, append_time_ms, before)
-    return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
 def decode_head(data: Stored) -> BatchHead:
@@ -274,54 +365,8 @@ def layout(data: Stored) -> Layout:
     return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
 
 
-def check(data: Stored) -> BatchHead:
-    """Decode a batch without its records. Raises BadBatch where `decode` would."""
-    found, key_sizes, header_sizes, _ = _sizes(data)
-    at = found.columns_at + _bytes_of_keys(key_sizes)
-    for size in filter(None, header_sizes):
-        decode_headers(bytes(data[at : at + size]))
-        at += size
-    return found.head
-
-
-def values(data: Stored) -> tuple[BatchHead, memoryview, Sequence[int]]:
-    """The values of a batch's records, one after another and without a copy, and their sizes. Keys and headers are
-    passed over. Raises BadBatch where the sizes do not add up.
-    """
-    found, key_sizes, header_sizes, value_sizes = _sizes(data)
-    at = found.columns_at + _bytes_of_keys(key_sizes) + sum(header_sizes)
-    return found.head, memoryview(data)[at:], value_sizes
-
-
-def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
-    """Decode a batch. Raises BadBatch where its sizes do not add up to its length."""
-    data = bytes(data)  # what already is bytes is not copied
-    found, key_sizes, header_sizes, value_sizes = _sizes(data)
-    count = found.head.count
-    times: Sequence[int | None] = [None] * count
-    if found.times_at is not None:
-        times = struct.unpack_from(f">{count}q", data, found.times_at)
-    at = found.columns_at
-    headers_at = at + _bytes_of_keys(key_sizes)
-    values_at = headers_at + sum(header_sizes)
-    records = []
-    for time, key_size, header_size, value_size in zip(
-        times, key_sizes or [-1] * count, header_sizes or [0] * count, value_sizes, strict=True
-    ):
-        key = None if key_size < 0 else data[at : at + key_size]
-        at += max(key_size, 0)
-        headers = decode_headers(data[headers_at : headers_at + header_size])
-        headers_at += header_size
-        own_time = None if time == NO_TIME else time
-        records.append(Record(data[values_at : values_at + value_size], key, headers, own_time))
-        values_at += value_size
-    return found.head, records
-
-
-def _sizes(data: Stored) -> tuple[Layout, Sequence[int], Sequence[int], Sequence[int]]:
-    """A batch's layout with the sizes of the records' keys (-1: none), headers and values; a column that the
-    batch does not have is empty.
-    """
+def opened(data: Stored) -> Columns:
+    """Take a plain batch apart. Raises: BadBatch if anything in it is not as it should be."""
     found = layout(data)
     count = found.head.count
     key_sizes: Sequence[int] = ()
@@ -331,14 +376,30 @@ def _sizes(data: Stored) -> tuple[Layout, Sequence[int], Sequence[int], Sequence
     if found.header_sizes_at is not None:
         header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
     value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
-    size = _bytes_of_keys(key_sizes) + sum(header_sizes) + sum(value_sizes)
-    if min(key_sizes, default=0) < -1 or found.columns_at + size != len(data):
+    at = found.columns_at + _bytes_of(key_sizes)
+    values_at = at + sum(header_sizes)
+    if min(key_sizes, default=0) < -1 or values_at + sum(value_sizes) != len(data):
         raise BadBatch("a record batch's sizes do not add up")
-    return found, key_sizes, header_sizes, value_sizes
+    view = memoryview(data)
+    texts = [decode_headers(bytes(part)) for part in _cut(view[at:], header_sizes)]
+    return Columns(view, found, key_sizes, header_sizes, value_sizes, texts)
 
 
-def _bytes_of_keys(sizes: Sequence[int]) -> int:
-    return sum(size for size in sizes if size > 0)
+def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
+    """Decode a batch. Raises: BadBatch."""
+    found = opened(data)
+    return found.head, found.records
+
+
+def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+    """Pieces of these sizes, one after another."""
+    ends = accumulate(sizes)
+    return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def _bytes_of(sizes: Sequence[int]) -> int:
+    """The bytes of a column; a key of size -1 is none."""
+    return sum(size for size in sizes if size > 0) if -1 in sizes else sum(sizes)
 
 
 def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:

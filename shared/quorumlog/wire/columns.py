@@ -80,75 +80,55 @@ def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
 
 
 def records(
-    data: bytes, *, first_offset: int, ledger_id: int, entry_id: int, skip: int, count: int
+    opened: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
 ) -> Any:
-    """Some records of one stored batch as a record batch of RECORDS: `count` from `skip` on.
-
-    `first_offset`: of the batch's first record, skipped or not. Raises: batch.BadBatch.
-    """
-    found = batch.layout(data)
+    """The records of one stored batch, which were appended at `time_ms`, as a record batch of RECORDS."""
+    data, found = opened.data, opened.layout
     total, buffer = found.head.count, pa.py_buffer(data)
-    keys, at = _keys(data, buffer, found)
-    headers, at = _headers(data, found, at)
     sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
-    value, at = _binary(buffer, sizes, at)
-    if at != len(data):
-        raise batch.BadBatch("a record batch's sizes do not add up")
     columns = [
         pa.array(np.arange(first_offset, first_offset + total, dtype=np.int64)),
-        _times(data, found),
-        keys,
-        headers,
-        value,
+        _times(data, found, time_ms),
+        _keys(data, buffer, found),
+        _headers(opened),
+        _binary(buffer, sizes, len(data) - len(opened.joined_values)),
         pa.array(np.full(total, ledger_id, np.int64)),
         pa.array(np.full(total, entry_id, np.int64)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=RECORDS).slice(skip, count)
+    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
 
-def _binary(
-    buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = None
-) -> tuple[Any, int]:
-    """A binary column of consecutive bytes from `at` on, and where the bytes end."""
+def _binary(buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = None) -> Any:
+    """A binary column of consecutive bytes from `at` on."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    end = at + int(offsets[-1])
-    if end > len(buffer):
-        raise batch.BadBatch("a record batch's sizes do not add up")
     places = pa.py_buffer(offsets.astype(np.int32))
-    buffers = [validity, places, buffer.slice(at, end - at)]
-    return pa.Array.from_buffers(pa.binary(), len(sizes), buffers), end
+    buffers = [validity, places, buffer.slice(at, int(offsets[-1]))]
+    return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-def _keys(data: bytes, buffer: Any, found: batch.Layout) -> tuple[Any, int]:
-    total, at = found.head.count, found.columns_at
-    if found.key_sizes_at is None:
-        return pa.nulls(total, pa.binary()), at
-    sizes = np.frombuffer(data, ">i4", total, found.key_sizes_at)
-    if sizes.min() < -1:
-        raise batch.BadBatch("a record batch's sizes do not add up")
-    validity = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little"))
-    return _binary(buffer, np.maximum(sizes, 0), at, validity)
-
-
-def _headers(data: bytes, found: batch.Layout, at: int) -> tuple[Any, int]:
+def _keys(data: memoryview, buffer: Any, found: batch.Layout) -> Any:
     total = found.head.count
-    if found.header_sizes_at is None:
-        return pa.nulls(total, HEADERS), at
-    rows: list[list[tuple[str, str]] | None] = []
-    for size in struct.unpack_from(f">{total}I", data, found.header_sizes_at):
-        rows.append(list(batch.decode_headers(data[at : at + size])) if size else None)
-        at += size
-    return pa.array(rows, HEADERS), at
+    if found.key_sizes_at is None:
+        return pa.nulls(total, pa.binary())
+    sizes = np.frombuffer(data, ">i4", total, found.key_sizes_at)
+    validity = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little"))
+    return _binary(buffer, np.maximum(sizes, 0), found.columns_at, validity)
 
 
-def _times(data: bytes, found: batch.Layout) -> Any:
-    total, appended = found.head.count, found.head.append_time_ms
+def _headers(opened: batch.Columns) -> Any:
+    if not opened.headers:
+        return pa.nulls(opened.head.count, HEADERS)
+    return pa.array([list(texts) or None for texts in opened.headers], HEADERS)
+
+
+def _times(data: memoryview, found: batch.Layout, time_ms: int) -> Any:
+    total = found.head.count
     if found.times_at is None:
-        times = np.full(total, appended, np.int64)
+        times = np.full(total, time_ms, np.int64)
     else:
         own = np.frombuffer(data, ">i8", total, found.times_at).astype(np.int64)
-        times = np.where(own == batch.NO_TIME, appended, own)
+        times = np.where(own == batch.NO_TIME, time_ms, own)
     microseconds = np.clip(times, _TIME_MS_MIN, _TIME_MS_MAX) * 1000
     return pa.Array.from_buffers(TIME, total, [None, pa.py_buffer(microseconds)])
 

@@ -15,8 +15,8 @@ from tests.gateway.streams import test_forks as claims
 from tests.gateway.streams.test_streams import Served, served
 
 
-def never(_original: Any) -> Any:
-    return property(lambda _self: False)
+def all_of_them(_original: Any) -> Any:
+    return lambda _self, count: count
 
 
 def whoever_wrote_it(_original: Any) -> Any:
@@ -29,9 +29,9 @@ def whoever_wrote_it(_original: Any) -> Any:
 def with_the_sources_end(original: Any) -> Any:
     """A reader takes each ledger for the log's own."""
 
-    async def fill_from(self: LogReader, seen: Any, item: Any, page: Any) -> bool:
-        seen.row = replace(seen.row, forked_at=None)
-        return bool(await original(self, seen, item, page))
+    async def fill_from(self: LogReader, item: Any, page: Any) -> bool:
+        page.row = replace(page.row, forked_at=None)
+        return bool(await original(self, item, page))
 
     return fill_from
 
@@ -69,8 +69,8 @@ GUARDS: Final = (
     Guard(
         "a read of a fork goes on where the fork ends in a ledger",
         gathered.Page,
-        "is_through",
-        never,
+        "own",
+        all_of_them,
         claims.test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
     ),
     Guard(

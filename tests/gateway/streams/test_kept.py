@@ -9,7 +9,7 @@ import pytest
 from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import Record
 from services.gateway.logs import rows
-from services.gateway.logs.values import Append, LogValues
+from services.gateway.logs.values import Append, LogBatches
 from services.gateway.streams.reads import KeptPages
 from tests.gateway.streams.test_streams import LOG, STREAM, Served, place, served
 from tests.logs.support import Answer
@@ -28,17 +28,17 @@ async def http() -> AsyncIterator[Served]:
 def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Where the log was read, read by read, by whatever row."""
     places: list[Any] = []
-    values, full_page = http.gateway.logs.values, http.gateway.logs.full_page
+    read, full_page = http.gateway.logs.read, http.gateway.logs.full_page
 
-    async def counted(name: str, start: Any, **options: Any) -> LogValues:
+    async def counted(name: str, start: Any, **options: Any) -> LogBatches:
         places.append(start)
-        return await values(name, start, **options)
+        return await read(name, start, **options)
 
-    async def counted_too(row: Any, start: int, **options: Any) -> LogValues | None:
+    async def counted_too(row: Any, start: int, **options: Any) -> LogBatches | None:
         places.append(start)
         return await full_page(row, start, **options)
 
-    monkeypatch.setattr(http.gateway.logs, "values", counted)
+    monkeypatch.setattr(http.gateway.logs, "read", counted)
     monkeypatch.setattr(http.gateway.logs, "full_page", counted_too)
     return places
 
@@ -227,8 +227,8 @@ async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(htt
     row = await http.gateway.logs.row(LOG)
     kept = KeptPages(bytes_max=3 * MIB)
 
-    def page(at: int) -> LogValues:
-        return LogValues((memoryview(b"value"),), at, at + 1, closed=False, is_full=True)
+    def page(at: int) -> LogBatches:
+        return LogBatches((), at, at + 1, 0, closed=False, created_at="", is_full=True)
 
     for at in range(2):
         kept.keep(row, page(at), b"x" * MIB)
