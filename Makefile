@@ -83,8 +83,8 @@ test: setup browser ## all tests
 	@mkdir -p build
 	$(PYTEST) -n $(WORKERS) --durations 15 --junitxml build/junit.xml $(ARGS)
 
-unit: setup ## the tests that start no processes: protocol, wire, simulation
-	$(PYTEST) -n 2 -m "not processes" $(ARGS)
+unit: setup ## the quick tests, a minute: what starts no processes and searches no worlds
+	$(PYTEST) -n 2 -m "not processes and not searches" $(ARGS)
 
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C; TLS=1: with mutual TLS inside
 	@exec $(PY) -m services.local

@@ -24,6 +24,9 @@ _PURE: Final = (
 )  # fmt: skip
 """Folders whose tests run in one process, without servers; all others count as `processes`."""
 
+_SEARCHES: Final = ("explore", "mutants", "sim")
+"""Folders whose tests search worlds of machines, for minutes together: `make unit` leaves them out."""
+
 _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
@@ -101,8 +104,10 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes."""
+    """Mark the tests that start processes, and those that search for long."""
     for item in items:
         folder = item.path.relative_to(_ROOT / "tests").parts[0]
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
+        if folder in _SEARCHES:
+            item.add_marker(pytest.mark.searches)

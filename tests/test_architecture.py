@@ -4,6 +4,7 @@ import ast
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -46,8 +47,14 @@ def sources(*folders: str) -> list[Path]:
     )
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -75,7 +82,7 @@ def test_every_folder_says_what_it_is_for_and_what_it_may_use() -> None:
         for path in sources("shared/quorumlog", "services")
         if path.name == "__init__.py"
         and path.parent.name not in _WITHIN
-        and "ay use" not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+        and "ay use" not in (ast.get_docstring(parsed(path)) or "")
     ]
 
     assert not silent
@@ -102,7 +109,7 @@ def test_headers_of_ours_are_named_in_one_place() -> None:
         for path in sources("shared", "services")
         if path != home
         and not name_of(path).startswith(("services/gateway/edge", "services/gateway/logs"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ours
     ]
 
@@ -128,7 +135,7 @@ def test_only_machines_decide_by_a_quorum() -> None:
     found = [
         f"{name_of(path)}:{node.lineno}"
         for path in sources("shared/quorumlog/net", "services")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Compare | ast.Call)
         and _QUORUM.intersection(_attributes_of(node))
         and name_of(path) not in _SIZES_OF_A_LOG
