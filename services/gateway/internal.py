@@ -30,23 +30,20 @@ from quorumlog.net.parameters import (
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Consult, Publish
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.edge import body, entries, ledgers
 from services.gateway.edge.answers import json_value
-from services.gateway.edge.operations import EXPECT, LEDGER_ID
+from services.gateway.edge.logs import CREATED
+from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
 from services.gateway.edge.room import Room
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.peers import EndsBody
-from services.gateway.logs.values import CREATED_AT
 
-_WAIT_S_MAX: Final = 60.0
-_WAIT_MS_MAX: Final = 3_600_000
-"""What a gateway may ask for, with the longest COMMENT_EVERY_S; it is answered sooner."""
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
 """Above what a batch may have as an entry, which is checked where it becomes one; and three times a page of logs."""
@@ -59,8 +56,6 @@ WRITER: Final = header_text(
     "The instance that is meant; another one answers 409.",
     chars_max=_ID_CHARS_MAX,
 )
-AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "Wait for an LAC above this one.")
-WAIT_MS: Final = query_integer("wait_ms", 0, _WAIT_MS_MAX, "For how long, 60 s at most.", 0)
 MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
 NAME: Final = path_text("name", LOG_NAME, "The log.")
 CALL: Final = query_choice(
@@ -70,7 +65,6 @@ CALL: Final = query_choice(
     "roll",
 )
 TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
-CREATED: Final = query_text("created", CREATED_AT, "The log's `created_at`, as its row has it.")
 TERM: Final = query_text("term", "[0-9a-f-]{1,36}", "Of the appointment of the log's keeper.")
 IDLE_S: Final = query_integer("idle_s", 0, ID_MAX, "Seconds without use after which it expires.", 0)
 COUNTS: Final = query_integer("counts", 0, 1, "1: this is an access; 0: a question.", 0)
@@ -80,7 +74,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
     """The routes about ledgers of this instance. `public`: the public routes, of which some serve other gateways too."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
-    asked = (LEDGER_ID, AFTER, WAIT_MS)
+    asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
     routes.add(f"POST {ledger}/replace", LEDGER_ID, MEMBER, roles=HEALERS)(inner.replace)
     routes += [inner.forwarded(one) for one in public if one.operation in FORWARDED]
@@ -144,9 +138,8 @@ class _LedgerRoutes:
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
         """The writer's LAC; with `after` and `wait_ms`, once it is above `after`."""
-        wait_s = min(given[WAIT_MS] / 1000, _WAIT_S_MAX)
         known, version = await self._engine.reading.writers_lac(
-            given[LEDGER_ID], after=given[AFTER], wait_s=wait_s
+            given[LEDGER_ID], after=given[entries.AFTER], wait_s=given[WAIT_MS] / 1000
         )
         return json_value(
             {
