@@ -16,8 +16,8 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.token_bodies import TokenList, TokenRow
 from services.gateway.edge import entries, log_records
-from services.gateway.edge.callers import Callers
-from services.gateway.edge.guard import Guard
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.guard import Guard
 from services.gateway.edge.tokens import AccessTokenCreate
 
 _ROUNDS: Final = 20_000

@@ -32,21 +32,20 @@ from quorumlog.net.service import (
 )
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
-from services.gateway.edge.body import ignore_expect
-from services.gateway.edge.callers import Callers
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.guard import Guard, needed, table_of
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
-from services.gateway.edge.cors import allow_origins
 from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
-from services.gateway.edge.guard import Guard, needed, table_of
+from services.gateway.edge.http.body import ignore_expect
+from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.middleware import Metrics, allow_origins, edge_middleware
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.ledgers import LedgerRoutes
-from services.gateway.edge.limits import Limits
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
-from services.gateway.edge.middleware import Metrics, edge_middleware
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
-from services.gateway.edge.room import Room
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine, EngineConfig, add_metrics

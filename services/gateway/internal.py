@@ -35,11 +35,12 @@ from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Consult, Publish
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
-from services.gateway.edge import body, entries, ledgers
-from services.gateway.edge.answers import json_value
+from services.gateway.edge import entries, ledgers
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import json_value
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.logs import CREATED
 from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
-from services.gateway.edge.room import Room
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.peers import EndsBody

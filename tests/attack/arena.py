@@ -21,7 +21,7 @@ from quorumlog.client import Client
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.token_bodies import TokenCreate
 from services.bookie.index import WRITE_BUFFER_BYTES
-from services.gateway.edge.media import ARROW
+from services.gateway.edge.http.media import ARROW
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.local.process import Become, in_child
 from tests.attack import raw

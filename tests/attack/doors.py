@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from loadtest.waiting import DeadlineMissed, until
-from services.gateway.edge.access import Named
+from services.gateway.edge.access.scopes import Named
 from tests.attack.api import Operation, operations
 from tests.attack.arena import Arena, made_token
 from tests.attack.hostile import Maker

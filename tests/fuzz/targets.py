@@ -32,7 +32,7 @@ from services.bookie.log import (
     read_batches,
 )
 from services.gateway.edge import log_payloads, payloads
-from services.gateway.edge.codings import CODINGS, PIECE_BYTES, WINDOW_BYTES_MAX, Unpacker
+from services.gateway.edge.http.codings import CODINGS, PIECE_BYTES, WINDOW_BYTES_MAX, Unpacker
 from tests.net.peer import read_body
 
 Target = Callable[[bytes], None]

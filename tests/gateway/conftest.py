@@ -15,7 +15,7 @@ from loadtest.ports import free_ports
 from quorumlog.net import service
 from quorumlog.net.listen import Listener, ListenLimits, listening
 from services.gateway.app import build_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.waiting import DEADLINE_S, until, within
 

@@ -10,8 +10,8 @@ import aiohttp
 from quorumlog import header
 from quorumlog.errors import QuorumTimeout
 from quorumlog.wire.token_bodies import TokenQuotas
-from services.gateway.edge.limits import Limits
-from services.gateway.edge.quotas import Usage
+from services.gateway.edge.access.quotas import Usage
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway, received, running, until_nothing_held
 from tests.support.waiting import turns, until, within
 

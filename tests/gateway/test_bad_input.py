@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from quorumlog.protocol.ids import ID_MAX
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway, running
 
 JSON = {"Content-Type": "application/json"}

@@ -7,7 +7,7 @@ import pytest
 
 from quorumlog.net.listen import ListenLimits
 from quorumlog.net.proxies import Proxies
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import received, running
 from tests.gateway.test_budgets import OCTETS, ask, strangers, until_gauge
 from tests.support.waiting import within

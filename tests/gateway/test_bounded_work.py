@@ -20,8 +20,8 @@ from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.net.bodies import invalid_of
 from quorumlog.wire import problems, strict
 from quorumlog.zstd import zstd
-from services.gateway.edge import body
-from services.gateway.edge.limits import CONTROL_BYTES_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import CONTROL_BYTES_MAX, INLINE_BYTES_MAX
 from services.gateway.edge.models import LedgerCreate
 from services.gateway.edge.transactions import TransactionCommit
 from services.gateway.streams.messages import records_of

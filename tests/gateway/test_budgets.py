@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quorumlog.net.listen import ListenLimits
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
 from tests.gateway.test_slow_and_many import ENTRIES, answer

@@ -11,8 +11,8 @@ import pytest
 
 from quorumlog.errors import BadRequest
 from quorumlog.zstd import zstd
-from services.gateway.edge.codings import MEMBER_BYTES, PIECE_BYTES, Unpacker
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.codings import MEMBER_BYTES, PIECE_BYTES, Unpacker
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Answer, Gateway, held_bytes, running
 from tests.support.waiting import until
 

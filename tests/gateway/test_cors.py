@@ -7,8 +7,8 @@ import pytest
 from multidict import CIMultiDictProxy
 
 from services.gateway.app import build_app
-from services.gateway.edge.cors import EXPOSED
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.middleware import EXPOSED
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.support import Http
 from tests.logs.test_http import served

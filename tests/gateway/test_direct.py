@@ -11,7 +11,7 @@ from aiohttp.http import RawRequestMessage
 from quorumlog.errors import NotEnoughBookies, Overloaded, QuorumLogError, TooLarge
 from quorumlog.net.direct import Direct, DirectConnection
 from quorumlog.net.listen import _Connection
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway, held_bytes, running, until_nothing_held
 from tests.support.waiting import until, within
 

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from quorumlog.wire.token_bodies import TokenQuotas
-from services.gateway.edge import arrivals
-from services.gateway.edge.access import Caller
-from services.gateway.edge.quotas import Usage
+from services.gateway.edge.access.quotas import Usage
+from services.gateway.edge.access.scopes import Caller
+from services.gateway.edge.http import arrivals
 from tests.gateway.conftest import Gateway, running, until_held
 from tests.support.waiting import until, within
 

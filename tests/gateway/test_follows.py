@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from quorumlog.errors import EntryUnavailable
-from services.gateway.edge import follows
-from services.gateway.edge.follows import Follows, SharedPage, shared_tail
+from services.gateway.edge.http import follows
+from services.gateway.edge.http.follows import Follows, SharedPage, shared_tail
 from tests.support.waiting import turns, until
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from quorumlog.errors import codes
 from quorumlog.wire import problems
 from services.gateway.app import build_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway
 from tests.gateway.fake_engine import FakeEngine
 

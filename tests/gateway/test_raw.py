@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from quorumlog.net.listen import ListenLimits
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
 from tests.support.waiting import within

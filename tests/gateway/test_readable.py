@@ -10,7 +10,7 @@ import pytest
 
 from quorumlog.wire.strict import DEPTH_MAX, MARKS_MAX
 from services.gateway.edge import log_models, models
-from services.gateway.edge.encodings import encoded, encoded_key
+from services.gateway.edge.payloads import encoded, encoded_key
 from tests.logs.support import Http
 from tests.logs.test_http import served
 from tests.support.events import after_retry

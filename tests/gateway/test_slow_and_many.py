@@ -9,7 +9,7 @@ import pytest
 
 from quorumlog.errors import LedgerFenced, QuorumTimeout
 from quorumlog.net.listen import ListenLimits
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
 from tests.support.waiting import until, within

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web_ws
 from aiohttp._websocket.reader import WebSocketDataQueue
 
-from services.gateway.edge.arrivals import TURN_MESSAGES
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.arrivals import TURN_MESSAGES
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway, received, running, until_held, until_nothing_held
 from tests.support.waiting import until, within
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from quorumlog.errors import LedgerFenced
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import (
     Answer,

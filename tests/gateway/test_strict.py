@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.wire import strict
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import record_of_line, records_from_json
 from services.gateway.edge.payloads import base64_of, from_frames, from_json, from_line
 

@@ -12,7 +12,7 @@ from quorumlog.net.listen import listening
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Record
 from services.gateway.app import build_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
 from tests.logs.support import Http

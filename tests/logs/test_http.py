@@ -15,7 +15,7 @@ from loadtest.ports import free_ports
 from quorumlog.net.listen import listening
 from quorumlog.protocol.log import producers
 from services.gateway.app import build_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
 from services.gateway.logs import handle
 from tests.gateway.fake_engine import FakeEngine

@@ -47,8 +47,8 @@ TESTS: Final = {
         )
     },
     **{
-        f"services/gateway/edge/{name}.py": _TOKENS
-        for name in ("guard", "access", "callers", "quotas", "tickets")
+        f"services/gateway/edge/access/{name}.py": _TOKENS
+        for name in ("guard", "scopes", "callers", "quotas", "tickets")
     },
 }  # fmt: skip
 """Folders and files whose guards are walked, and the tests that are asked whether they reach them."""

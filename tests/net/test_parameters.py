@@ -30,14 +30,7 @@ from quorumlog.net.parameters import (
 from quorumlog.protocol.ids import ID_MAX
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
 from services.bookie.handlers import ROUTES as BOOKIE
-from services.gateway.edge import (
-    cluster,
-    entries,
-    ledgers,
-    log_records,
-    logs,
-    transactions,
-)
+from services.gateway.edge import cluster, entries, ledgers, log_records, logs, transactions
 from services.metadata.app import ROUTES as METADATA
 
 GATEWAY: Final = (

@@ -22,7 +22,7 @@ from services.gateway.edge.consumer_models import (
     PositionList,
     PositionModel,
 )
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.transactions import TransactionBegin
 from services.gateway.logs import consumers
 from tests.gateway.fake_engine import FakeEngine

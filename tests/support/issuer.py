@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from services.gateway.edge.jwts import JwtRules
+from services.gateway.edge.access.jwts import JwtRules
 
 NAME: Final = "https://login.example"
 AUDIENCE: Final = "quorumlog"

@@ -23,9 +23,9 @@ from quorumlog.errors import (
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.record import Run
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.media import ARROW
 from services.gateway.edge.log_payloads import headers_of
-from services.gateway.edge.media import ARROW
 from services.gateway.edge.payloads import entry_too_large
 from services.gateway.logs.values import StoredBatch
 

@@ -1,20 +1,21 @@
 """The resources /v1/bookies, /v1/cluster, /v1/audit and /problems."""
 
+import html
+import inspect
 from typing import Any, Final
 
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.errors import RouteNotFound, codes
+from quorumlog.errors import NOT_DONE, QuorumLogError, RouteNotFound, codes
 from quorumlog.net.audit_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
 from quorumlog.net.listen import html_response
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.wire.audit_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
-from services.gateway.edge.access import OPEN, Access, Named, Scope, on
-from services.gateway.edge.answers import json_value
-from services.gateway.edge.media import HTML, accepted
+from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
+from services.gateway.edge.http.media import HTML, accepted, json_value
 from services.gateway.edge.models import BookieListModel
 from services.gateway.edge.operations import (
     ALWAYS,
@@ -23,8 +24,46 @@ from services.gateway.edge.operations import (
     PublicOperation,
     gives,
 )
-from services.gateway.edge.problem_pages import page, problem_json, problem_page
 from services.gateway.interface import EngineInterface
+
+
+def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
+    """The explanation of a code."""
+    return {
+        "code": cls.code,
+        "status": cls.status,
+        "title": cls.title,
+        "description": " ".join(inspect.cleandoc(cls.__doc__ or cls.title).split()),
+        "retryable": cls.retryable,
+        "outcome": cls.outcome,
+    }
+
+
+def problem_page(cls: type[QuorumLogError]) -> str:
+    """The explanation of a code as HTML that loads nothing."""
+    shown = problem_json(cls)
+    retry = "It may be sent again as it is." if cls.retryable else "Sent again, it fails again."
+    done = (
+        "Nothing was done."
+        if cls.outcome == NOT_DONE
+        else "Nobody can say whether the request was done."
+    )
+    return page(
+        html.escape(cls.title),
+        f"<p><code>{cls.code}</code>, status {cls.status}</p>"
+        f"<p>{html.escape(shown['description'])}</p><p>{done} {retry}</p>",
+    )
+
+
+def page(title: str, body: str) -> str:
+    """A small page, of a title and a body that are HTML."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{title}</title>"
+        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;"
+        f"padding:0 1rem}}:root{{color-scheme:light dark}}</style><h1>{title}</h1>{body}</html>"
+    )
+
 
 CODE: Final[Parameter[str]] = Parameter(
     "code",

@@ -19,10 +19,8 @@ from quorumlog.net.parameters import (
 )
 from quorumlog.protocol.positions import Position, Stamp
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge import body
 from services.gateway.edge import consumer_models as models
-from services.gateway.edge.access import EVERYONE, LOOK, Kind, Named, Scope, caller_of, on
-from services.gateway.edge.answers import json_value
+from services.gateway.edge.access.scopes import EVERYONE, LOOK, Kind, Named, Scope, caller_of, on
 from services.gateway.edge.consumer_models import (
     ConsumerCommit,
     ConsumerReset,
@@ -30,17 +28,20 @@ from services.gateway.edge.consumer_models import (
     consumer_json,
     position_json,
 )
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import json_value
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.logs import TAKING_OVER
-from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
+    IDEMPOTENCY_KEY,
     NAME,
     WITH_METADATA,
     PublicOperation,
     gives,
+    once_of,
 )
-from services.gateway.edge.room import Room
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 

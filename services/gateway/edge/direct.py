@@ -36,10 +36,10 @@ from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body
-from services.gateway.edge.media import FRAMES, OCTETS
-from services.gateway.edge.middleware import Metrics
+from services.gateway.edge.http.media import FRAMES, OCTETS
+from services.gateway.edge.http.middleware import Metrics
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.payloads import from_frames, from_json
-from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, EntriesAppended
 from services.gateway.logs.consumers import Consumers
 

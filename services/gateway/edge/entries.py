@@ -11,13 +11,22 @@ from quorumlog.net.parameters import Given, invalid, path_id, query_integer
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
-from services.gateway.edge import arrow, body, models
-from services.gateway.edge.access import Named, Scope, on
-from services.gateway.edge.answers import json_bytes, json_value, octets
-from services.gateway.edge.encodings import encoded
+from services.gateway.edge import arrow, models
+from services.gateway.edge.access.scopes import Named, Scope, on
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.media import (
+    ARROW,
+    NDJSON,
+    OCTETS,
+    accepted,
+    json_bytes,
+    json_value,
+    octets,
+)
+from services.gateway.edge.http.pipe import Pipe
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.ledger_pages import LedgerPages
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.media import ARROW, NDJSON, OCTETS, accepted
 from services.gateway.edge.operations import (
     ALWAYS,
     BYTES,
@@ -41,11 +50,15 @@ from services.gateway.edge.operations import (
     read_forms,
 )
 from services.gateway.edge.pages import PageStream
-from services.gateway.edge.payloads import entry_too_large, from_frames, from_json, from_line
-from services.gateway.edge.pipe import Pipe
+from services.gateway.edge.payloads import (
+    encoded,
+    entry_too_large,
+    from_frames,
+    from_json,
+    from_line,
+)
 from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
-from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EngineInterface, EntriesAppended

@@ -6,9 +6,9 @@ from itertools import chain
 
 from quorumlog import header
 from services.gateway.edge import arrow
-from services.gateway.edge.encodings import encoded
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
+from services.gateway.edge.payloads import encoded
 from services.gateway.interface import EngineInterface, ReadResult
 from services.gateway.logs.values import Start
 

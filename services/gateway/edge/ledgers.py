@@ -14,8 +14,9 @@ from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE
-from services.gateway.edge import body, models
-from services.gateway.edge.access import (
+from services.gateway.edge import models
+from services.gateway.edge.access.guard import log_of_transaction
+from services.gateway.edge.access.scopes import (
     LOOK,
     Caller,
     Kind,
@@ -26,9 +27,10 @@ from services.gateway.edge.access import (
     on,
     place_of,
 )
-from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.guard import log_of_transaction
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.media import json_value, no_content
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.models import (
     AcceptLoss,
     LedgerCreate,
@@ -37,10 +39,10 @@ from services.gateway.edge.models import (
     TransactionLedgerCreate,
     ledger_json,
 )
-from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
+    IDEMPOTENCY_KEY,
     LEDGER_ID,
     NOTHING,
     OF_TRANSACTION,
@@ -50,8 +52,8 @@ from services.gateway.edge.operations import (
     WITH_METADATA,
     PublicOperation,
     gives,
+    once_of,
 )
-from services.gateway.edge.room import Room
 from services.gateway.interface import EngineInterface, LedgerQuery
 from services.gateway.logs.transactions import TransactionAttempt, Transactions
 

@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema, model_validator
 from quorumlog.protocol.log import LIMITS, LogSettings
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.models import (
     BASE64,
     DATE_TIME,

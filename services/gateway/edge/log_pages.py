@@ -9,9 +9,9 @@ import orjson
 
 from quorumlog import header
 from services.gateway.edge import arrow
-from services.gateway.edge.encodings import encoded, encoded_key
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
+from services.gateway.edge.payloads import encoded, encoded_key
 from services.gateway.edge.starts import token_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start, StoredBatch

@@ -10,14 +10,16 @@ from quorumlog.net.operations import Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
-from services.gateway.edge import arrow, body
+from services.gateway.edge import arrow
 from services.gateway.edge import log_models as models
-from services.gateway.edge.access import Named, Scope, on
-from services.gateway.edge.answers import json_bytes
+from services.gateway.edge.access.scopes import Named, Scope, on
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import NDJSON, accepted, json_bytes
+from services.gateway.edge.http.pipe import Pipe
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.log_pages import LogPages
 from services.gateway.edge.log_payloads import check_size, record_of_line, records_from_json
 from services.gateway.edge.logs import CREATED, TAKING_OVER
-from services.gateway.edge.media import NDJSON, accepted
 from services.gateway.edge.operations import (
     ALWAYS,
     ENCODING,
@@ -39,10 +41,8 @@ from services.gateway.edge.operations import (
 )
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import from_frames
-from services.gateway.edge.pipe import Pipe
 from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
-from services.gateway.edge.room import Room
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import NAMED, start_of, start_of_json
 from services.gateway.edge.streams import append_lines

@@ -8,11 +8,12 @@ from quorumlog import errors
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, invalid, query_integer, query_text
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge import body
 from services.gateway.edge import log_models as models
-from services.gateway.edge.access import LOOK, Access, Named, Scope, caller_of, on
-from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.access.scopes import LOOK, Access, Named, Scope, caller_of, on
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.media import json_value, no_content
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.log_models import (
     LogArchived,
     LogCreate,
@@ -21,10 +22,10 @@ from services.gateway.edge.log_models import (
     LogTruncate,
     log_json,
 )
-from services.gateway.edge.once import IDEMPOTENCY_KEY, once_of
 from services.gateway.edge.operations import (
     ALWAYS,
     ETAG,
+    IDEMPOTENCY_KEY,
     IF_MATCH,
     NAME,
     NOTHING,
@@ -33,8 +34,8 @@ from services.gateway.edge.operations import (
     WITH_METADATA,
     PublicOperation,
     gives,
+    once_of,
 )
-from services.gateway.edge.room import Room
 from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import CREATED_AT, STREAM_PREFIX

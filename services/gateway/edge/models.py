@@ -26,7 +26,7 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.protocol.transaction import TRANSACTION_ID
 from quorumlog.protocol.values import Member
 from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
-from services.gateway.edge.limits import (
+from services.gateway.edge.http.limits import (
     BATCH_ENTRIES_MAX,
     CUSTOM_BYTES_MAX,
     CUSTOM_KEYS_MAX,

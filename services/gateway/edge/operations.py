@@ -1,14 +1,18 @@
-"""What the gateway's operations have in common: their errors, the parameters that several of them take, and the
-checks that follow from a declaration.
+"""What the gateway's operations have in common: their errors, the parameters that several of them take, the checks
+that follow from a declaration, and requests that are carried out once, however often they arrive (rule 6a).
 
-Each resource's operations are declared in a module beside that of its handlers.
+Each resource's operations are declared in the module of its handlers.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Final, Literal
+from uuid import UUID
 
+import orjson
 from aiohttp import web
+from pydantic import BaseModel
 
 from quorumlog import errors, header
 from quorumlog.net.operations import JSON, Content, Errors, Operation, Reply, Route, Schema
@@ -27,19 +31,20 @@ from quorumlog.net.parameters import (
     query_text,
 )
 from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from services.gateway.edge import tickets
-from services.gateway.edge.access import Access
-from services.gateway.edge.body import expect_no_body, expect_nothing
-from services.gateway.edge.limits import (
+from services.gateway.edge.access import tickets
+from services.gateway.edge.access.scopes import Access, caller_of
+from services.gateway.edge.http.body import expect_no_body, expect_nothing
+from services.gateway.edge.http.limits import (
     BATCH_ENTRIES_MAX,
     PASSWORD_CHARS_MAX,
     READ_BYTES_MAX,
     WAIT_MS_MAX,
 )
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
-from services.gateway.edge.room import Room
+from services.gateway.edge.http.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.starts import EVENT_ID, event_id_of
 
 
@@ -140,7 +145,7 @@ CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
     "with `Accept-Encoding`.",
     "identity",
 )
-"""Of each operation with a body; `edge/body.py` reads it."""
+"""Of each operation with a body; `edge/http/body.py` reads it."""
 EXPECT: Final = query_integer(
     "expect",
     0,
@@ -228,3 +233,39 @@ def checked(route: Route, room: Room) -> Route:
         return await route.handler(request, given)
 
     return replace(route, handler=handle)
+
+
+_KEY: Final = "[!-~]{1,255}"
+IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
+    header.IDEMPOTENCY_KEY,
+    "header",
+    lambda text, pointer: matching(text, pointer, _KEY),
+    {"type": "string", "pattern": f"^{_KEY}$"},
+    "Identifies the request, so that retries with the same key carry it out once. Each caller has keys of its own. The"
+    " same key with another body gets 422.",
+    None,
+)
+
+
+def once_of(request: web.Request, given: Given, *asked: Any) -> Once | None:
+    """The name of a request that has a key; None for one without. `asked`: everything that it asks for besides its
+    method and path.
+    """
+    key = given[IDEMPOTENCY_KEY]
+    if key is None:
+        return None
+    named = orjson.dumps([caller_of(request).identity, request.method, request.path, key])
+    token = UUID(bytes=blake2b(named, digest_size=16).digest())
+    # Keyed: a body may have a password, which nobody must guess by the digest that the database keeps.
+    secret = blake2b(key.encode()).digest()
+    content = blake2b(_json(asked), digest_size=16, key=secret).hexdigest()
+    return Once(str(token), content)
+
+
+def _json(asked: Any) -> bytes:
+    return orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
+
+
+def _fields(asked: Any) -> Any:
+    assert isinstance(asked, BaseModel)
+    return asked.model_dump(mode="json", exclude_unset=True)

@@ -11,9 +11,9 @@ from contextlib import aclosing
 from typing import Final, Generic
 
 from quorumlog.net.listen import client_listens_only
-from services.gateway.edge.follows import P, SharedPage, shared_tail
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.room import Room
+from services.gateway.edge.http.follows import P, SharedPage, shared_tail
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.room import Room
 from services.gateway.logs.values import Start
 
 STREAM_BYTES: Final = 1 << 20

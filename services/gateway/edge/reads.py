@@ -10,10 +10,19 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.net.budget import PEER
 from quorumlog.net.parameters import Given, invalid
 from services.gateway.edge import arrow
-from services.gateway.edge.answers import json_bytes, octets
-from services.gateway.edge.follows import P
-from services.gateway.edge.media import ARROW, EVENTS, FRAMES, NDJSON, accepted
-from services.gateway.edge.middleware import REQUEST_ID
+from services.gateway.edge.http.follows import P
+from services.gateway.edge.http.media import (
+    ARROW,
+    EVENTS,
+    FRAMES,
+    NDJSON,
+    accepted,
+    json_bytes,
+    octets,
+)
+from services.gateway.edge.http.middleware import REQUEST_ID
+from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.sending import LARGE_BYTES, send_parts
 from services.gateway.edge.operations import (
     ENCODING,
     LAST_EVENT_ID,
@@ -24,8 +33,6 @@ from services.gateway.edge.operations import (
     WAIT_MS,
 )
 from services.gateway.edge.pages import STREAM_BYTES, Pages, PageStream
-from services.gateway.edge.room import Room
-from services.gateway.edge.sending import LARGE_BYTES, send_parts
 from services.gateway.edge.streams import send_events, send_lines
 from services.gateway.logs.values import Start
 

@@ -4,11 +4,12 @@ from aiohttp import web
 
 from quorumlog.net.operations import JSON
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
-from services.gateway.edge import arrow, body
+from services.gateway.edge import arrow
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import ARROW, OCTETS
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.log_payloads import check_size, records_from_json
-from services.gateway.edge.media import ARROW, OCTETS
 from services.gateway.edge.payloads import from_frames
-from services.gateway.edge.room import Room
 
 
 async def read_records(request: web.Request, room: Room, media: str) -> tuple[Record, ...]:

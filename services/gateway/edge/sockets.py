@@ -27,14 +27,14 @@ from quorumlog.errors import BadRequest, QuorumLogError, ShuttingDown
 from quorumlog.net.listen import end_limits, wants_socket
 from quorumlog.net.parameters import invalid
 from quorumlog.wire import problems, strict
-from services.gateway.edge.access import Scope, caller_of, check_scope
-from services.gateway.edge.arrivals import Arrivals
-from services.gateway.edge.follows import P
-from services.gateway.edge.middleware import REQUEST_ID
+from services.gateway.edge.access.scopes import Scope, caller_of, check_scope
+from services.gateway.edge.http.arrivals import Arrivals
+from services.gateway.edge.http.follows import P
+from services.gateway.edge.http.middleware import REQUEST_ID
+from services.gateway.edge.http.pipe import Pipe
+from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.sending import LARGE_BYTES
 from services.gateway.edge.pages import PageStream
-from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.room import Room
-from services.gateway.edge.sending import LARGE_BYTES
 from services.gateway.edge.starts import created_at_of, id_of_json
 from services.gateway.edge.streams import beside
 from services.gateway.interface import EntriesAppended

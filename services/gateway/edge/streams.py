@@ -17,17 +17,17 @@ from quorumlog.errors import QuorumLogError, RequestTimeout, TooLarge
 from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.budget import PEER
 from quorumlog.wire import problems
-from services.gateway.edge import codings
-from services.gateway.edge.body import in_turn, send_continue
-from services.gateway.edge.follows import P
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX, INLINE_BYTES_MAX
-from services.gateway.edge.media import EVENTS, NDJSON
-from services.gateway.edge.middleware import REQUEST_ID
-from services.gateway.edge.packing import begin
+from services.gateway.edge.http import codings
+from services.gateway.edge.http.body import in_turn, send_continue
+from services.gateway.edge.http.follows import P
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.http.media import EVENTS, NDJSON
+from services.gateway.edge.http.middleware import REQUEST_ID
+from services.gateway.edge.http.packing import begin
+from services.gateway.edge.http.pipe import Pipe
+from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.sending import write, write_end
 from services.gateway.edge.pages import PageStream
-from services.gateway.edge.pipe import Pipe
-from services.gateway.edge.room import Room
-from services.gateway.edge.sending import write, write_end
 
 _LINE_OVERHEAD: Final = 1024
 _LINE_WORK: Final = 100

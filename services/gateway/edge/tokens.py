@@ -22,10 +22,12 @@ from quorumlog.wire.token_bodies import (
     TokenQuotas,
     TokenRow,
 )
-from services.gateway.edge import body
-from services.gateway.edge.access import Named, Scope, caller_of, on
-from services.gateway.edge.answers import json_value, no_content
-from services.gateway.edge.callers import Callers
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.scopes import Named, Scope, caller_of, on
+from services.gateway.edge.access.tickets import NO_TICKET, TICKET_S
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import json_value, no_content
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.models import DATE_TIME, Model
 from services.gateway.edge.operations import (
     ALWAYS,
@@ -35,8 +37,6 @@ from services.gateway.edge.operations import (
     PublicOperation,
     gives,
 )
-from services.gateway.edge.room import Room
-from services.gateway.edge.tickets import NO_TICKET, TICKET_S
 
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
 

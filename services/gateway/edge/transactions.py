@@ -14,9 +14,10 @@ from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed
 from quorumlog.protocol.values import LogName
 from quorumlog.wire.log_bodies import EXPIRES_IN_S
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from services.gateway.edge import body
-from services.gateway.edge.access import Kind, Named, Scope, caller_of, on
-from services.gateway.edge.answers import json_value
+from services.gateway.edge.access.scopes import Kind, Named, Scope, caller_of, on
+from services.gateway.edge.http import body
+from services.gateway.edge.http.media import json_value
+from services.gateway.edge.http.room import Room
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
 from services.gateway.edge.operations import (
     NOTHING,
@@ -26,7 +27,6 @@ from services.gateway.edge.operations import (
     PublicOperation,
     gives,
 )
-from services.gateway.edge.room import Room
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 from services.gateway.logs.transactions import Transactions
 

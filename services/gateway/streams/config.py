@@ -9,7 +9,7 @@ from quorumlog.errors import BadRequest
 from quorumlog.net.parameters import time_of
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.edge.media import check_charset
+from services.gateway.edge.http.media import check_charset
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"

@@ -22,7 +22,7 @@ from quorumlog.errors import (
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, RECORDS_MAX, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
-from services.gateway.edge.access import Kind, Scope, caller_of
+from services.gateway.edge.access.scopes import Kind, Scope, caller_of
 from services.gateway.logs.gathered import RECORD_COST
 from services.gateway.logs.manager import LogManager
 from services.gateway.streams import operations as op

@@ -15,9 +15,9 @@ from quorumlog.net.operations import JSON, Content, Reply
 from quorumlog.net.parameters import Parameter
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge.access import Named, Scope, on
+from services.gateway.edge.access.scopes import Named, Scope, on
+from services.gateway.edge.http.media import EVENTS
 from services.gateway.edge.logs import TAKING_OVER
-from services.gateway.edge.media import EVENTS
 from services.gateway.edge.operations import BYTES, TICKET, PublicOperation
 from services.gateway.edge.starts import created_of, token_of
 from services.gateway.logs.values import STREAM_PREFIX

@@ -29,7 +29,7 @@ from quorumlog.protocol.replica import (
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
 from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.app import build_app, build_internal_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.manager import LogManager

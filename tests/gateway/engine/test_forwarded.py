@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog import header
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import FRAMES, LedgerOptions
 from tests.gateway.engine.support import World, world_of
 

@@ -17,7 +17,7 @@ from loadtest.stores import Stores
 from quorumlog import header
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import FRAMES, LedgerOptions
 from tests.gateway.engine.support import Gateway, world_of
 from tests.support.waiting import within

@@ -11,7 +11,7 @@ from loadtest.ports import free_ports
 from quorumlog.errors import BadRequest
 from quorumlog.net.listen import listening
 from services.gateway.app import build_app
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.limits import Limits
 from services.gateway.streams.config import StreamConfig
 from services.gateway.streams.operations import log_of, offset_text
 from tests.gateway.fake_engine import FakeEngine

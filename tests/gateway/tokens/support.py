@@ -14,9 +14,9 @@ from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.net.timers import Tasks
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app
-from services.gateway.edge.callers import Callers, _wall
-from services.gateway.edge.jwts import Jwts
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.access.callers import Callers, _wall
+from services.gateway.edge.access.jwts import Jwts
+from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions

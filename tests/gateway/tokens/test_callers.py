@@ -15,12 +15,12 @@ from quorumlog.net.metadata_requests import MetadataRequests
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
 from services.gateway.app import build_app
-from services.gateway.edge import callers as callers_module
-from services.gateway.edge.access import Caller, Kind, Scope
-from services.gateway.edge.callers import Callers
-from services.gateway.edge.jwts import Jwts
-from services.gateway.edge.limits import Limits
-from services.gateway.edge.tickets import TICKET_S, Ticket
+from services.gateway.edge.access import callers as callers_module
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.jwts import Jwts
+from services.gateway.edge.access.scopes import Caller, Kind, Scope
+from services.gateway.edge.access.tickets import TICKET_S, Ticket
+from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.interface import LedgerOptions
 from tests.gateway.fake_engine import FakeEngine

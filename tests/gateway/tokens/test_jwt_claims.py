@@ -18,10 +18,16 @@ from jwt.algorithms import RSAAlgorithm
 from quorumlog.errors import Overloaded, Unauthenticated
 from quorumlog.wire.token_bodies import GRANTS_MAX, IssuedToken, TokenQuotas
 from services.gateway.config import GatewaySettings
-from services.gateway.edge import issued
-from services.gateway.edge.access import Kind, Scope
-from services.gateway.edge.issued import ISSUED_MAX, IssuedCallers
-from services.gateway.edge.jwts import QUOTAS_CLAIM, Jwts, KeysUnusable, is_jwt
+from services.gateway.edge.access import jwts as jwts_module
+from services.gateway.edge.access.jwts import (
+    ISSUED_MAX,
+    QUOTAS_CLAIM,
+    IssuedCallers,
+    Jwts,
+    KeysUnusable,
+    is_jwt,
+)
+from services.gateway.edge.access.scopes import Kind, Scope
 from tests.support.issuer import AUDIENCE, LEEWAY_S, NAME, Issuer, handmade, said_by_default
 
 
@@ -387,7 +393,7 @@ async def test_the_bytes_of_requests_under_way_count_for_the_subject(
 async def test_the_use_of_a_subject_counts_for_all_its_jwts_and_the_oldest_is_forgotten(
     jwts: Jwts, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(issued, "ISSUED_MAX", 3)
+    monkeypatch.setattr(jwts_module, "ISSUED_MAX", 3)
     callers = IssuedCallers(jwts, now)
     said = jwts.verified(issuer.jwt(quorumlog_quotas={"connections": 2}))
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 from loadtest.stores import StoreServers
 from quorumlog.net.audit_client import TokenClient
 from quorumlog.wire.token_bodies import IssuedToken
-from services.gateway.edge.callers import Callers
-from services.gateway.edge.jwts import QUOTAS_CLAIM, Jwts
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.jwts import QUOTAS_CLAIM, Jwts
 from tests.gateway.tokens.support import LOG, OTHER_LOG, Guarded, guarded
 from tests.gateway.tokens.test_quotas import is_beyond
 from tests.gateway.tokens.test_tokens import FORBIDDEN, code

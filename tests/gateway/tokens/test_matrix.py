@@ -9,8 +9,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from loadtest.stores import StoreServers
-from services.gateway.edge.access import Named, Scope
-from services.gateway.edge.guard import Unguarded, table_of
+from services.gateway.edge.access.guard import Unguarded, table_of
+from services.gateway.edge.access.scopes import Named, Scope
 from services.gateway.edge.operations import PublicOperation
 from services.gateway.logs.values import STREAM_PREFIX
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded

@@ -11,7 +11,7 @@ import pytest_asyncio
 from loadtest.stores import StoreServers
 from quorumlog.errors import Overloaded
 from quorumlog.wire.token_bodies import TokenQuotas
-from services.gateway.edge.quotas import Usage
+from services.gateway.edge.access.quotas import Usage
 from tests.gateway.tokens.support import LOG, NAMESPACE, Guarded, guarded
 from tests.logs.support import Answer
 from tests.support.waiting import until

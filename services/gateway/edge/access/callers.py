@@ -5,7 +5,7 @@ known at once, and one that was revoked is refused within seconds, without a req
 each request. While the metadata service is away, known tokens go on until they expire, and an unknown one may be
 new: 503, not 401.
 
-Where an issuer is set, its JWTs are known too (`edge/issued.py`), which needs no metadata service.
+Where an issuer is set, its JWTs are known too (`edge/access/jwts.py`), which needs no metadata service.
 """
 
 import asyncio
@@ -21,11 +21,10 @@ from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticate
 from quorumlog.net.audit_client import TokenClient
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
-from services.gateway.edge.access import Caller
-from services.gateway.edge.issued import IssuedCallers
-from services.gateway.edge.jwts import Jwts, is_jwt
-from services.gateway.edge.quotas import Usage
-from services.gateway.edge.tickets import TICKET_S, Ticket, holder_of, issued_to
+from services.gateway.edge.access.jwts import IssuedCallers, Jwts, is_jwt
+from services.gateway.edge.access.quotas import Usage
+from services.gateway.edge.access.scopes import Caller
+from services.gateway.edge.access.tickets import TICKET_S, Ticket, holder_of, issued_to
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from quorumlog.errors import Overloaded
 from quorumlog.wire.token_bodies import TokenQuotas
-from services.gateway.edge.codings import SAVED, UNPACKED
+from services.gateway.edge.http.codings import SAVED, UNPACKED
 
 _BURST_S: Final = 1.0
 """A caller that was idle may use as much at once as it may in this time (taste)."""

@@ -9,7 +9,9 @@ from aiohttp import hdrs, web
 from quorumlog.errors import NoSuchLedger, NoSuchTransaction, Unauthenticated
 from quorumlog.net import audit
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.edge.access import (
+from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.quotas import Flow
+from services.gateway.edge.access.scopes import (
     CALLER,
     SCOPES,
     Access,
@@ -21,9 +23,7 @@ from services.gateway.edge.access import (
     no_transaction,
     place_of,
 )
-from services.gateway.edge.callers import Callers
 from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET, PublicOperation
-from services.gateway.edge.quotas import Flow
 from services.gateway.edge.transactions import TRANSACTION
 from services.gateway.logs.transactions import Transactions
 

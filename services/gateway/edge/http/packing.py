@@ -17,9 +17,9 @@ from aiohttp import hdrs, web
 from quorumlog.errors import Overloaded
 from quorumlog.net.operations import JSON
 from quorumlog.zstd import zstd
-from services.gateway.edge.codings import CODINGS, GZIP, SAVED, ZSTD
-from services.gateway.edge.media import ARROW, FRAMES, HTML, NDJSON, OCTETS, weighted
-from services.gateway.edge.room import Room
+from services.gateway.edge.http.codings import CODINGS, GZIP, SAVED, ZSTD
+from services.gateway.edge.http.media import ARROW, FRAMES, HTML, NDJSON, OCTETS, weighted
+from services.gateway.edge.http.room import Room
 
 SLICE_BYTES: Final = 64 << 10
 """Compressed at once: a third of a millisecond (docs/performance.md), after which others have their turn."""

@@ -1,12 +1,13 @@
 """The middleware of every request: its id, its place among the requests in work, errors as problem documents,
-metrics. Handlers contain no `try`: the errors that they raise become answers here.
+metrics. Handlers contain no `try`: the errors that they raise become answers here. CORS headers are added when an answer is about to be sent, so that every
+answer has them: errors, and streams and sockets, whose handlers send the head.
 """
 
 import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import accumulate
 from typing import Final
 
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quorumlog import header
 from quorumlog.errors import (
     BadRequest,
     MetadataUnavailable,
@@ -29,10 +31,71 @@ from quorumlog.net.hosts import Hosts
 from quorumlog.net.listen import as_sent, error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
 from services.gateway.edge import arrow
-from services.gateway.edge.guard import Guard
-from services.gateway.edge.packing import PACKS, pack
-from services.gateway.edge.room import Room
-from services.gateway.edge.sending import large_bytes, send_whole
+from services.gateway.edge.access.guard import Guard
+from services.gateway.edge.http.packing import PACKS, pack
+from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.sending import large_bytes, send_whole
+
+EXPOSED: Final = (
+    hdrs.ALLOW,
+    "ETag",
+    "First-Offset",
+    "Lac-Source",
+    header.LAST_ADD_CONFIRMED,
+    header.LEDGER_CLOSED,
+    hdrs.LOCATION,
+    "Log-Closed",
+    "Log-Created-At",
+    header.NEXT_ENTRY_ID,
+    header.NEXT_OFFSET,
+    header.PRODUCER_DUPLICATE,
+    header.PRODUCER_EPOCH,
+    header.PRODUCER_EXPECTED_SEQ,
+    header.PRODUCER_SEQ,
+    "Producer-Received-Seq",
+    hdrs.RETRY_AFTER,
+    header.REQUEST_ID,
+    "Stream-Closed",
+    "Stream-Cursor",
+    "Stream-Expires-At",
+    "Stream-Next-Offset",
+    "Stream-Sse-Data-Encoding",
+    "Stream-Up-To-Date",
+    hdrs.WWW_AUTHENTICATE,
+)
+"""The headers that a page may read besides those that browsers always show."""
+
+_EXPOSED: Final = ", ".join(EXPOSED)
+_MAX_AGE_S: Final = "600"
+
+
+def allow_origins(
+    origins: frozenset[str],
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """A handler of `on_response_prepare` that lets pages of some origins, or of all (`*`), read."""
+
+    async def allow(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or not ("*" in origins or origin in origins):
+            return
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+        asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+        if request.method == hdrs.METH_OPTIONS and asked is not None:
+            _answer_preflight(request, response)
+
+    return allow
+
+
+def _answer_preflight(request: web.Request, response: web.StreamResponse) -> None:
+    """Allow a page to send whatever the path takes."""
+    response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = response.headers.get(hdrs.ALLOW, "")
+    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+    if wanted:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
+    response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = _MAX_AGE_S
+
 
 log = logging.getLogger(__name__)
 

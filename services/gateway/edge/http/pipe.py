@@ -15,8 +15,8 @@ from aiohttp import web
 
 from quorumlog.errors import BadRequest, QuorumLogError
 from quorumlog.net.budget import PEER
-from services.gateway.edge.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.room import Room
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.room import Room
 from services.gateway.interface import EntriesAppended
 
 log = logging.getLogger(__name__)

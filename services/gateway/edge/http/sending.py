@@ -9,8 +9,8 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from services.gateway.edge.packing import Packer, begin
-from services.gateway.edge.room import Room
+from services.gateway.edge.http.packing import Packer, begin
+from services.gateway.edge.http.room import Room
 
 LARGE_BYTES: Final = 64 << 10
 """Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""

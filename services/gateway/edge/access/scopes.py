@@ -16,7 +16,7 @@ from quorumlog.errors import Forbidden, NoSuchLedger, NoSuchTransaction, QuorumL
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE, IssuedToken
-from services.gateway.edge.quotas import Usage
+from services.gateway.edge.access.quotas import Usage
 
 
 class Scope(StrEnum):

@@ -11,8 +11,8 @@ from aiohttp import web
 from quorumlog.errors import Overloaded
 from quorumlog.net.budget import PEER, Budget
 from quorumlog.net.listen import end_limits, ending_with_the_connection
-from services.gateway.edge.follows import Follows
-from services.gateway.edge.limits import Limits
+from services.gateway.edge.http.follows import Follows
+from services.gateway.edge.http.limits import Limits
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog.errors import Overloaded, QuorumLogError, TooLarge
 from quorumlog.net.budget import PEER
-from services.gateway.edge.access import caller_of
-from services.gateway.edge.room import Room
+from services.gateway.edge.access.scopes import caller_of
+from services.gateway.edge.http.room import Room
 
 _CONTROL_HEAD_BYTES: Final = 6
 """What a control frame of a client has besides its payload: its head and its mask (RFC 6455, 5.2)."""
