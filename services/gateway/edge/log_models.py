@@ -19,6 +19,7 @@ from services.gateway.edge.models import (
     Size,
     Text,
     WriterModel,
+    members_of,
 )
 from services.gateway.logs.views import LogView
 
@@ -152,28 +153,16 @@ class Log(Model):
 
 def log_json(view: LogView) -> dict[str, Any]:
     """A log as the API shows it."""
-    log = view.log
-    return {
-        "name": log.name,
-        "settings": log.settings.fields,
-        "state": log.state,
-        "first_offset": log.first_offset,
-        "next_offset": view.next_offset,
-        "archived_through": log.archived_through,
-        "deletion_protection": log.deletion_protection,
-        "ledgers": [
-            {
-                "ledger_id": item.ledger_id,
-                "first_offset": item.first_offset,
-                "last_offset": item.last_offset,
-                "state": view.states.get(item.ledger_id, "CLOSED"),
-            }
-            for item in log.items
-        ],
-        "owner": view.owner,
-        "version": log.version,
-        "created_at": log.created_at,
-    }
+    ledgers = [
+        {
+            "ledger_id": item.ledger_id,
+            "first_offset": item.first_offset,
+            "last_offset": item.last_offset,
+            "state": view.states.get(item.ledger_id, "CLOSED"),
+        }
+        for item in view.log.items
+    ]
+    return members_of(Log, view.log, view, settings=view.log.settings.fields, ledgers=ledgers)
 
 
 class LogList(Model):

@@ -68,6 +68,15 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
 
 
+def members_of(model: type[Model], *values: object, **given: object) -> dict[str, Any]:
+    """The required members of a public body: `given` ones, else the fields of these names of the last
+    value that has them.
+    """
+    names = [name for name, field in model.model_fields.items() if field.is_required()]
+    found = {name: getattr(one, name) for one in values for name in names if hasattr(one, name)}
+    return {name: given[name] if name in given else found[name] for name in names}
+
+
 def _within_limits(custom: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in custom.items())
     if size > CUSTOM_BYTES_MAX:
@@ -223,23 +232,7 @@ class Ledger(Model):
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
     """A ledger's row as the public API shows it, without its keys; orjson writes dataclasses as objects."""
-    quorum = metadata.quorum
-    shown: dict[str, Any] = {
-        "ledger_id": metadata.ledger_id,
-        "state": metadata.state,
-        "ensemble_size": quorum.ensemble_size,
-        "write_quorum": quorum.write_quorum,
-        "ack_quorum": quorum.ack_quorum,
-        "digest": metadata.digest,
-        "last_entry": metadata.last_entry,
-        "length": metadata.length,
-        "fragments": metadata.fragments,
-        "metadata": dict(metadata.custom),
-        "log": metadata.log,
-        "created_at": metadata.created_at,
-        "version": metadata.version,
-        "writer": metadata.writer,
-    }
+    shown = members_of(Ledger, metadata, metadata.quorum, metadata=dict(metadata.custom))
     tags = dict(metadata.extra)
     if tags.get(DEGRADED) == "true":
         shown["degraded"] = True

@@ -18,7 +18,7 @@ from services.gateway.edge.access.scopes import Kind, Named, Scope, caller_of, o
 from services.gateway.edge.http import body
 from services.gateway.edge.http.media import json_value
 from services.gateway.edge.http.room import Room
-from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text
+from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text, members_of
 from services.gateway.edge.operations import (
     NOTHING,
     USUAL,
@@ -129,19 +129,7 @@ class TransactionModel(Model):
 
 def transaction_json(found: Transaction) -> dict[str, Any]:
     """A transaction as the API shows it."""
-    return {
-        "transaction": found.id,
-        "log": found.log,
-        "app": found.app,
-        "version": found.version,
-        "state": found.state,
-        "duplicate": found.is_duplicate,
-        "first_offset": found.first_offset,
-        "last_offset": found.last_offset,
-        "ledgers": found.ledgers,
-        "created_at": found.created_at,
-        "expires_at": found.expires_at,
-    }
+    return members_of(TransactionModel, found, transaction=found.id, duplicate=found.is_duplicate)
 
 
 TRANSACTION: Final = path_text(
