@@ -26,6 +26,7 @@ from quorumlog.errors import (
     VersionConflict,
 )
 from quorumlog.protocol.changes import (
+    Row,
     added_members,
     check_ledger,
     check_new_ledger,
@@ -183,8 +184,7 @@ class LedgerStore(RowStore):
             return old
         if await found_once(connection, once) is not None:
             raise AlreadyDone(ledger_id=row.ledger_id, current=document_of(old))
-        if not is_made_from(old, row):
-            raise conflict(old)
+        check_row(old, row)
         check_ledger(old, row)
         await hold_members(connection, added_members(old, row), ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
@@ -353,18 +353,21 @@ def _proof(
 
 def body_of(connection: Connection, row: LedgerMetadata, ledger_id: int) -> str:
     """The content of the column `body`: all fields that a change may set, its keys sealed."""
-    return connection.key_ring.sealed(
-        ledger_id, json_of(row, without=LedgerMetadata.STORE_FIELDS).decode()
-    )
+    return connection.key_ring.sealed(ledger_id, json_of(row, without=row.STORE_FIELDS).decode())
 
 
-def conflict(current: LedgerMetadata) -> VersionConflict:
-    """The refusal of a compare-and-swap from another row than the current one."""
-    return VersionConflict(
-        f"the ledger's version is {current.version}",
-        ledger_id=current.ledger_id,
-        current=document_of(current),
-    )
+def check_row(current: Row, changed: Row) -> None:
+    """Raise VersionConflict (with `current`) if a compare-and-swap is from another row than the current one."""
+    if not is_made_from(current, changed):
+        raise conflict(current)
+
+
+def conflict(current: Row) -> VersionConflict:
+    """The refusal of a change that was made from another row than the current one."""
+    told = {"detail": f"the current version is {current.version}", "current": document_of(current)}
+    if isinstance(current, LedgerMetadata):
+        return VersionConflict(**told, ledger_id=current.ledger_id)
+    return VersionConflict(**told, log=current.name)
 
 
 class _AlreadyCreated(Exception):

@@ -10,8 +10,8 @@ from typing import Final
 
 import asyncpg
 
-from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog, VersionConflict
-from quorumlog.protocol.changes import check_log, check_unprotected, is_made_from, is_row
+from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
+from quorumlog.protocol.changes import check_log, check_unprotected, is_row
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
@@ -42,7 +42,13 @@ from services.metadata.forks import (
     share,
     shared_among,
 )
-from services.metadata.ledgers import leave_tombstone, leave_tombstones, lock_ledger
+from services.metadata.ledgers import (
+    check_row,
+    conflict,
+    leave_tombstone,
+    leave_tombstones,
+    lock_ledger,
+)
 from services.metadata.sql import (
     IS_AFTER_LOSS,
     has_more,
@@ -180,7 +186,7 @@ class LogStore(RowStore):
     async def change(self, connection: Connection, request: LogChange) -> LogMetadata:
         """Compare-and-swap on `row.version`; returns the changed row.
 
-        Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
+        Raises: NoSuchLog and AlreadyDone (with `current`), InvalidRequest.
         """
         row = request.row
         old = await lock_log(connection, row.name)
@@ -200,7 +206,7 @@ class LogStore(RowStore):
         """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 
-        Raises: NoSuchLog, VersionConflict (with `current`), LogProtected.
+        Raises: NoSuchLog (with `current`), LogProtected.
         """
         target = f"delete log {name}"
         try:
@@ -326,7 +332,7 @@ def _json_of(record: asyncpg.Record) -> bytes:
 
 def body_of(row: LogMetadata) -> str:
     """The content of the column `body`: all fields that a change may set."""
-    return json_of(row, without=LogMetadata.STORE_FIELDS).decode()
+    return json_of(row, without=row.STORE_FIELDS).decode()
 
 
 async def lock_log(connection: Connection, name: str) -> LogMetadata:
@@ -397,21 +403,6 @@ async def change_row(
         attempt,
     )
     return row_of(record, new.name)
-
-
-def check_row(current: LogMetadata, changed: LogMetadata) -> None:
-    """Raise VersionConflict (with `current`) if a compare-and-swap is from another row."""
-    if not is_made_from(current, changed):
-        raise conflict(current)
-
-
-def conflict(current: LogMetadata) -> VersionConflict:
-    """The refusal of a change that was made from another row than the current one."""
-    return VersionConflict(
-        f"the log's version is {current.version}",
-        log=current.name,
-        current=document_of(current),
-    )
 
 
 async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:

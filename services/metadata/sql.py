@@ -1,13 +1,11 @@
 """SQL shared by the stores: rows as JSON, and pages that end by rows and by bytes."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import asyncpg
 
-from quorumlog.wire.bodies import codec
-
-T = TypeVar("T")
+from quorumlog.wire.bodies import T, codec
 
 PAGE_BYTES_MAX: Final = 1 << 20
 """Bodies of one page, by their text: a page takes Postgres and this process some 30 ms (measured), whatever clients

@@ -44,7 +44,8 @@ from services.metadata.database import (
     transactional,
 )
 from services.metadata.forks import NOT_SHARED
-from services.metadata.logs import change_row, check_row, lock_log
+from services.metadata.ledgers import check_row
+from services.metadata.logs import change_row, lock_log
 from services.metadata.sql import IS_AFTER_LOSS, utc, value_of
 
 _WRITTEN: Final = (

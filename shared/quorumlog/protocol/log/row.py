@@ -15,7 +15,7 @@ Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -142,9 +142,7 @@ class LogSettings:
     def fields(self) -> dict[str, Any]:
         """All settings by their names in the API."""
         return {
-            "ensemble_size": self.quorum.ensemble_size,
-            "write_quorum": self.quorum.write_quorum,
-            "ack_quorum": self.quorum.ack_quorum,
+            **asdict(self.quorum),
             "digest": self.digest,
             "metadata": dict(self.custom),
             **self.limits,
