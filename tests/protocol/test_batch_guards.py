@@ -19,12 +19,12 @@ def with_headers(raw: bytes) -> bytes:
 
 
 def test_a_batch_has_only_the_columns_that_its_records_need() -> None:
-    found = batch.layout(PLAIN)
+    found = batch.opened(PLAIN)
     assert (found.times_at, found.key_sizes_at, found.header_sizes_at) == (None, None, None)
     assert len(PLAIN) == HEAD_BYTES + 4 + 1
 
     records = [batch.Record(b"a", b"k", (("h", "v"),), 5), batch.Record(b"b")]
-    found = batch.layout(batch.encode(records))
+    found = batch.opened(batch.encode(records))
     assert None not in (found.times_at, found.key_sizes_at, found.header_sizes_at)
 
 
@@ -37,7 +37,7 @@ def test_a_head_that_no_writer_makes_is_refused(at: int, value: bytes) -> None:
     """By whoever reads the head alone, too."""
     damaged = PLAIN[:at] + value + PLAIN[at + len(value) :]
 
-    for read in (batch.decode, batch.decode_head, batch.layout, batch.content):
+    for read in (batch.decode, batch.decode_head, batch.opened, batch.content):
         with pytest.raises(batch.BadBatch):
             read(damaged)
 

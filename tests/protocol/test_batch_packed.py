@@ -57,7 +57,7 @@ def test_the_head_is_read_without_unpacking() -> None:
 
 def test_who_does_not_unpack_is_told() -> None:
     data = packed.pack(batch.encode(ORDERS))
-    for read in (batch.decode, batch.opened, batch.layout, batch.content):
+    for read in (batch.decode, batch.opened, batch.content):
         with pytest.raises(BadBatch, match="packed"):
             read(data)
 

@@ -32,7 +32,6 @@ VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
-_COLUMNS: Final = _HAS_TIMES | _HAS_KEYS | _HAS_HEADERS
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 _HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
@@ -108,9 +107,14 @@ class BatchHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Byte offsets of a batch's columns; None: the batch does not have the column."""
+class Columns:
+    """A plain batch whose columns were found and add up. Keys and values are decoded by whoever asks for them.
 
+    Byte offsets of columns; None: the batch does not have the column. The sizes of such a column are empty. A key of size -1
+    is none.
+    """
+
+    data: memoryview
     head: BatchHead
     times_at: int | None
     key_sizes_at: int | None
@@ -118,31 +122,15 @@ class Layout:
     value_sizes_at: int
     columns_at: int
     """The start of the keys, which headers and values follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """A plain batch whose columns were found and add up. Keys, headers and values are decoded by whoever asks for them.
-
-    The sizes of a column that the batch does not have are empty; a key of size -1 is none.
-    """
-
-    data: memoryview
-    layout: Layout
     key_sizes: Sequence[int]
     header_sizes: Sequence[int]
     value_sizes: Sequence[int]
     headers: Sequence[tuple[tuple[str, str], ...]]
 
     @property
-    def head(self) -> BatchHead:
-        """The batch without its records."""
-        return self.layout.head
-
-    @property
     def size(self) -> int:
         """Bytes of all keys, headers and values."""
-        return len(self.data) - self.layout.columns_at
+        return len(self.data) - self.columns_at
 
     @property
     def joined_values(self) -> memoryview:
@@ -161,14 +149,14 @@ class Columns:
         """Value, key, headers and own time of each record."""
         keys: Iterable[bytes | None] = repeat(None)
         if self.key_sizes:
-            found = _cut(self.data[self.layout.columns_at :], [max(n, 0) for n in self.key_sizes])
+            found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
             keys = (
                 None if size < 0 else bytes(key)
                 for key, size in zip(found, self.key_sizes, strict=True)
             )
         times: Iterable[int | None] = repeat(None)
-        if self.layout.times_at is not None:
-            given = struct.unpack_from(f">{self.head.count}q", self.data, self.layout.times_at)
+        if self.times_at is not None:
+            given = struct.unpack_from(f">{self.head.count}q", self.data, self.times_at)
             times = (None if time == NO_TIME else time for time in given)
         return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
 
@@ -195,18 +183,18 @@ class Columns:
 
     def part(self, skip: int, count: int) -> "Columns":
         """The batch of `count` records after the first `skip`, in memory of its own, without producer and stream sequence."""
-        found, head, flags = self.layout, self.head, 0
+        head, flags = self.head, 0
         parts: list[bytes | memoryview] = []
         for flag, begin, width in (
-            (_HAS_TIMES, found.times_at, 8),
-            (_HAS_KEYS, found.key_sizes_at, 4),
-            (_HAS_HEADERS, found.header_sizes_at, 4),
-            (0, found.value_sizes_at, 4),
+            (_HAS_TIMES, self.times_at, 8),
+            (_HAS_KEYS, self.key_sizes_at, 4),
+            (_HAS_HEADERS, self.header_sizes_at, 4),
+            (0, self.value_sizes_at, 4),
         ):
             if begin is not None:
                 flags |= flag
                 parts.append(self.data[begin + skip * width : begin + (skip + count) * width])
-        at = found.columns_at
+        at = self.columns_at
         for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
             before = _bytes_of(sizes[:skip])
             parts.append(
@@ -349,40 +337,42 @@ def _digest_bytes(flags: int) -> int:
     return _DIGEST_BYTES if flags & _HAS_PRODUCER else 0
 
 
-def layout(data: Stored) -> Layout:
-    """Locate a batch's columns, without a check of the sizes in them. Raises BadBatch."""
+def opened(data: Stored) -> Columns:
+    """Take a plain batch apart. Raises: BadBatch if anything in it is not as it should be."""
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         raise BadBatch("a record batch is packed")
-    if not flags & _COLUMNS:  # most have values alone, which their head's count is checked for
-        return Layout(head, None, None, None, at, at + 4 * head.count)
+    count = head.count
     places: list[int | None] = []
     for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
-        at += width * head.count if flags & flag else 0
-    if at + 4 * head.count > len(data):
+        at += width * count if flags & flag else 0
+    times_at, keys_at, headers_at = places
+    columns_at = at + 4 * count
+    if columns_at > len(data):
         raise BadBatch("a record batch is cut short")
-    return Layout(head, places[0], places[1], places[2], at, at + 4 * head.count)
-
-
-def opened(data: Stored) -> Columns:
-    """Take a plain batch apart. Raises: BadBatch if anything in it is not as it should be."""
-    found = layout(data)
-    count = found.head.count
-    key_sizes: Sequence[int] = ()
-    if found.key_sizes_at is not None:
-        key_sizes = struct.unpack_from(f">{count}i", data, found.key_sizes_at)
-    header_sizes: Sequence[int] = ()
-    if found.header_sizes_at is not None:
-        header_sizes = struct.unpack_from(f">{count}I", data, found.header_sizes_at)
-    value_sizes: Sequence[int] = struct.unpack_from(f">{count}I", data, found.value_sizes_at)
-    at = found.columns_at + _bytes_of(key_sizes)
-    values_at = at + sum(header_sizes)
+    key_sizes = () if keys_at is None else struct.unpack_from(f">{count}i", data, keys_at)
+    header_sizes = () if headers_at is None else struct.unpack_from(f">{count}I", data, headers_at)
+    value_sizes = struct.unpack_from(f">{count}I", data, at)
+    texts_at = columns_at + _bytes_of(key_sizes)
+    values_at = texts_at + sum(header_sizes)
     if min(key_sizes, default=0) < -1 or values_at + sum(value_sizes) != len(data):
         raise BadBatch("a record batch's sizes do not add up")
     view = memoryview(data)
-    texts = [decode_headers(bytes(part)) for part in _cut(view[at:], header_sizes)]
-    return Columns(view, found, key_sizes, header_sizes, value_sizes, texts)
+    headers = [decode_headers(bytes(part)) for part in _cut(view[texts_at:], header_sizes)]
+    return Columns(
+        view,
+        head,
+        times_at,
+        keys_at,
+        headers_at,
+        at,
+        columns_at,
+        key_sizes,
+        header_sizes,
+        value_sizes,
+        headers,
+    )
 
 
 def decode(data: Stored) -> tuple[BatchHead, list[Record]]:

@@ -80,18 +80,18 @@ def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
 
 
 def records(
-    opened: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
+    found: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
 ) -> Any:
     """The records of one stored batch, which were appended at `time_ms`, as a record batch of RECORDS."""
-    data, found = opened.data, opened.layout
-    total, buffer = found.head.count, pa.py_buffer(data)
+    data, total = found.data, found.head.count
+    buffer = pa.py_buffer(data)
     sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
     columns = [
         pa.array(np.arange(first_offset, first_offset + total, dtype=np.int64)),
-        _times(data, found, time_ms),
-        _keys(data, buffer, found),
-        _headers(opened),
-        _binary(buffer, sizes, len(data) - len(opened.joined_values)),
+        _times(found, time_ms),
+        _keys(buffer, found),
+        _headers(found),
+        _binary(buffer, sizes, len(data) - len(found.joined_values)),
         pa.array(np.full(total, ledger_id, np.int64)),
         pa.array(np.full(total, entry_id, np.int64)),
     ]
@@ -107,27 +107,27 @@ def _binary(buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = Non
     return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-def _keys(data: memoryview, buffer: Any, found: batch.Layout) -> Any:
+def _keys(buffer: Any, found: batch.Columns) -> Any:
     total = found.head.count
     if found.key_sizes_at is None:
         return pa.nulls(total, pa.binary())
-    sizes = np.frombuffer(data, ">i4", total, found.key_sizes_at)
+    sizes = np.frombuffer(found.data, ">i4", total, found.key_sizes_at)
     validity = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little"))
     return _binary(buffer, np.maximum(sizes, 0), found.columns_at, validity)
 
 
-def _headers(opened: batch.Columns) -> Any:
-    if not opened.headers:
-        return pa.nulls(opened.head.count, HEADERS)
-    return pa.array([list(texts) or None for texts in opened.headers], HEADERS)
+def _headers(found: batch.Columns) -> Any:
+    if not found.headers:
+        return pa.nulls(found.head.count, HEADERS)
+    return pa.array([list(texts) or None for texts in found.headers], HEADERS)
 
 
-def _times(data: memoryview, found: batch.Layout, time_ms: int) -> Any:
+def _times(found: batch.Columns, time_ms: int) -> Any:
     total = found.head.count
     if found.times_at is None:
         times = np.full(total, time_ms, np.int64)
     else:
-        own = np.frombuffer(data, ">i8", total, found.times_at).astype(np.int64)
+        own = np.frombuffer(found.data, ">i8", total, found.times_at).astype(np.int64)
         times = np.where(own == batch.NO_TIME, time_ms, own)
     microseconds = np.clip(times, _TIME_MS_MIN, _TIME_MS_MAX) * 1000
     return pa.Array.from_buffers(TIME, total, [None, pa.py_buffer(microseconds)])
