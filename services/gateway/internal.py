@@ -18,7 +18,7 @@ from quorumlog import header
 from quorumlog.errors import NOT_DONE, BadRequest, InvalidRequest, TooLarge, WriterLost
 from quorumlog.net.bodies import parsed
 from quorumlog.net.identity import GATEWAYS, HEALERS, WRITERS
-from quorumlog.net.operations import Route, Routes
+from quorumlog.net.operations import Reply, Route, Routes
 from quorumlog.net.parameters import (
     Given,
     header_text,
@@ -134,7 +134,10 @@ class _LedgerRoutes:
             return await public.handler(request, given)
 
         method, path = public.operation.method, public.operation.path
-        inside = replace(public.operation, key=f"{method} /internal{path}", roles=GATEWAYS)
+        # The door of the internal listener answers with problems of its own.
+        replies = {**public.operation.replies, "default": Reply("A problem.")}
+        key = f"{method} /internal{path}"
+        inside = replace(public.operation, key=key, roles=GATEWAYS, replies=replies)
         return Route(inside, handle)
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:

@@ -138,3 +138,14 @@ async def test_a_request_that_is_passed_on_counts_once_as_a_request_of_a_client(
         counted.append(route % "/internal/v1/ledgers/{ledger_id}/entries" in told)
 
     assert counted == [False, True, True, False]
+
+
+async def test_a_route_for_requests_that_are_passed_on_declares_any_problem(asking: Asking) -> None:
+    async with asking.session.get(
+        asking.world.engine.writer.url_inside + "/openapi.json"
+    ) as answer:
+        paths = (await answer.json())["paths"]
+
+    inside = [path for path in paths if path.startswith("/internal/v1/")]
+    assert len(inside) == 2
+    assert all("default" in paths[path]["post"]["responses"] for path in inside)
