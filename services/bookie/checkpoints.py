@@ -27,6 +27,10 @@ CHECKPOINT_COST: Final = 2048
 """A record's weight towards the next checkpoint, beside its bytes: parts of small entries stay in
 memory until then, some 300 bytes each, and a checkpoint of many parts stalls the loop."""
 
+CHECKPOINT_S: Final = 15.0
+"""At the latest so long after a record a checkpoint frees the parts and the copies of metadata that wait for one in memory, which
+are as many MB as `checkpoint_bytes` allows (taste: a checkpoint takes a thread some 10 ms)."""
+
 
 class Checkpoints:
     """Runs one checkpoint at a time.
@@ -51,12 +55,25 @@ class Checkpoints:
         self._position = position
         self._running: asyncio.Task[None] | None = None
         self._since = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def note_written(self, size: int, count: int) -> None:
-        """Count records that reached the log; start a checkpoint when enough have."""
+        """Count records that reached the log; start a checkpoint when enough have, or some time later."""
         self._since += size + CHECKPOINT_COST * count
         if self._since >= self._disk.options.checkpoint_bytes:
             self.start_background()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECKPOINT_S, self._is_due)
+
+    def _is_due(self) -> None:
+        self._timer = None
+        if self._since:
+            self.start_background()
+
+    def close(self) -> None:
+        """Start no more of them."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def start_background(self) -> None:
         """Start a background checkpoint unless one is running."""

@@ -167,6 +167,7 @@ class Store:
 
     def close(self) -> None:
         """Release the directory as a crash would: nothing more is written."""
+        self._checkpoints.close()
         self._reads.close()
         if self._writer is None:
             os.close(self.replayed.fd)

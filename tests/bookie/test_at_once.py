@@ -330,7 +330,7 @@ async def test_a_clean_stop_after_a_failed_checkpoint_is_clean(
 
     with pytest.raises(OSError, match="No space left"):
         await checkpoint
-    assert store.counters["checkpoints"] == 1
+    assert store.counters["checkpoints"] >= 1
     store = started(root / "d")
     assert ids_of(await read(store, 7, 0, 9)) == [0, 1, 2]
     await store.stop()

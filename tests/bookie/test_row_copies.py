@@ -9,10 +9,12 @@ import pytest
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import AddAsked, FenceAsked, RowKept, RowTold, RunStored, Verdict
 from quorumlog.protocol.row_copy import RowCopy, RowName
+from services.bookie import checkpoints
 from services.bookie.space import Space
 from services.bookie.store import Store
-from tests.bookie.support import KEY, ME, SMALL, run_of, started
+from tests.bookie.support import KEY, ME, SMALL, keep_row, run_of, started
 from tests.support.replicas import ask, memory_replica
+from tests.support.waiting import until
 
 FIRST = RowName(1, b"a" * 16)
 SECOND = RowName(4, b"b" * 16)
@@ -205,4 +207,19 @@ async def test_copies_go_with_a_ledger_that_is_deleted(tmp_path: Path) -> None:
 
     assert store.ledger(7).row_names == ()
     assert store.holdings.is_deleted(7)
+    await store.stop()
+
+
+async def test_a_quiet_bookie_keeps_no_copies_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of large metadata would stay until as many bytes are written as `CHECKPOINT_BYTES` says."""
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_S", 0.05)
+    store = started(tmp_path / "d")
+    await keep_row(store, 7, FIRST, b"x" * 15_000)
+    ledger = store.holdings.ledger(7)
+
+    await until(lambda: not ledger._copies, "they are in the index")
+
+    assert ledger.row_copy(FIRST).body == b"x" * 15_000
     await store.stop()
