@@ -134,16 +134,19 @@ class Bystander:
         Raises: Noticed.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE_S
+        end, is_repeated = loop.time() + PATIENCE_S, False
         while True:
             async with self._session.request(method, url, headers=headers, data=data) as answer:
                 body = await answer.read()
                 if answer.status < 300:
                     return dict(orjson.loads(body)) if body else {}
+                if answer.status == 404 and method == "DELETE" and is_repeated:
+                    return {}  # the earlier request deleted it, though nobody could say so
                 problem = orjson.loads(body)
                 if not _may_come_again(answer.status, problem) or loop.time() > end:
                     raise Noticed(f"{method} {url}: {answer.status} {body.decode()[:600]}")
                 self.note_retry()
+                is_repeated = True
                 await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
 
     @contextlib.asynccontextmanager
