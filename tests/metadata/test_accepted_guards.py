@@ -97,7 +97,7 @@ GUARDS: Final = (
     ),
     Guard(
         "a change of a log may be of another line of history",
-        logs,
+        ledgers,
         "is_made_from",
         by_version,
         names_the_log,

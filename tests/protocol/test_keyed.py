@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import pytest
 
+from quorumlog.protocol.ends import LacByCoverage, RowSpread
 from quorumlog.protocol.keyed import Keyed, Out, left_out
 from quorumlog.protocol.messages import (
     AppendRequested,
@@ -85,6 +86,14 @@ def slots() -> Slots:
     return slots
 
 
+def spreading() -> RowSpread:
+    return RowSpread(CLOSED)
+
+
+def confirming() -> LacByCoverage:
+    return LacByCoverage(CLOSED)
+
+
 def replica() -> Replica:
     return Replica(B1, HeldEntries())
 
@@ -98,6 +107,8 @@ MADE: Final[tuple[Callable[[], Keyed], ...]] = (
     waiting,
     pending,
     slots,
+    spreading,
+    confirming,
     replica,
     HeldEntries,
 )

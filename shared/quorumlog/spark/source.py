@@ -1,5 +1,10 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
+# First: it says which PySpark is needed.
+from quorumlog.spark.versions import DataSourceStreamArrowWriter, check
+
+# isort: split
+
 import hashlib
 import logging
 import uuid
@@ -26,7 +31,6 @@ from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.reading import read_range
 from quorumlog.spark.rows import check_schema
 from quorumlog.spark.streaming import StreamReader
-from quorumlog.spark.versions import DataSourceStreamArrowWriter, check
 from quorumlog.spark.writing import (
     TaskMessage,
     Whose,
