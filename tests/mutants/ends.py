@@ -74,7 +74,7 @@ END_MUTANTS: Final = (
         END_COPIES,
     ),
     Mutant(
-        "a LAC is told by bookies that told none",
+        "bookies that report no LAC count for the LAC",
         "rules 5 and 13",
         (Patch(LacByCoverage, "answered", _whatever_it_tells),),
         LAC,

@@ -1,8 +1,8 @@
-"""What others than the writer may say of a ledger: its end, once bookies keep it, and its LAC.
+"""What a process other than the writer may report about a ledger: its end and its LAC.
 
-`RowSpread` decides who gets a copy of a committed row, who is waited for, and when the copies are enough (rule 18b).
-`end_after` decides what a reread of the row makes of an end. `LacByCoverage` decides when bookies' answers make a LAC
-(rules 5 and 13).
+`RowSpread` decides which bookies get a copy of committed metadata, which of them are awaited, and when the copies suffice
+(rule 18b). `end_after` decides whether an end may be reported after the metadata was read again. `LacByCoverage` decides when
+the answers of bookies determine the LAC (rules 5 and 13).
 """
 
 from collections.abc import Container, Sequence
@@ -16,26 +16,26 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 
 
 class Spreading(Enum):
-    """Who is waited for."""
+    """Which bookies are awaited."""
 
     MEMBERS = auto()
     PLACING = auto()
-    """Nobody; `others` is to be called with bookies that are no members."""
+    """None; the driver calls `others` with bookies that are no members."""
     OTHERS = auto()
     OVER = auto()
-    """Nobody any more: `kept` is the result, though later answers still count."""
+    """None any longer: `kept` is the result. Later answers still increase it."""
 
 
 @dataclass(slots=True, eq=False)
 class RowSpread(Keyed):
-    """The copies of one row on their way.
+    """Sends copies of one version of a ledger's metadata, and counts those that bookies confirm.
 
     Every member gets one, those of earlier fragments and targets of repairs too: it costs one message, and tells
     the end of a ledger whose last fragment is empty where that fragment's members are gone.
 
     Only members of the last fragment are waited for, and only until each write set has an ack quorum with a copy:
     the copy is then as safe as an entry, and a slow bookie delays no close where it delays no append. Members that
-    are known to be down are not waited for, and nobody longer than for an add. What a member did not get,
+    are known to be down are not awaited, and no bookie is awaited longer than for an add. What a member did not get,
     autorecovery's check sends again. Where too few members have a copy of an end by then, other bookies get one, since
     a rebuild asks all: an ack quorum of copies anywhere keeps an end.
     """
@@ -49,19 +49,19 @@ class RowSpread(Keyed):
     """Copies that members of the last fragment need yet: `write_quorum` - `ack_quorum` may be without one."""
 
     def __post_init__(self) -> None:
-        """Nothing is sent yet."""
+        """No copy is sent yet."""
         quorum = self.row.quorum
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
 
     def begin(self, down: Container[str]) -> Sequence[str]:
-        """Who is sent a copy. `down`: bookies that are not waited for."""
+        """Begin; returns the bookies to send a copy to. `down`: bookies that are not awaited."""
         members = self.row.last_fragment.bookies
         self._awaited = frozenset(member for member in members if member not in down)
         self._go_on()
         return self.row.all_members
 
     def answered(self, member: str, status: Status) -> None:
-        """A bookie has confirmed a copy, or has not."""
+        """Take a bookie's answer: OK confirms its copy, any other status does not."""
         if status is Status.OK:
             self.kept += 1
             self._lacking -= member in self.row.last_fragment.bookies
@@ -69,12 +69,12 @@ class RowSpread(Keyed):
         self._go_on()
 
     def overdue(self) -> None:
-        """Those who are waited for have had their time."""
+        """The deadline of the awaited bookies has passed."""
         self._awaited = frozenset()
         self._go_on()
 
     def others(self, candidates: Sequence[str]) -> Sequence[str]:
-        """Who is sent a copy in the members' place, out of bookies that are no members."""
+        """Returns the bookies to send a copy to in place of members. `candidates`: bookies that are no members."""
         self.phase = Spreading.OTHERS
         some = sorted(candidates[: max(self.row.quorum.ack_quorum - self.kept, 0)])
         self._awaited = frozenset(some)
@@ -95,19 +95,20 @@ class RowSpread(Keyed):
 
 
 class End(Enum):
-    """What is known of an end that the database told, after copies of it were sent (rule 18b)."""
+    """Whether an end that the database returned may be reported, after copies of it were sent (rule 18b)."""
 
     KEPT = auto()
-    """The database had it after an ack quorum of bookies confirmed copies: it can be told from now on."""
+    """The database still had it after an ack quorum of bookies confirmed copies: it may be reported from now on."""
     UNSURE = auto()
-    """It can be told once, since nobody can wait for bookies for ever; the next reader has copies sent again."""
+    """Fewer bookies confirmed copies. It is reported this time, since no caller can wait for bookies for ever; the next read sends
+    copies again."""
     MOVED = auto()
-    """The database went back and the ledger ended elsewhere: nothing can be told."""
+    """The database went back, and the ledger has another end: none is reported."""
 
 
 def end_after(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    """What an end is, by the row that told it, the copies that bookies confirmed of that row, and the row that the primary
-    had after them.
+    """Judge an end. `told`: the metadata with that end; `copies`: how many bookies confirmed a copy of it; `found`: what the
+    primary returned afterwards.
     """
     if found.last_entry != told.last_entry:
         return End.MOVED
@@ -118,7 +119,7 @@ def end_after(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
 class LacByCoverage(Keyed):
     """The highest LAC that a covering set of the last fragment's bookies knows. Entries below that fragment are confirmed.
 
-    A LAC that was told to a reader before came with an entry that an ack quorum has, and each covering set has one of them.
+    A LAC that was reported earlier is stored with an entry at an ack quorum, and each covering set includes one of its bookies.
     """
 
     row: LedgerMetadata
@@ -128,12 +129,12 @@ class LacByCoverage(Keyed):
     _waiting: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Everybody is to be asked."""
+        """The caller asks each bookie of the last fragment."""
         self.highest = self.row.last_fragment.first_entry - 1
         self._waiting = frozenset(range(len(self.row.last_fragment.bookies)))
 
     def answered(self, position: int, status: Status, lac: int) -> None:
-        """The bookie at a position has answered, or can't be asked."""
+        """Take the answer of the bookie at a position; UNKNOWN if it can't be reached."""
         self._waiting -= {position}
         if status in (Status.OK, Status.NO_ENTRY):
             self._answered |= {position}
@@ -147,7 +148,7 @@ class LacByCoverage(Keyed):
 
     @property
     def confirmed(self) -> int | None:
-        """The LAC; None if too few answered."""
+        """The LAC; None if too few bookies answered."""
         return self.highest if self._is_covered else None
 
     @property

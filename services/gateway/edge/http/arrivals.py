@@ -99,7 +99,13 @@ class Arrivals:
     def _parse_late(self) -> None:
         """Parse what waited for its turn."""
         data, self._late = b"".join(self._late), []
-        if data and self._parser is not None and self._is_over(data):
+        try:
+            is_over = bool(data) and self._parser is not None and self._is_over(data)
+        except Exception:
+            # As the event loop does for an error of `data_received`: the peer must not wait for ever.
+            self._protocol.close()
+            raise
+        if is_over:
             self._protocol.close()
 
     def _is_over(self, data: bytes) -> bool:

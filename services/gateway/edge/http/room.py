@@ -23,8 +23,8 @@ _KEPT: Final = web.RequestKey("kept_bytes", int)
 
 
 class LargeMessages:
-    """Lets one chunk of a large message be parsed in each turn of the event loop; the others wait in order. Otherwise the
-    messages of many sockets would end in the same turn, and nobody else would have one meanwhile.
+    """Parses one chunk of a large message in each iteration of the event loop; other chunks wait in order. Otherwise large
+    messages that end together would be parsed in one iteration, and delay all other requests by their sum.
     """
 
     def __init__(self) -> None:
