@@ -49,14 +49,14 @@ async def run(rounds: int, seconds: float) -> None:
 
         owner = cluster.gateways[0] + log
         await ask("PUT", owner, b"{}", "application/json")
-        await ask("POST", f"{owner}/entries", payload, "application/octet-stream")
+        await ask("POST", f"{owner}/records", payload, "application/octet-stream")
         for in_flight, count in _WORKS:
             media = FRAMES if count > 1 else "application/octet-stream"
             body = frames([payload] * count) if count > 1 else payload
             found: dict[str, list[Figures]] = {"owner": [], "other": []}
             for _ in range(rounds):
                 for name, gateway in zip(found, cluster.gateways, strict=True):
-                    url = f"{gateway}{log}/entries"
+                    url = f"{gateway}{log}/records"
                     found[name].append(
                         await appends(
                             Meter(pids),

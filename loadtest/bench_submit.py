@@ -115,7 +115,7 @@ def _serve(parent: Connection) -> None:
 
     async def serve() -> None:
         app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/v1/logs/bench/entries", append)
+        app.router.add_post("/v1/logs/bench/records", append)
         app.router.add_get("/v1/logs/bench/ws", socket)
         runner = web.AppRunner(app)
         await runner.setup()

@@ -115,7 +115,7 @@ async def _created(session: aiohttp.ClientSession, gateway: str, plan: Plan) -> 
     if plan.is_log:
         async with session.put(f"{gateway}/v1/logs/tails", json={}) as answer:
             answer.raise_for_status()
-        return f"{gateway}/v1/logs/tails/entries"
+        return f"{gateway}/v1/logs/tails/records"
     async with session.post(f"{gateway}/v1/ledgers", json={}) as answer:
         answer.raise_for_status()
         return f"{gateway}/v1/ledgers/{(await answer.json())['ledger_id']}/entries"

@@ -387,7 +387,7 @@ class Chaos:
         while not is_end:
             answer = http.request(
                 "GET",
-                f"/v1/logs/{log}/entries",
+                f"/v1/logs/{log}/records",
                 params={"from": at, "limit": 10_000, "max_bytes": 8 << 20},
                 headers={"Accept": MEDIA},
                 is_repeatable=True,

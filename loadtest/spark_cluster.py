@@ -82,8 +82,8 @@ class SparkCluster:
         """One batch of records."""
         self.http.request(
             "POST",
-            f"/v1/logs/{log}/entries",
-            value={"entries": [{"text": value} for value in values]},
+            f"/v1/logs/{log}/records",
+            value={"records": [{"text": value} for value in values]},
             is_repeatable=False,
         )
 
@@ -93,7 +93,7 @@ class SparkCluster:
         at: int | None = None
         while True:
             page = self.http.get(
-                f"/v1/logs/{log}/entries",
+                f"/v1/logs/{log}/records",
                 {
                     "from": "earliest" if at is None else at,
                     "limit": 10_000,
@@ -101,7 +101,7 @@ class SparkCluster:
                     "max_bytes": 8 << 20,
                 },
             )
-            entries = page["entries"]
+            entries = page["records"]
             if not entries:
                 return found
             first = entries[0]["offset"] if at is None else at

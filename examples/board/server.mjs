@@ -98,14 +98,14 @@ class Board {
     this.#isSending = false;
   }
 
-  async #append(entries) {
+  async #append(records) {
     if (!this.#producer) {
       const { next_offset: since } = await ask("GET", path);
       this.#producer = { "Producer-Id": randomUUID(), "Producer-Epoch": "1", "Producer-Since": String(since) };
       this.#seq = 0;
     }
     const numbers = { ...this.#producer, "Producer-Seq": String(this.#seq) };
-    const { first_offset: first } = await ask("POST", `${path}/entries`, { entries }, numbers);
+    const { first_offset: first } = await ask("POST", `${path}/records`, { records }, numbers);
     this.#seq += 1;
     return first;
   }
@@ -113,7 +113,7 @@ class Board {
 
 /** Where a page can follow the log, one URL for each gateway. */
 async function follow(from) {
-  const where = `${path}/entries`;
+  const where = `${path}/records`;
   const query = new URLSearchParams({ from, encoding: "json" });
   if (token) query.set("ticket", (await ask("POST", "/v1/tickets", { path: where })).ticket);
   return given.gateway.map((gateway) => `${gateway}${where}?${query}`);

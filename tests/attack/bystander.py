@@ -221,7 +221,7 @@ class Subject:
 
     async def _append(self) -> None:
         text = f"{self.path}:{len(self._acknowledged)}"
-        told = await self._bystander.append(f"{self._gateway}{self.path}/entries", text.encode())
+        told = await self._bystander.append(f"{self._gateway}{self.path}/records", text.encode())
         if told.get("entry_id", told.get("first_offset")) != len(self._acknowledged):
             raise Noticed(f"{text} became {told}: somebody else appended, or it is there twice")
         self._acknowledged.append(text)
@@ -229,7 +229,7 @@ class Subject:
     async def follow(self) -> None:
         """Read what comes, through the other gateway, until all is there that was acknowledged."""
         while not (self._is_complete and self._seen >= len(self._acknowledged)):
-            url = f"{self._other}{self.path}/entries?encoding=text&wait_ms=1000&from={self._seen}"
+            url = f"{self._other}{self.path}/records?encoding=text&wait_ms=1000&from={self._seen}"
             async with self._bystander.lines(url) as answer:
                 if answer is None:
                     continue
@@ -260,9 +260,9 @@ class Subject:
             await self._bystander.pause(SLOW_PACE_S)
 
     async def _page(self, gateway: str, first: int) -> list[dict[str, Any]]:
-        url = f"{gateway}{self.path}/entries?encoding=text&from={first}&limit=1000"
+        url = f"{gateway}{self.path}/records?encoding=text&from={first}&limit=1000"
         told = await self._bystander.call("GET", url, {}, None)
-        page: list[dict[str, Any]] = told["entries"]
+        page: list[dict[str, Any]] = told["records"]
         return page
 
     def _check(self, page: list[dict[str, Any]], first: int) -> None:

@@ -72,7 +72,7 @@ async def names(arena: Arena) -> None:
     metadata = f'{{"metadata":{{"namespace":"{hidden}","customer":"ACME"}}}}'
     for method, path, body in (
         ("PUT", f"/v1/logs/{hidden}", "{}"),
-        ("POST", f"/v1/logs/{hidden}/entries", '{"text":"a"}'),
+        ("POST", f"/v1/logs/{hidden}/records", '{"text":"a"}'),
         ("POST", "/v1/ledgers", metadata),
         ("POST", "/v1/ledgers", metadata),
     ):

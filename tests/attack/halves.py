@@ -142,7 +142,7 @@ ORDINARY: Final = (
     ("POST", "/v1/ledgers", "{}"),
     ("POST", "/v1/ledgers", '{"metadata":{"namespace":"halves"}}'),
     ("PUT", "/v1/logs/halves-%d", "{}"),
-    ("POST", "/v1/logs/halves-%d/entries", '{"text":"a"}'),
+    ("POST", "/v1/logs/halves-%d/records", '{"text":"a"}'),
     ("PUT", "/v1/logs/halves-%d/consumers/c", '{"offset":0}'),
     ("POST", "/v1/logs/halves-%d/consumers/c/lease", '{"holder":"w"}'),
     ("DELETE", "/v1/logs/halves-%d", ""),
@@ -150,7 +150,7 @@ ORDINARY: Final = (
     ("GET", "/v1/ledgers?limit=5", ""),
     ("GET", "/v1/logs?limit=5", ""),
     ("GET", "/v1/cluster", ""),
-    ("GET", "/v1/logs/halves-%d/entries?from=0", ""),
+    ("GET", "/v1/logs/halves-%d/records?from=0", ""),
 )
 """Valid requests of ordinary clients."""
 

@@ -130,8 +130,8 @@ def cut(data: bytes) -> list[bytes]:
 @asynccontextmanager
 async def serving(gateway: Gateway) -> AsyncIterator[str]:
     app = web.Application(client_max_size=1 << 26)
-    for kind in ("ledgers", "logs"):
-        app.router.add_post(f"/v1/{kind}/{{name}}/entries", gateway.append)
+    for kind, items in (("ledgers", "entries"), ("logs", "records")):
+        app.router.add_post(f"/v1/{kind}/{{name}}/{items}", gateway.append)
         app.router.add_get(f"/v1/{kind}/{{name}}/ws", gateway.socket)
         app.router.add_get(f"/v1/{kind}/{{name}}", gateway.info)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -255,7 +255,7 @@ async def test_no_token_no_password_and_no_secret_is_in_a_log_an_error_a_metric_
                 async with session.get(url, headers=headers) as answer:
                     seen.append(f"{answer.headers} {await answer.text()}")
     async with aiohttp.ClientSession() as session:
-        path = "/v1/logs/none/entries"
+        path = "/v1/logs/none/records"
         for token in (admin, issued):
             url, headers = cluster.gateways[0], {"Authorization": f"Bearer {token}"}
             async with session.post(

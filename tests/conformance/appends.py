@@ -121,11 +121,11 @@ async def _found(http: Http, log: str, at: int) -> dict[int, bytes]:
     start = "earliest"
     while True:
         page = await _page(
-            http, f"/v1/logs/{log}/entries?encoding=base64&limit=1000&from={start}", at
+            http, f"/v1/logs/{log}/records?encoding=base64&limit=1000&from={start}", at
         )
-        if page is None or not page["entries"]:
+        if page is None or not page["records"]:
             return found
-        found |= {entry["offset"]: base64.b64decode(entry["data"]) for entry in page["entries"]}
+        found |= {entry["offset"]: base64.b64decode(entry["data"]) for entry in page["records"]}
         start = page["next"]
 
 

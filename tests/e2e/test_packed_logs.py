@@ -80,7 +80,7 @@ async def test_a_packed_log_is_read_alike_in_every_form_and_by_pages_of_any_size
         async def read(name: str, query: str, accept: str) -> bytes:
             async def ask() -> bytes | None:
                 async with session.get(
-                    f"{url}/v1/logs/{name}/entries?{query}", headers={"Accept": accept}
+                    f"{url}/v1/logs/{name}/records?{query}", headers={"Accept": accept}
                 ) as answer:
                     return await answer.read() if answer.status == 200 else None
 
@@ -116,12 +116,12 @@ def _said(body: bytes, accept: str) -> Any:
         return body
     lines = body.splitlines() if accept == FORMS[1] else [body]
     found = [json.loads(line) for line in lines]
-    entries = found if accept == FORMS[1] else found[0]["entries"]
-    assert entries
+    records = found if accept == FORMS[1] else found[0]["records"]
+    assert records
     rest = {} if accept == FORMS[1] else {"next": found[0]["next"], "closed": found[0]["closed"]}
     shown = [
         {name: each[name] for name in each.keys() - {"ledger_id", "entry_id", "timestamp"}}
-        for each in entries
+        for each in records
     ]
     assert all("data" not in each or base64.b64decode(each["data"]) for each in shown)
     return shown, rest

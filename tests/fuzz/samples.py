@@ -132,8 +132,9 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "json_requests": (
         b'{"text":"hello"}',
         b'{"entries":[{"data":"aGVsbG8="},{"json":{"a":[1,-2.5e3,null,true,"\\u00e9\\\\"]}}]}',
-        b'{"entries":[{"text":"v","key":"k","headers":{"n":"v"},"timestamp":"2026-01-01T00:00:00Z"}]}',
+        b'{"records":[{"text":"v","key":"k","headers":{"n":"v"},"timestamp":"2026-01-01T00:00:00Z"}]}',
         b'{"entries":[],"entries":[{"text":"\\"}]}',
+        b'{"records":[],"records":[{"text":"\\"}]}',
     ),
     "byte_requests": (b"\0\0\0\x05hello\0\0\0\0\0\0\0\x01x",),
     "documents": (

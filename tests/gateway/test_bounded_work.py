@@ -120,7 +120,7 @@ def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
 
 
 def is_append(path: str) -> bool:
-    return path.endswith("/entries") or "/stream/" in path
+    return path.endswith(("/entries", "/records")) or "/stream/" in path
 
 
 def place(path: str) -> str:

@@ -25,7 +25,7 @@ from tests.support.issuer import Issuer
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
 LOG = "/v1/logs/log"
-ENTRIES = f"{LOG}/entries"
+RECORDS = f"{LOG}/records"
 LINES = '{headers: {Accept: "application/x-ndjson"}}'
 APPEND = '{method: "POST", body: "{\\"text\\":\\"more\\"}", headers: {"Content-Type": "application/json"}}'
 SIMPLE = '{method: "POST", body: "more", headers: {"Content-Type": "text/plain"}}'
@@ -67,30 +67,30 @@ async def visited(devtools: str, *origins: str) -> AsyncIterator[tuple[Page, Htt
         allowed = tuple(own if origin == "PAGE" else origin for origin in origins)
         async with served(cors_origins=allowed) as http, page(devtools, own + "/") as shown:
             assert (await http.ask("PUT", LOG, {})).status == 201
-            body = {"entries": [{"text": "one"}, {"data": "/w=="}]}
-            assert (await http.ask("POST", ENTRIES, body)).status == 201
+            body = {"records": [{"text": "one"}, {"data": "/w=="}]}
+            assert (await http.ask("POST", RECORDS, body)).status == 201
             yield shown, http, http.urls[0]
 
 
 @pytest.mark.parametrize("origin", ["PAGE", "*"])
 async def test_an_allowed_page_fetches_streams_and_writes(devtools: str, origin: str) -> None:
     async with visited(devtools, origin) as (shown, http, url):
-        read = await shown.run(f'return (await fetch("{url}{ENTRIES}?encoding=text")).json()')
+        read = await shown.run(f'return (await fetch("{url}{RECORDS}?encoding=text")).json()')
         lines = await shown.run(
-            f'const answer = await fetch("{url}{ENTRIES}?encoding=text", {LINES});'
+            f'const answer = await fetch("{url}{RECORDS}?encoding=text", {LINES});'
             'return [answer.headers.get("Next-Offset"), answer.headers.get("X-Request-Id") !== null,'
             " await answer.text()];"
         )
         missing = await shown.run(
-            f'const answer = await fetch("{url}/v1/logs/none/entries", {LINES});'
+            f'const answer = await fetch("{url}/v1/logs/none/records", {LINES});'
             "return [answer.status, (await answer.json()).code];"
         )
         # A body of JSON is no simple request: the browser asks first (preflight).
-        wrote = await shown.run(f'return (await fetch("{url}{ENTRIES}", {APPEND})).status')
+        wrote = await shown.run(f'return (await fetch("{url}{RECORDS}", {APPEND})).status')
         end = (await http.ask("GET", LOG)).json["next_offset"]
 
-    assert [entry.get("text") for entry in read["entries"]] == ["one", None]
-    assert read["entries"][1]["data_base64"] == "/w=="
+    assert [record.get("text") for record in read["records"]] == ["one", None]
+    assert read["records"][1]["data_base64"] == "/w=="
     assert lines[:2] == ["2", True]
     assert [json.loads(line)["offset"] for line in lines[2].splitlines()] == [0, 1]
     assert missing == [404, "no-such-log"]
@@ -101,9 +101,9 @@ async def test_an_allowed_page_follows_events_and_a_record_that_is_no_json_does_
     devtools: str,
 ) -> None:
     async with visited(devtools, "PAGE") as (shown, http, url):
-        await http.ask("POST", ENTRIES, {"json": {"n": 1}})
+        await http.ask("POST", RECORDS, {"json": {"n": 1}})
         found = await shown.run(
-            f'const source = new EventSource("{url}{ENTRIES}?encoding=json");'
+            f'const source = new EventSource("{url}{RECORDS}?encoding=json");'
             "const found = [];"
             "await new Promise((done, failed) => {"
             "  source.onerror = () => failed(new Error('the stream failed'));"
@@ -156,13 +156,13 @@ async def test_without_the_setting_a_page_reads_nothing_and_changes_nothing(
 ) -> None:
     async with visited(devtools, *origins) as (shown, http, url):
         fetches = [
-            await shown.run(FAILS.format(f'"{url}{ENTRIES}"', options))
+            await shown.run(FAILS.format(f'"{url}{RECORDS}"', options))
             for options in ("{}", LINES, APPEND, SIMPLE)
         ]
         unread = await shown.run(
             f'return (await fetch("{url}{LOG}/close", {{method: "POST", mode: "no-cors"}})).type'
         )
-        events: Any = await shown.run(EVENTS_FAIL.format(url=url, entries=ENTRIES))
+        events: Any = await shown.run(EVENTS_FAIL.format(url=url, entries=RECORDS))
         socket = await shown.run(SOCKET.format(url=url, log=LOG))
         log = (await http.ask("GET", LOG)).json
 
@@ -176,7 +176,7 @@ async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools
     seen: list[str | None] = []
     async with served() as http:
         await http.ask("PUT", LOG, {})
-        await http.ask("POST", ENTRIES, {"text": "one"})
+        await http.ask("POST", RECORDS, {"text": "one"})
 
         async def proxy(request: web.Request) -> web.StreamResponse:
             seen.append(request.headers.get("Last-Event-ID"))
@@ -186,11 +186,11 @@ async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools
             await answer.prepare(request)
             await answer.write(b"retry: 1\n\n")
             async with http.session.get(
-                f"{http.urls[0]}{ENTRIES}?from=latest&encoding=text", headers=headers
+                f"{http.urls[0]}{RECORDS}?from=latest&encoding=text", headers=headers
             ) as tail:
                 await answer.write(await tail.content.readuntil(b"\n\n"))
             if len(seen) == 1:
-                await http.ask("POST", ENTRIES, {"text": "meanwhile"})
+                await http.ask("POST", RECORDS, {"text": "meanwhile"})
             return answer
 
         async with somewhere(proxy) as url, page(devtools, url + "/") as shown:
@@ -274,7 +274,7 @@ async def test_a_page_without_its_token_or_with_a_used_up_ticket_reads_nothing(
     devtools: str, with_tokens: tuple[Guarded, Issuer]
 ) -> None:
     guarded, _ = with_tokens
-    url, path = guarded.http.urls[0], "/v1/logs/orders/entries"
+    url, path = guarded.http.urls[0], "/v1/logs/orders/records"
     token, _ = await guarded.token("read:logs/orders")
     made = await guarded.ask(token, "POST", "/v1/tickets", {"path": path})
     query = f"?limit=2&ticket={made.json['ticket']}"

@@ -21,23 +21,24 @@ LINES = {"Accept": "application/x-ndjson"}
 SEND_LINES = LINES | {"Content-Type": "application/x-ndjson"}
 
 ANSWERS: Mapping[str, tuple[str, str, dict[str, str], int]] = {
-    "JSON": ("GET", "/entries", {}, 200),
-    "frames": ("GET", "/entries", {"Accept": "application/vnd.quorumlog.frames"}, 200),
-    "lines": ("GET", "/entries", LINES, 200),
-    "events": ("GET", "/entries", EVENTS, 200),
-    "acknowledgements": ("POST", "/entries", SEND_LINES, 200),
-    "head of events": ("HEAD", "/entries", EVENTS, 200),
+    "JSON": ("GET", "/ITEMS", {}, 200),
+    "frames": ("GET", "/ITEMS", {"Accept": "application/vnd.quorumlog.frames"}, 200),
+    "lines": ("GET", "/ITEMS", LINES, 200),
+    "events": ("GET", "/ITEMS", EVENTS, 200),
+    "acknowledgements": ("POST", "/ITEMS", SEND_LINES, 200),
+    "head of events": ("HEAD", "/ITEMS", EVENTS, 200),
     "what is not there": ("GET", "/nothing", {}, 404),
-    "a wrong parameter": ("GET", "/entries?max_bytes=0", EVENTS, 422),
-    "a form that is not there": ("GET", "/entries", {"Accept": "image/png"}, 406),
-    "a body of another type": ("POST", "/entries", {"Content-Type": "text/plain"}, 415),
-    "a method that is not there": ("PATCH", "/entries", {}, 405),
-    "options": ("OPTIONS", "/entries", {}, 204),
+    "a wrong parameter": ("GET", "/ITEMS?max_bytes=0", EVENTS, 422),
+    "a form that is not there": ("GET", "/ITEMS", {"Accept": "image/png"}, 406),
+    "a body of another type": ("POST", "/ITEMS", {"Content-Type": "text/plain"}, 415),
+    "a method that is not there": ("PATCH", "/ITEMS", {}, 405),
+    "options": ("OPTIONS", "/ITEMS", {}, 204),
 }
 
 
 async def _head(http: Http, name: str, of: str, origin: str) -> tuple[int, CIMultiDictProxy[str]]:
     method, path, headers, _ = ANSWERS[name]
+    path = path.replace("ITEMS", "records" if "/logs/" in of else "entries")
     body = b'{"text":"a"}\n' if method == "POST" else None
     async with (
         within(name),

@@ -35,11 +35,16 @@ async def http() -> AsyncIterator[Http]:
         yield found
 
 
+def noun(path: str) -> str:
+    """What a ledger's or a log's items are called in paths and bodies."""
+    return "records" if path == LOG else "entries"
+
+
 async def appended(http: Http, path: str, *values: bytes, key: bytes | None = None) -> None:
-    entries: list[dict[str, str]] = [{"data": base64.b64encode(each).decode()} for each in values]
+    items: list[dict[str, str]] = [{"data": base64.b64encode(each).decode()} for each in values]
     if key is not None:
-        entries = [entry | {"key": base64.b64encode(key).decode()} for entry in entries]
-    answer = await http.ask("POST", f"{path}/entries", {"entries": entries})
+        items = [item | {"key": base64.b64encode(key).decode()} for item in items]
+    answer = await http.ask("POST", f"{path}/{noun(path)}", {noun(path): items})
     assert answer.status == 201, answer
 
 
@@ -57,20 +62,22 @@ EXPECTED: Final[Mapping[str, list[tuple[str, Any]]]] = {
 
 
 async def page(http: Http, path: str, encoding: str) -> list[Any]:
-    answer = await http.ask("GET", f"{path}/entries?encoding={encoding}")
+    answer = await http.ask("GET", f"{path}/{noun(path)}?encoding={encoding}")
     assert answer.status == 200, answer
-    model = log_models.LogEntries if path == LOG else models.Entries
+    model = log_models.LogRecords if path == LOG else models.Entries
     model.model_validate(answer.json)
-    return list(answer.json["entries"])
+    return list(answer.json[noun(path)])
 
 
 async def lines(http: Http, path: str, encoding: str) -> list[Any]:
-    answer = await http.ask("GET", f"{path}/entries?encoding={encoding}", headers=LINES)
+    answer = await http.ask("GET", f"{path}/{noun(path)}?encoding={encoding}", headers=LINES)
     return [orjson.loads(line) for line in answer.body.splitlines()]
 
 
 async def events(http: Http, path: str, encoding: str) -> list[Any]:
-    answer = await http.ask("GET", f"{path}/entries?encoding={encoding}&limit=3", headers=EVENTS)
+    answer = await http.ask(
+        "GET", f"{path}/{noun(path)}?encoding={encoding}&limit=3", headers=EVENTS
+    )
     assert b"event: problem" not in answer.body
     return [
         orjson.loads(line.removeprefix(b"data: "))
@@ -84,7 +91,7 @@ async def socket(http: Http, path: str, encoding: str) -> list[Any]:
     async with http.session.ws_connect(f"{http.urls[0]}{path}/ws") as talk, within("pages come"):
         await talk.send_json({"tail": {"encoding": encoding}})
         while len(found) < len(WORDS):
-            found += (await talk.receive_json())["entries"]
+            found += (await talk.receive_json())[noun(path)]
     return found
 
 
@@ -110,7 +117,7 @@ async def test_a_tail_goes_on_after_a_record_that_is_not_readable(http: Http) ->
     async with (
         within("the events come"),
         http.session.get(
-            f"{http.urls[0]}{LOG}/entries?from=3&encoding=json", headers=EVENTS
+            f"{http.urls[0]}{LOG}/records?from=3&encoding=json", headers=EVENTS
         ) as response,
     ):
         for number, value in enumerate((b"\xff", b"[4]"), 3):
@@ -183,7 +190,7 @@ def test_what_is_not_utf_8_is_no_text(value: bytes) -> None:
 async def test_line_ends_within_json_do_not_end_an_event_early(http: Http) -> None:
     await appended(http, LOG, b'[1,\r"x"\r\r,2]')
 
-    answer = await http.ask("GET", f"{LOG}/entries?from=3&limit=1&encoding=json", headers=EVENTS)
+    answer = await http.ask("GET", f"{LOG}/records?from=3&limit=1&encoding=json", headers=EVENTS)
 
     (_id, data, end, _) = after_retry(answer.body).split(b"\n")
     assert (end, orjson.loads(data.removeprefix(b"data: "))["json"]) == (b"", [1, "x", 2])

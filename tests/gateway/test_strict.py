@@ -16,7 +16,7 @@ from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.wire import strict
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.log_payloads import record_of_line, records_from_json
-from services.gateway.edge.payloads import base64_of, from_frames, from_json, from_line
+from services.gateway.edge.payloads import ENTRIES, base64_of, from_frames, from_json, from_line
 
 
 class Ambiguous(ValueError):
@@ -208,7 +208,11 @@ HUGE: Final = [b"1e300"] * 100_000
 
 @pytest.mark.parametrize(
     "read",
-    [strict.loads, lambda data: from_json(data, 1 << 20), records_from_json],
+    [
+        strict.loads,
+        lambda data: from_json(data, 1 << 20),
+        lambda data: records_from_json(data, ENTRIES),
+    ],
     ids=["value", "ledger", "log"],
 )
 @pytest.mark.parametrize(
@@ -244,7 +248,7 @@ def test_a_decimal_is_stored_as_it_was_written(text: str) -> None:
     assert from_json(batch, 1000) == ([b"a", value], True)
     assert from_line(one, 1, 1000) == value
     assert records_from_json(one)[0].value == value
-    assert [each.value for each in records_from_json(batch)] == [b"a", value]
+    assert [each.value for each in records_from_json(batch, ENTRIES)] == [b"a", value]
     assert record_of_line(one, 1, 1000).value == value
 
 
@@ -254,13 +258,21 @@ def test_a_decimal_is_stored_as_it_was_written(text: str) -> None:
      b'{"entries":[{"json":1.5},{"json":[%b]}]}' % (b"9" * 300)],
 )  # fmt: skip
 def test_an_integer_that_would_lose_digits_is_refused_beside_a_decimal(body: bytes) -> None:
-    for read in (strict.loads, records_from_json, lambda data: from_json(data, 1 << 20)):
+    for read in (
+        strict.loads,
+        lambda data: records_from_json(data, ENTRIES),
+        lambda data: from_json(data, 1 << 20),
+    ):
         with pytest.raises(BadRequest, match="64 bits"):
             read(body)
 
 
 def test_equal_keys_are_refused_beside_a_decimal() -> None:
     for body in (b'{"json":{"a":1.5,"a":1.5}}', b'{"json":1.5,"json":1.5}', b'{"a":1.5,"a":2}'):
-        for read in (strict.loads, records_from_json, lambda data: from_json(data, 1 << 20)):
+        for read in (
+            strict.loads,
+            lambda data: records_from_json(data, ENTRIES),
+            lambda data: from_json(data, 1 << 20),
+        ):
             with pytest.raises(BadRequest, match="two equal keys"):
                 read(body)

@@ -77,14 +77,14 @@ class Http:
         while True:
             where = "earliest" if start is None else start
             page = await self.done(
-                "GET", f"/v1/logs/{log}/entries?encoding=text&limit=1000&from={where}", at=at
+                "GET", f"/v1/logs/{log}/records?encoding=text&limit=1000&from={where}", at=at
             )
-            if not page["entries"]:
+            if not page["records"]:
                 return found
-            offsets = [entry["offset"] for entry in page["entries"]]
+            offsets = [entry["offset"] for entry in page["records"]]
             first = offsets[0] if start is None else start
             assert offsets == list(range(first, first + len(offsets)))
-            found += [entry["text"] for entry in page["entries"]]
+            found += [entry["text"] for entry in page["records"]]
             start = page["next"]
             assert start == offsets[-1] + 1
 
@@ -111,7 +111,7 @@ class Producer:
                 async with asyncio.timeout(5):
                     answer = await self.http.ask(
                         "POST",
-                        f"/v1/logs/{self.log}/entries",
+                        f"/v1/logs/{self.log}/records",
                         {"text": value},
                         at=at,
                         headers=headers,

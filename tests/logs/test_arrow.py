@@ -20,7 +20,7 @@ from tests.logs.support import Http
 pa = pytest.importorskip("pyarrow", reason="Arrow needs pyarrow")
 
 ARROW = "application/vnd.apache.arrow.stream"
-ENTRIES = "/v1/logs/log/entries"
+RECORDS = "/v1/logs/log/records"
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123000, tzinfo=UTC)
 
 
@@ -46,7 +46,7 @@ def stream(table: Any) -> bytes:
 
 
 async def read(log: Http, query: str = "") -> Any:
-    answer = await log.ask("GET", f"{ENTRIES}?limit=10000{query}", headers={"Accept": ARROW})
+    answer = await log.ask("GET", f"{RECORDS}?limit=10000{query}", headers={"Accept": ARROW})
     assert answer.status == 200, answer
     return pa.ipc.open_stream(answer.body).read_all(), answer.headers
 
@@ -63,7 +63,7 @@ async def test_records_with_all_that_they_carry_go_in_and_come_out(log: Http) ->
         }
     )
 
-    sent = await log.ask("POST", ENTRIES, body=stream(rows), headers={"Content-Type": ARROW})
+    sent = await log.ask("POST", RECORDS, body=stream(rows), headers={"Content-Type": ARROW})
     found, headers = await read(log)
 
     assert (sent.status, sent.json["first_offset"], sent.json["last_offset"]) == (201, 0, 2)
@@ -79,10 +79,10 @@ async def test_records_with_all_that_they_carry_go_in_and_come_out(log: Http) ->
 async def test_a_page_may_begin_and_end_within_a_batch(log: Http) -> None:
     for count in (5, 1, 4):
         entries = [{"text": f"{count}-{n}"} for n in range(count)]
-        assert (await log.ask("POST", ENTRIES, {"entries": entries})).status == 201
+        assert (await log.ask("POST", RECORDS, {"records": entries})).status == 201
 
     found, headers = await read(log, "&from=3")
-    short = await log.ask("GET", f"{ENTRIES}?limit=4&from=3", headers={"Accept": ARROW})
+    short = await log.ask("GET", f"{RECORDS}?limit=4&from=3", headers={"Accept": ARROW})
 
     assert found.column("offset").to_pylist() == list(range(3, 10))
     assert found.column("value").to_pylist()[:4] == [b"5-3", b"5-4", b"1-0", b"4-0"]
@@ -112,7 +112,7 @@ async def test_records_that_no_log_takes_are_refused(log: Http, columns: dict[st
     kinds = {"headers": pa.map_(pa.string(), pa.string())}
     rows = pa.table({name: pa.array(v, kinds.get(name)) for name, v in columns.items()})
 
-    sent = await log.ask("POST", ENTRIES, body=stream(rows), headers={"Content-Type": ARROW})
+    sent = await log.ask("POST", RECORDS, body=stream(rows), headers={"Content-Type": ARROW})
 
     assert sent.status in (400, 422), sent
     assert (await read(log))[0].num_rows == 0

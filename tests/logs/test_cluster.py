@@ -50,7 +50,7 @@ async def test_an_overloaded_owner_refuses_appends_and_goes_on(stores: Stores) -
 
         async def crowd() -> set[int]:
             answers = await asyncio.gather(
-                *(http.ask("POST", f"{LOG}/entries", large) for _ in range(60))
+                *(http.ask("POST", f"{LOG}/records", large) for _ in range(60))
             )
             return {answer.status for answer in answers}
 
@@ -158,14 +158,14 @@ async def test_a_gateway_that_missed_its_logs_end_writes_nothing_into_what_booki
         await cluster.restart("gateway-1")
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
-        old = (await http.done("POST", f"{LOG}/entries", {"text": "a"}))["ledger_id"]
+        old = (await http.done("POST", f"{LOG}/records", {"text": "a"}))["ledger_id"]
 
         async with outage(proxy):
-            await http.done("POST", f"{LOG}/entries", {"text": "b"})
+            await http.done("POST", f"{LOG}/records", {"text": "b"})
             opened = await http.done("POST", f"{LOG}/open", {"owner": "me"}, at=1)
             token = {"Writer-Token": str(opened["writer_token"])}
             assert (
-                await http.ask("POST", f"{LOG}/entries", {"text": "c"}, at=1, headers=token)
+                await http.ask("POST", f"{LOG}/records", {"text": "c"}, at=1, headers=token)
             ).status == 201
             await http.done("POST", f"{LOG}/truncate", {"before": 2}, at=1)
             await until(lambda: has_dropped(cluster, old), "a bookie has dropped the ledger")
@@ -175,8 +175,8 @@ async def test_a_gateway_that_missed_its_logs_end_writes_nothing_into_what_booki
             return "quorumlog_gateway_open_ledgers 0.0" in metrics
 
         await until(writes_nothing, "its handle has ended", SETTLED_S)
-        refused = await http.ask("POST", f"{LOG}/entries", {"text": "x"})
-        done = await http.ask("POST", f"{LOG}/entries", {"text": "d"}, headers=token)
+        refused = await http.ask("POST", f"{LOG}/records", {"text": "x"})
+        done = await http.ask("POST", f"{LOG}/records", {"text": "d"}, headers=token)
 
         assert (refused.status, refused.json["code"]) == (409, "log-fenced")
         assert (done.status, done.json["first_offset"]) == (201, 3)
@@ -207,7 +207,7 @@ async def test_a_producer_that_was_forgotten_is_not_taken_for_new_through_any_ga
             } | ({} if since is None else {"Producer-Since": str(since)})
 
             async def answered() -> Answer | None:
-                path = f"{LOG}/entries"
+                path = f"{LOG}/records"
                 answer = await http.ask("POST", path, {"text": "x"}, at=at, headers=headers)
                 return None if answer.status in (429, 503, 504) else answer
 

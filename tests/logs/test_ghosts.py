@@ -44,7 +44,7 @@ async def filled(http: Http, path: str, value: str, count: int) -> None:
     """A log of ledgers with a record each."""
     await http.done("PUT", path, {})
     for number in range(count):
-        await http.done("POST", f"{path}/entries", {"text": f"{value}{number}"})
+        await http.done("POST", f"{path}/records", {"text": f"{value}{number}"})
         await http.done("POST", f"{path}/roll")
 
 

@@ -16,14 +16,14 @@ from quorumlog.net.listen import listening
 from quorumlog.protocol.log import producers
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
-from services.gateway.edge.log_models import Log, LogAppendedModel, LogEntries, LogList
+from services.gateway.edge.log_models import Log, LogAppendedModel, LogList, LogRecords
 from services.gateway.logs import handle
 from tests.gateway.fake_engine import FakeEngine
 from tests.logs.model import Cluster
 from tests.logs.support import Answer, Http
 
 LOG = "/v1/logs/log"
-ENTRIES = f"{LOG}/entries"
+RECORDS = f"{LOG}/records"
 PRODUCER = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
 
 
@@ -69,7 +69,7 @@ def code(answer: Answer) -> tuple[int, str]:
 
 
 async def appended(http: Http, json: Any) -> Any:
-    answer = await http.ask("POST", ENTRIES, json)
+    answer = await http.ask("POST", RECORDS, json)
     assert answer.status == 201, answer
     LogAppendedModel.model_validate(answer.json)
     return answer.json
@@ -104,17 +104,17 @@ async def test_records_come_back_as_they_were_sent_in_each_encoding(log: Http) -
         },
     )
     second = await appended(
-        log, {"entries": [{"data": "/w==", "key": "/g=="}, {"json": {"n": [1, None]}}]}
+        log, {"records": [{"data": "/w==", "key": "/g=="}, {"json": {"n": [1, None]}}]}
     )
     assert (first["first_offset"], second["first_offset"], second["last_offset"]) == (0, 1, 2)
 
-    text = (await log.ask("GET", f"{ENTRIES}?encoding=text&limit=1")).json
-    plain = (await log.ask("GET", f"{ENTRIES}?from=1&limit=1")).json
-    value = (await log.ask("GET", f"{ENTRIES}?from=2&encoding=json")).json
+    text = (await log.ask("GET", f"{RECORDS}?encoding=text&limit=1")).json
+    plain = (await log.ask("GET", f"{RECORDS}?from=1&limit=1")).json
+    value = (await log.ask("GET", f"{RECORDS}?from=2&encoding=json")).json
 
     for page in (text, plain, value):
-        LogEntries.model_validate(page)
-    assert text["entries"][0] == {
+        LogRecords.model_validate(page)
+    assert text["records"][0] == {
         "offset": 0,
         "timestamp": "2026-01-02T03:04:05.678Z",
         "ledger_id": first["ledger_id"],
@@ -123,22 +123,22 @@ async def test_records_come_back_as_they_were_sent_in_each_encoding(log: Http) -
         "headers": {"a": "b"},
         "text": "grün",
     }
-    assert (plain["entries"][0]["data"], plain["entries"][0]["key"]) == ("/w==", "/g==")
-    assert value["entries"][0]["json"] == {"n": [1, None]}
+    assert (plain["records"][0]["data"], plain["records"][0]["key"]) == ("/w==", "/g==")
+    assert value["records"][0]["json"] == {"n": [1, None]}
     assert (text["next"], plain["next"], value["next"], value["closed"]) == (1, 2, 3, False)
 
 
 async def test_octets_are_one_record_and_frames_are_a_batch_both_ways(log: Http) -> None:
     one = await log.ask(
-        "POST", ENTRIES, body=b"\x00\xff", headers={"Content-Type": "application/octet-stream"}
+        "POST", RECORDS, body=b"\x00\xff", headers={"Content-Type": "application/octet-stream"}
     )
     frames = b"".join(struct.pack(">I", len(v)) + v for v in (b"a", b"", b"ccc"))
     kind = {"Content-Type": "application/vnd.quorumlog.frames"}
-    batch = await log.ask("POST", ENTRIES, body=frames, headers=kind)
+    batch = await log.ask("POST", RECORDS, body=frames, headers=kind)
 
     assert (one.status, batch.status) == (201, 201)
     assert (batch.json["first_offset"], batch.json["last_offset"]) == (1, 3)
-    found = await log.ask("GET", ENTRIES, headers={"Accept": kind["Content-Type"]})
+    found = await log.ask("GET", RECORDS, headers={"Accept": kind["Content-Type"]})
     assert found.headers["Next-Offset"] == "4"
     assert found.body == b"".join(
         struct.pack(">QI", offset, len(value)) + value
@@ -148,22 +148,22 @@ async def test_octets_are_one_record_and_frames_are_a_batch_both_ways(log: Http)
 
 async def test_a_page_has_as_many_bytes_as_are_asked_for(log: Http) -> None:
     for _ in range(3):
-        await log.ask("POST", ENTRIES, {"text": "x" * 700_000})
+        await log.ask("POST", RECORDS, {"text": "x" * 700_000})
 
-    usual = (await log.ask("GET", ENTRIES)).json
-    large = (await log.ask("GET", ENTRIES + "?max_bytes=4000000")).json
+    usual = (await log.ask("GET", RECORDS)).json
+    large = (await log.ask("GET", RECORDS + "?max_bytes=4000000")).json
 
-    assert (usual["next"], large["next"], len(large["entries"])) == (2, 3, 3)
+    assert (usual["next"], large["next"], len(large["records"])) == (2, 3, 3)
 
 
 async def test_a_repeat_of_a_producer_is_told_apart_by_a_header(log: Http) -> None:
-    first = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)
-    again = await log.ask("POST", ENTRIES, {"text": "a"}, headers=PRODUCER)
-    other = await log.ask("POST", ENTRIES, {"text": "b"}, headers=PRODUCER)
-    gap = await log.ask("POST", ENTRIES, {"text": "c"}, headers=PRODUCER | {"Producer-Seq": "2"})
+    first = await log.ask("POST", RECORDS, {"text": "a"}, headers=PRODUCER)
+    again = await log.ask("POST", RECORDS, {"text": "a"}, headers=PRODUCER)
+    other = await log.ask("POST", RECORDS, {"text": "b"}, headers=PRODUCER)
+    gap = await log.ask("POST", RECORDS, {"text": "c"}, headers=PRODUCER | {"Producer-Seq": "2"})
     newer = PRODUCER | {"Producer-Epoch": "3"}
-    assert (await log.ask("POST", ENTRIES, {"text": "d"}, headers=newer)).status == 201
-    stale = await log.ask("POST", ENTRIES, {"text": "e"}, headers=PRODUCER | {"Producer-Seq": "1"})
+    assert (await log.ask("POST", RECORDS, {"text": "d"}, headers=newer)).status == 201
+    stale = await log.ask("POST", RECORDS, {"text": "e"}, headers=PRODUCER | {"Producer-Seq": "1"})
 
     assert "Producer-Duplicate" not in first.headers
     assert again.headers["Producer-Duplicate"] == "true"
@@ -178,7 +178,7 @@ async def test_a_repeat_of_a_producer_is_told_apart_by_a_header(log: Http) -> No
 async def test_a_producer_without_one_of_its_headers_is_refused(log: Http, missing: str) -> None:
     headers = {name: value for name, value in PRODUCER.items() if name != missing}
 
-    answer = await log.ask("POST", ENTRIES, {"text": "a"}, headers=headers)
+    answer = await log.ask("POST", RECORDS, {"text": "a"}, headers=headers)
 
     assert code(answer) == (422, "invalid")
     assert answer.json["errors"][0]["pointer"] == f"/header/{missing}"
@@ -194,7 +194,7 @@ async def test_a_producer_that_was_forgotten_is_expired_and_one_that_was_made_si
     ) -> Answer:
         headers = {"Producer-Id": name, "Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
         headers |= {} if since is None else {"Producer-Since": str(since)}
-        return await log.ask("POST", ENTRIES, {"text": text}, headers=headers)
+        return await log.ask("POST", RECORDS, {"text": text}, headers=headers)
 
     for name in "abc":
         assert (await send(name, name)).status == 201
@@ -224,7 +224,7 @@ async def test_a_since_that_is_no_offset_is_refused_and_changes_nothing(
     log: Http, since: str
 ) -> None:
     answer = await log.ask(
-        "POST", ENTRIES, {"text": "a"}, headers=PRODUCER | {"Producer-Since": since}
+        "POST", RECORDS, {"text": "a"}, headers=PRODUCER | {"Producer-Since": since}
     )
 
     assert code(answer) in ((400, "bad-request"), (422, "invalid"))
@@ -234,10 +234,10 @@ async def test_a_since_that_is_no_offset_is_refused_and_changes_nothing(
 
 async def test_a_since_without_a_producer_is_refused(log: Http) -> None:
     answers = [
-        await log.ask("POST", ENTRIES, {"text": "a"}, headers={"Producer-Since": "0"}),
+        await log.ask("POST", RECORDS, {"text": "a"}, headers={"Producer-Since": "0"}),
         await log.ask(
             "POST",
-            ENTRIES,
+            RECORDS,
             body=b'{"text":"a"}\n',
             headers={"Producer-Since": "0", "Content-Type": "application/x-ndjson"},
         ),
@@ -249,11 +249,11 @@ async def test_a_since_without_a_producer_is_refused(log: Http) -> None:
 
 async def test_expect_and_tokens_are_honoured(log: Http) -> None:
     await appended(log, {"text": "a"})
-    wrong = await log.ask("POST", f"{ENTRIES}?expect=0", {"text": "b"})
+    wrong = await log.ask("POST", f"{RECORDS}?expect=0", {"text": "b"})
     opened = await log.ask("POST", f"{LOG}/open", {"owner": "me"})
-    without = await log.ask("POST", ENTRIES, {"text": "b"})
+    without = await log.ask("POST", RECORDS, {"text": "b"})
     token = {"Writer-Token": str(opened.json["writer_token"])}
-    with_it = await log.ask("POST", f"{ENTRIES}?expect=1", {"text": "b"}, headers=token)
+    with_it = await log.ask("POST", f"{RECORDS}?expect=1", {"text": "b"}, headers=token)
 
     assert (*code(wrong), wrong.headers["Next-Offset"]) == (412, "unexpected-offset", "1")
     assert opened.json["next_offset"] == 1
@@ -262,20 +262,20 @@ async def test_expect_and_tokens_are_honoured(log: Http) -> None:
 
 
 async def test_rolls_truncations_and_the_end_show_in_the_log(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
     rolled = Log.model_validate((await log.ask("POST", f"{LOG}/roll")).json)
     await appended(log, {"text": "c"})
     cut = Log.model_validate((await log.ask("POST", f"{LOG}/truncate", {"before": 2})).json)
-    gone = await log.ask("GET", f"{ENTRIES}?from=1")
+    gone = await log.ask("GET", f"{RECORDS}?from=1")
     closed = Log.model_validate((await log.ask("POST", f"{LOG}/close")).json)
-    end = LogEntries.model_validate((await log.ask("GET", f"{ENTRIES}?from=latest")).json)
+    end = LogRecords.model_validate((await log.ask("GET", f"{RECORDS}?from=latest")).json)
 
     assert [(item.first_offset, item.last_offset) for item in rolled.ledgers] == [(0, 1), (2, None)]
     assert (cut.first_offset, cut.next_offset, len(cut.ledgers)) == (2, 3, 1)
     assert (*code(gone), gone.json["first_offset"]) == (410, "offset-truncated", 2)
     assert (closed.state, closed.next_offset, closed.owner) == ("CLOSED", 3, None)
-    assert (end.entries, end.next, end.closed) == ([], 3, True)
-    assert code(await log.ask("POST", ENTRIES, {"text": "d"})) == (409, "log-closed")
+    assert (end.records, end.next, end.closed) == ([], 3, True)
+    assert code(await log.ask("POST", RECORDS, {"text": "d"})) == (409, "log-closed")
     assert (await log.ask("POST", f"{LOG}/close")).status == 200
 
 
@@ -283,8 +283,8 @@ async def test_rolls_truncations_and_the_end_show_in_the_log(log: Http) -> None:
     ("json", "pointer"),
     [
         ({}, ""),
-        ({"entries": []}, "/entries"),
-        ({"entries": [{"text": "a"}, {"text": 1}]}, "/entries/1/text"),
+        ({"records": []}, "/records"),
+        ({"records": [{"text": "a"}, {"text": 1}]}, "/records/1/text"),
         ({"text": "a", "data": "YQ=="}, ""),
         ({"text": "a", "id": 1}, "/id"),
         ({"data": "YQ="}, "/data"),
@@ -299,7 +299,7 @@ async def test_rolls_truncations_and_the_end_show_in_the_log(log: Http) -> None:
 async def test_a_record_that_is_not_valid_is_refused_and_told_where(
     log: Http, json: Any, pointer: str
 ) -> None:
-    answer = await log.ask("POST", ENTRIES, json)
+    answer = await log.ask("POST", RECORDS, json)
 
     assert code(answer) == (422, "invalid"), answer
     assert answer.json["errors"][0]["pointer"] == pointer
@@ -315,18 +315,18 @@ async def test_requests_that_make_no_sense_are_4xx(log: Http) -> None:
     assert code(await log.ask("PUT", LOG, {"ack_quorum": 5})) == (422, "invalid")
     assert code(await log.ask("PUT", LOG, {"roll_bytes": "1"})) == (422, "invalid")
     assert code(await log.ask("PUT", LOG, {"digest": "hmac-sha256"})) == (422, "invalid")
-    assert code(await log.ask("POST", "/v1/logs/none/entries", {"text": "a"}))[1] == "no-such-log"
-    assert code(await log.ask("GET", "/v1/logs/none/entries"))[1] == "no-such-log"
+    assert code(await log.ask("POST", "/v1/logs/none/records", {"text": "a"}))[1] == "no-such-log"
+    assert code(await log.ask("GET", "/v1/logs/none/records"))[1] == "no-such-log"
     assert code(await log.ask("POST", "/v1/logs/none/roll"))[1] == "no-such-log"
     assert code(await log.ask("POST", "/v1/logs/none/open", {"owner": "a"}))[1] == "no-such-log"
     assert code(await log.ask("POST", "/v1/logs/none/close"))[1] == "no-such-log"
     assert code(await log.ask("POST", f"{LOG}/open", {})) == (422, "invalid")
     assert code(await log.ask("POST", f"{LOG}/truncate", {"before": -1})) == (422, "invalid")
-    assert code(await log.ask("GET", f"{ENTRIES}?from=sometime")) == (400, "bad-request")
-    assert code(await log.ask("GET", f"{ENTRIES}?from=-0")) == (400, "bad-request")
-    assert code(await log.ask("GET", f"{ENTRIES}?to=1")) == (422, "invalid")
-    assert code(await log.ask("POST", ENTRIES, {"data": big})) == (413, "too-large")
-    assert code(await log.ask("POST", ENTRIES, body=b"a=b", headers=form))[0] == 415
+    assert code(await log.ask("GET", f"{RECORDS}?from=sometime")) == (400, "bad-request")
+    assert code(await log.ask("GET", f"{RECORDS}?from=-0")) == (400, "bad-request")
+    assert code(await log.ask("GET", f"{RECORDS}?to=1")) == (422, "invalid")
+    assert code(await log.ask("POST", RECORDS, {"data": big})) == (413, "too-large")
+    assert code(await log.ask("POST", RECORDS, body=b"a=b", headers=form))[0] == 415
     assert (await log.ask("HEAD", LOG)).status == 200
     assert (await log.ask("OPTIONS", LOG)).headers[
         "Allow"
@@ -336,17 +336,17 @@ async def test_requests_that_make_no_sense_are_4xx(log: Http) -> None:
 async def test_a_wait_at_the_tail_ends_by_time_with_no_records(log: Http) -> None:
     await appended(log, {"text": "a"})
 
-    empty = await log.ask("GET", f"{ENTRIES}?from=1&wait_ms=50")
-    full = await log.ask("GET", f"{ENTRIES}?from=0&wait_ms=60000&encoding=text")
+    empty = await log.ask("GET", f"{RECORDS}?from=1&wait_ms=50")
+    full = await log.ask("GET", f"{RECORDS}?from=0&wait_ms=60000&encoding=text")
 
-    assert (empty.json["entries"], empty.json["next"]) == ([], 1)
-    assert [entry["text"] for entry in full.json["entries"]] == ["a"]
+    assert (empty.json["records"], empty.json["next"]) == ([], 1)
+    assert [entry["text"] for entry in full.json["records"]] == ["a"]
 
 
 async def test_the_metrics_count_what_was_acknowledged(log: Http) -> None:
     for _ in range(2):
         await log.ask(
-            "POST", ENTRIES, {"entries": [{"text": "a"}, {"text": "b"}]}, headers=PRODUCER
+            "POST", RECORDS, {"records": [{"text": "a"}, {"text": "b"}]}, headers=PRODUCER
         )
 
     lines = (await log.ask("GET", "/metrics")).body.decode().splitlines()
@@ -368,7 +368,7 @@ async def test_the_description_names_every_route_of_logs(log: Http) -> None:
     assert paths.keys() >= {
         "/v1/logs",
         "/v1/logs/{name}",
-        "/v1/logs/{name}/entries",
+        "/v1/logs/{name}/records",
         "/v1/logs/{name}/open",
         "/v1/logs/{name}/roll",
         "/v1/logs/{name}/truncate",
@@ -377,7 +377,7 @@ async def test_the_description_names_every_route_of_logs(log: Http) -> None:
 
 
 async def test_what_is_archived_is_noted_by_compare_and_swap_and_never_goes_back(log: Http) -> None:
-    await appended(log, {"entries": [{"text": str(i)} for i in range(10)]})
+    await appended(log, {"records": [{"text": str(i)} for i in range(10)]})
 
     async def note(**body: Any) -> Answer:
         return await log.ask("POST", f"{LOG}/archived", body)
@@ -489,7 +489,7 @@ async def test_logs_beyond_the_bound_are_counted_together(
     monkeypatch.setattr(handle, "LOGS_COUNTED_MAX", 2)
     for name in ("a", "b", "c", "d"):
         await http.ask("PUT", f"/v1/logs/{name}", {})
-        await http.ask("POST", f"/v1/logs/{name}/entries", {"entries": [{"text": "xyz"}] * 2})
+        await http.ask("POST", f"/v1/logs/{name}/records", {"records": [{"text": "xyz"}] * 2})
 
     async def counted() -> dict[str, float]:
         text = (await http.ask("GET", "/metrics")).body.decode()
@@ -505,7 +505,7 @@ async def test_logs_beyond_the_bound_are_counted_together(
 
     assert await counted() == {"a": 2, "b": 2, "_other": 4}
     await http.ask("DELETE", "/v1/logs/a")
-    await http.ask("POST", "/v1/logs/d/entries", {"text": "x"})
+    await http.ask("POST", "/v1/logs/d/records", {"text": "x"})
     assert await counted() == {"b": 2, "_other": 4, "d": 1}
 
 

@@ -11,7 +11,7 @@ import pytest
 from quorumlog.client import Client
 from tests.gateway.conftest import received
 from tests.logs.support import Http
-from tests.logs.test_http import ENTRIES, LOG, appended, http, log
+from tests.logs.test_http import LOG, RECORDS, appended, http, log
 from tests.logs.test_streams import lines_of
 from tests.support.events import after_retry
 from tests.support.waiting import until, within
@@ -27,7 +27,7 @@ async def first_block(http: Http, start: str, seen: Mapping[str, str] | None = N
     async with (
         within("the stream begins"),
         http.session.get(
-            f"{http.urls[0]}{ENTRIES}?from={start}", headers={**EVENTS, **(seen or {})}
+            f"{http.urls[0]}{RECORDS}?from={start}", headers={**EVENTS, **(seen or {})}
         ) as response,
     ):
         return after_retry(await response.content.readuntil(b"\n\n"))
@@ -51,10 +51,10 @@ async def test_an_event_source_that_is_cut_off_before_its_first_event_misses_not
 
 async def test_from_earliest_no_id_comes_before_the_first_record(log: Http) -> None:
     """Who saw nothing begins at what is the earliest then: an id could be truncated by that time."""
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
 
-    whole = await log.ask("GET", f"{ENTRIES}?from=earliest&limit=2", headers=EVENTS)
-    at_offset = await log.ask("GET", f"{ENTRIES}?from=0&limit=2", headers=EVENTS)
+    whole = await log.ask("GET", f"{RECORDS}?from=earliest&limit=2", headers=EVENTS)
+    at_offset = await log.ask("GET", f"{RECORDS}?from=0&limit=2", headers=EVENTS)
 
     assert after_retry(whole.body) == after_retry(at_offset.body)
 
@@ -76,7 +76,7 @@ async def test_a_socket_that_is_cut_off_goes_on_with_what_it_was_told(log: Http)
 
     async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
         await socket.send_json(told)
-        assert [record["offset"] for record in (await received(socket))["entries"]] == [0]
+        assert [record["offset"] for record in (await received(socket))["records"]] == [0]
 
 
 async def test_lines_that_wait_at_the_end_say_at_once_where_that_is(log: Http) -> None:
@@ -84,7 +84,7 @@ async def test_lines_that_wait_at_the_end_say_at_once_where_that_is(log: Http) -
     async with (
         within("the head comes, and then the line"),
         log.session.get(
-            f"{log.urls[0]}{ENTRIES}?from=latest&wait_ms=60000", headers=LINES
+            f"{log.urls[0]}{RECORDS}?from=latest&wait_ms=60000", headers=LINES
         ) as response,
     ):
         assert response.headers["Next-Offset"] == "1"
@@ -98,8 +98,8 @@ async def test_lines_from_the_end_come_without_waiting_where_there_is_time_for_n
     await appended(log, {"text": "a"})
 
     async with within("the answer ends"):
-        none = await log.ask("GET", f"{ENTRIES}?from=latest&wait_ms=1", headers=LINES)
-        some = await log.ask("GET", f"{ENTRIES}?from=earliest&wait_ms=60000", headers=LINES)
+        none = await log.ask("GET", f"{RECORDS}?from=latest&wait_ms=1", headers=LINES)
+        some = await log.ask("GET", f"{RECORDS}?from=earliest&wait_ms=60000", headers=LINES)
 
     assert (none.status, none.body) == (200, b"")
     assert [line["offset"] for line in lines_of(some.body)] == [0]
@@ -107,7 +107,7 @@ async def test_lines_from_the_end_come_without_waiting_where_there_is_time_for_n
 
 @pytest.mark.parametrize("seen", ["-2", "x", "01", ""])
 async def test_only_an_offset_or_minus_one_was_seen(log: Http, seen: str) -> None:
-    answer = await log.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": seen})
+    answer = await log.ask("GET", RECORDS, headers=EVENTS | {"Last-Event-ID": seen})
 
     assert answer.status in (400, 422)
 

@@ -10,7 +10,7 @@ from tests.logs.test_http import LOG
 from tests.logs.test_manager import a_cluster, call
 from tests.support.waiting import SETTLED_S, until
 
-ENTRIES = f"{LOG}/entries"
+RECORDS = f"{LOG}/records"
 
 
 async def test_an_owner_and_the_retention_keep_to_limits_that_another_gateway_changed(
@@ -20,13 +20,13 @@ async def test_an_owner_and_the_retention_keep_to_limits_that_another_gateway_ch
     async with running(stores) as cluster, aiohttp.ClientSession() as session:
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
-        await http.done("POST", ENTRIES, {"text": "0"})
+        await http.done("POST", RECORDS, {"text": "0"})
         owner = (await http.done("GET", LOG))["owner"]["url"]
         assert owner == http.urls[0]
         await http.done("PATCH", LOG, {"roll_entries": 2, "retention_bytes": 1}, at=1)
 
         async def rolls_and_drops() -> bool:
-            await http.done("POST", ENTRIES, {"text": "more"})
+            await http.done("POST", RECORDS, {"text": "more"})
             shown = await http.done("GET", LOG, at=1)
             return bool(shown["first_offset"] > 0)
 
@@ -38,10 +38,10 @@ async def test_an_owner_and_the_retention_keep_to_limits_that_another_gateway_ch
 
         await http.done("PATCH", LOG, {"roll_entries": 3}, at=1)
         await cluster.kill("gateway-1")
-        begin = (await http.done("POST", ENTRIES, {"text": "taken over"}, at=1))["first_offset"]
+        begin = (await http.done("POST", RECORDS, {"text": "taken over"}, at=1))["first_offset"]
 
         async def has_rolled() -> bool:
-            await http.done("POST", ENTRIES, {"text": "more"}, at=1)
+            await http.done("POST", RECORDS, {"text": "more"}, at=1)
             ledgers = (await http.done("GET", LOG, at=1))["ledgers"]
             return any((found["first_offset"] or 0) > begin for found in ledgers)
 

@@ -16,10 +16,10 @@ from quorumlog.spark.http import Gateways
 from quorumlog.spark.plan import TaskRange
 from quorumlog.spark.reading import TYPES, rows
 from quorumlog.wire.columns import HEADERS
-from services.gateway.edge.log_models import LogEntries
+from services.gateway.edge.log_models import LogRecords
 from tests.logs.support import Http
 from tests.logs.test_arrow import ARROW, pa, stream
-from tests.logs.test_http import ENTRIES, http, log
+from tests.logs.test_http import RECORDS, http, log
 from tests.support.events import after_retry
 from tests.support.waiting import within
 
@@ -56,7 +56,7 @@ def columns() -> bytes:
 
 @pytest.fixture
 async def odd(log: Http) -> Http:
-    answer = await log.ask("POST", ENTRIES, body=columns(), headers={"Content-Type": ARROW})
+    answer = await log.ask("POST", RECORDS, body=columns(), headers={"Content-Type": ARROW})
     assert answer.status == 201, answer
     assert (await log.ask("POST", "/v1/logs/log/close")).status == 200
     return log
@@ -64,11 +64,11 @@ async def odd(log: Http) -> Http:
 
 def check(records: list[Any]) -> None:
     """Each is there, in one form."""
-    LogEntries.model_validate(
+    LogRecords.model_validate(
         {
             "log": "log",
             "created_at": "2026-01-01T00:00:00Z",
-            "entries": records,
+            "records": records,
             "next": len(ODD),
             "first_offset": 0,
             "closed": True,
@@ -81,7 +81,7 @@ def check(records: list[Any]) -> None:
 
 @pytest.mark.parametrize("encoding", ["base64", "text", "json"])
 async def test_pages_lines_events_and_sockets_have_all(odd: Http, encoding: str) -> None:
-    query = f"{ENTRIES}?encoding={encoding}"
+    query = f"{RECORDS}?encoding={encoding}"
     page = await odd.ask("GET", query)
     lines = await odd.ask("GET", query, headers={"Accept": "application/x-ndjson"})
     events = await odd.ask("GET", query, headers={"Accept": "text/event-stream"})
@@ -92,11 +92,11 @@ async def test_pages_lines_events_and_sockets_have_all(odd: Http, encoding: str)
     ):
         await socket.send_json({"tail": {"encoding": encoding}})
         while "end" not in (message := await socket.receive_json()):
-            told += message["entries"]
+            told += message["records"]
     # As EventSource divides it: each of these ends a line.
     data = after_retry(events.body).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
 
-    check(page.json["entries"])
+    check(page.json["records"])
     check([orjson.loads(line) for line in lines.body.split(b"\n") if line])
     check(told)
     assert data[-2:] == [b'event: end\ndata: {"next_offset":%d}' % len(ODD), b""]

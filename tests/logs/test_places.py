@@ -90,7 +90,7 @@ async def a_log(stores: Stores) -> AsyncIterator[tuple[Cluster, Http, Log]]:
 
 
 async def append(http: Http, text: str, *, at: int = 0) -> None:
-    await http.done("POST", f"{LOG}/entries", {"text": text}, at=at)
+    await http.done("POST", f"{LOG}/records", {"text": text}, at=at)
 
 
 async def test_members_keep_the_place_of_each_ledger_of_a_log(stores: Stores) -> None:

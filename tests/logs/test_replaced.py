@@ -143,19 +143,19 @@ async def test_ids_of_events_name_the_log_and_a_reader_that_comes_back_is_told()
     async with served() as http:
         await made(http.gateway.logs, b"0", b"1")
         await http.gateway.logs.close("log")
-        events = await http.ask("GET", f"{LOG}/entries", headers=EVENTS)
+        events = await http.ask("GET", f"{LOG}/records", headers=EVENTS)
         ids = [line[4:] for line in events.body.decode().splitlines() if line.startswith("id: ")]
         assert [each.partition(".")[0] for each in ids] == ["0", "1"]
-        page = await http.ask("GET", f"{LOG}/entries?limit=1")
+        page = await http.ask("GET", f"{LOG}/records?limit=1")
 
         await replaced(http.gateway.logs, *b"a b c d".split())
 
-        back = await http.ask("GET", f"{LOG}/entries", headers=EVENTS | {"Last-Event-ID": ids[-1]})
+        back = await http.ask("GET", f"{LOG}/records", headers=EVENTS | {"Last-Event-ID": ids[-1]})
         assert (back.status, back.json["code"]) == (409, "log-replaced")
         for created in (page.json["created_at"], ids[0].partition(".")[2]):
-            on = await http.ask("GET", f"{LOG}/entries?from=1&created={created}")
+            on = await http.ask("GET", f"{LOG}/records?from=1&created={created}")
             assert (on.status, on.json["code"]) == (409, "log-replaced")
-        beyond = await http.ask("GET", f"{LOG}/entries?from=9&wait_ms=30000")
+        beyond = await http.ask("GET", f"{LOG}/records?from=9&wait_ms=30000")
         assert (beyond.status, beyond.json["next_offset"]) == (416, 4)
 
 

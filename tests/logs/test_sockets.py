@@ -7,7 +7,7 @@ import pytest
 
 from tests.gateway.conftest import received
 from tests.logs.support import Http
-from tests.logs.test_http import ENTRIES, LOG, appended, code, http, log
+from tests.logs.test_http import LOG, RECORDS, appended, code, http, log
 
 __all__ = ["http", "log"]
 
@@ -17,7 +17,7 @@ async def test_a_socket_appends_and_tells_what_is_acknowledged(log: Http) -> Non
         await socket.send_str('{"text":"a","key":"k"}')
         first = await received(socket)
         await socket.send_bytes(struct.pack(">I", 1) + b"b" + struct.pack(">I", 0))
-        await socket.send_str('{"entries":[{"text":"d"},{"text":"e"}]}')
+        await socket.send_str('{"records":[{"text":"d"},{"text":"e"}]}')
         last = first["last_offset"]
         while last < 4:
             told = await received(socket)
@@ -25,26 +25,26 @@ async def test_a_socket_appends_and_tells_what_is_acknowledged(log: Http) -> Non
             last = told["last_offset"]
 
     assert first == {"first_offset": 0, "last_offset": 0}
-    found = (await log.ask("GET", f"{ENTRIES}?encoding=text")).json["entries"]
+    found = (await log.ask("GET", f"{RECORDS}?encoding=text")).json["records"]
     assert [record["text"] for record in found] == ["a", "b", "", "d", "e"]
     assert [record["key"] for record in found] == ["k", None, None, None, None]
 
 
 async def test_a_socket_follows_the_tail_to_the_end(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
 
     async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:
         await socket.send_str('{"tail":{"from":1,"encoding":"text"}}')
         page = await received(socket)
-        assert ([record["text"] for record in page["entries"]], page["next"]) == (["b"], 2)
+        assert ([record["text"] for record in page["records"]], page["next"]) == (["b"], 2)
         await appended(log, {"text": "c"})
-        assert [record["offset"] for record in (await received(socket))["entries"]] == [2]
+        assert [record["offset"] for record in (await received(socket))["records"]] == [2]
         assert (await log.ask("POST", f"{LOG}/close")).status == 200
         assert await received(socket) == {"end": {"next_offset": 3}}
 
 
 async def test_a_socket_follows_the_tail_as_frames(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": ""}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": ""}]})
 
     async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:
         await socket.send_str('{"tail":{"from":"earliest","encoding":"frames"}}')

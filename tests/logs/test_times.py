@@ -10,10 +10,10 @@ import pytest
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client
-from services.gateway.edge.log_models import LogEntries
+from services.gateway.edge.log_models import LogRecords
 from tests.gateway.conftest import received
 from tests.logs.support import Http
-from tests.logs.test_http import ENTRIES, LOG, appended, code, http, log
+from tests.logs.test_http import LOG, RECORDS, appended, code, http, log
 from tests.logs.test_latest import first_block
 from tests.logs.test_streams import lines_of
 from tests.support.events import after_retry
@@ -29,45 +29,45 @@ PAST = "1999-01-01T00:00:00Z"
 
 
 async def page(http: Http, start: str, *, at: int = 0, more: str = "") -> Any:
-    found = await http.done("GET", f"{ENTRIES}?from={quote(start)}&encoding=text{more}", at=at)
-    LogEntries.model_validate(found)
+    found = await http.done("GET", f"{RECORDS}?from={quote(start)}&encoding=text{more}", at=at)
+    LogRecords.model_validate(found)
     return found
 
 
 async def offsets(http: Http, start: str, *, at: int = 0) -> list[int]:
-    return [entry["offset"] for entry in (await page(http, start, at=at))["entries"]]
+    return [entry["offset"] for entry in (await page(http, start, at=at))["records"]]
 
 
 async def test_minus_n_is_n_offsets_before_the_end_and_stops_where_the_log_begins(
     log: Http,
 ) -> None:
     assert (await page(log, "-1"))["next"] == 0
-    await appended(log, {"entries": [{"text": str(n)} for n in range(5)]})
+    await appended(log, {"records": [{"text": str(n)} for n in range(5)]})
 
     assert await offsets(log, "-2") == [3, 4]
     assert await offsets(log, "-5") == [0, 1, 2, 3, 4]
     assert await offsets(log, f"-{2**63 - 1}") == [0, 1, 2, 3, 4]
     for wrong in ("-0", "-x", "--1"):
-        answer = await log.ask("GET", f"{ENTRIES}?from={wrong}")
+        answer = await log.ask("GET", f"{RECORDS}?from={wrong}")
         assert code(answer) == (400, "bad-request")
-    assert code(await log.ask("GET", f"{ENTRIES}?from=-{2**63}")) == (422, "invalid")
+    assert code(await log.ask("GET", f"{RECORDS}?from=-{2**63}")) == (422, "invalid")
 
 
 async def test_an_empty_log_begins_at_its_end_at_every_time(log: Http) -> None:
     for start in (PAST, FUTURE, "-3"):
         found = await page(log, start)
-        assert (found["entries"], found["next"], found["first_offset"]) == ([], 0, 0)
+        assert (found["records"], found["next"], found["first_offset"]) == ([], 0, 0)
 
 
 async def test_a_time_of_the_future_is_the_end_and_one_before_the_log_its_beginning(
     log: Http,
 ) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
 
     future, past = await page(log, FUTURE), await page(log, PAST)
 
-    assert (future["entries"], future["next"]) == ([], 2)
-    assert [entry["text"] for entry in past["entries"]] == ["a", "b"]
+    assert (future["records"], future["next"]) == ([], 2)
+    assert [entry["text"] for entry in past["records"]] == ["a", "b"]
 
 
 async def test_a_records_own_time_is_not_what_is_looked_for(log: Http) -> None:
@@ -81,8 +81,8 @@ async def test_a_records_own_time_is_not_what_is_looked_for(log: Http) -> None:
 @pytest.mark.parametrize("zone", ["+02:00", "-02:00", "Z"])
 async def test_a_plus_that_became_a_space_is_told_how_to_be_written(log: Http, zone: str) -> None:
     await appended(log, {"text": "a"})
-    raw = await log.ask("GET", f"{ENTRIES}?from=2020-01-01T00:00:00{zone}")
-    escaped = await log.ask("GET", f"{ENTRIES}?from=2020-01-01T00:00:00{quote(zone)}")
+    raw = await log.ask("GET", f"{RECORDS}?from=2020-01-01T00:00:00{zone}")
+    escaped = await log.ask("GET", f"{RECORDS}?from=2020-01-01T00:00:00{quote(zone)}")
 
     assert escaped.status == 200
     if zone.startswith("+"):
@@ -95,29 +95,29 @@ async def test_a_plus_that_became_a_space_is_told_how_to_be_written(log: Http, z
 
 @pytest.mark.parametrize("start", ["2026-01-01", "2026-01-01T00:00:00", "2026-02-30T00:00:00Z"])
 async def test_what_is_no_time_is_refused(log: Http, start: str) -> None:
-    assert code(await log.ask("GET", f"{ENTRIES}?from={start}")) == (422, "invalid")
+    assert code(await log.ask("GET", f"{RECORDS}?from={start}")) == (422, "invalid")
 
 
 async def test_below_what_was_truncated_a_time_is_where_the_log_begins(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
     await log.done("POST", f"{LOG}/roll")
     await appended(log, {"text": "c"})
     await log.done("POST", f"{LOG}/truncate", {"before": 2})
 
     for start in (PAST, "-3"):
         found = await page(log, start)
-        assert [entry["text"] for entry in found["entries"]] == ["c"]
+        assert [entry["text"] for entry in found["records"]] == ["c"]
         assert found["first_offset"] == 2
 
 
 @pytest.mark.parametrize("start", ["-2", PAST])
 async def test_events_begin_there_and_resume_where_they_were_cut(log: Http, start: str) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}]})
 
-    first = await log.ask("GET", f"{ENTRIES}?from={start}&limit=1", headers=EVENTS)
+    first = await log.ask("GET", f"{RECORDS}?from={start}&limit=1", headers=EVENTS)
     resumed = await first_block(log, start, {"Last-Event-ID": "0"})
     again = await log.ask(
-        "GET", f"{ENTRIES}?from={start}&limit=1", headers=EVENTS | {"Last-Event-ID": "0"}
+        "GET", f"{RECORDS}?from={start}&limit=1", headers=EVENTS | {"Last-Event-ID": "0"}
     )
 
     assert after_retry(first.body).startswith(b"id: -1.")
@@ -132,7 +132,7 @@ async def test_an_event_source_that_is_cut_off_before_its_first_event_misses_not
     log: Http, start: str
 ) -> None:
     block = await first_block(log, start)
-    await appended(log, {"entries": [{"text": str(n)} for n in range(3)]})
+    await appended(log, {"records": [{"text": str(n)} for n in range(3)]})
     seen = {"Last-Event-ID": block.decode().removeprefix("id: ").strip()}
     resumed = await first_block(log, start, seen)
 
@@ -141,12 +141,12 @@ async def test_an_event_source_that_is_cut_off_before_its_first_event_misses_not
 
 
 async def test_lines_and_arrow_begin_there_too(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
 
-    lines = await log.ask("GET", f"{ENTRIES}?from=-2", headers=LINES)
-    none = await log.ask("GET", f"{ENTRIES}?from={FUTURE}", headers=LINES)
+    lines = await log.ask("GET", f"{RECORDS}?from=-2", headers=LINES)
+    none = await log.ask("GET", f"{RECORDS}?from={FUTURE}", headers=LINES)
     arrow = await log.ask(
-        "GET", f"{ENTRIES}?from=-1", headers={"Accept": "application/vnd.apache.arrow.stream"}
+        "GET", f"{RECORDS}?from=-1", headers={"Accept": "application/vnd.apache.arrow.stream"}
     )
 
     assert [line["offset"] for line in lines_of(lines.body)] == [1, 2]
@@ -158,13 +158,13 @@ async def test_lines_and_arrow_begin_there_too(log: Http) -> None:
 async def test_a_socket_is_told_first_where_its_tail_begins(
     log: Http, start: object, first: int
 ) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
     async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
         await socket.send_json({"tail": {"from": start, "encoding": "text"}})
         assert await received(socket) == {"tail": {"from": first}}
         if first == 3:
             await appended(log, {"text": "d"})
-        assert (await received(socket))["entries"][0]["offset"] == first
+        assert (await received(socket))["records"][0]["offset"] == first
 
 
 async def test_who_waits_at_a_time_of_the_future_gets_what_comes_next(log: Http) -> None:
@@ -172,7 +172,7 @@ async def test_who_waits_at_a_time_of_the_future_gets_what_comes_next(log: Http)
     async with (
         within("the head comes, and then the line"),
         log.session.get(
-            f"{log.urls[0]}{ENTRIES}?from={FUTURE}&wait_ms=60000", headers=LINES
+            f"{log.urls[0]}{RECORDS}?from={FUTURE}&wait_ms=60000", headers=LINES
         ) as response,
     ):
         assert response.headers["Next-Offset"] == "1"
@@ -181,7 +181,7 @@ async def test_who_waits_at_a_time_of_the_future_gets_what_comes_next(log: Http)
 
 
 async def test_the_sdk_reads_from_a_time_and_from_before_the_end(log: Http) -> None:
-    await appended(log, {"entries": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
+    await appended(log, {"records": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
     async with Client(*log.urls) as client:
         found = client.log("log")
         past, future = datetime.fromisoformat(PAST), datetime.fromisoformat(FUTURE)
@@ -200,7 +200,7 @@ async def test_the_sdk_reads_from_a_time_and_from_before_the_end(log: Http) -> N
 
 async def check_times(http: Http, *, at: int) -> None:
     """Times never go back, and a read from each begins with the first record of it."""
-    whole = (await page(http, "earliest", at=at, more="&limit=1000"))["entries"]
+    whole = (await page(http, "earliest", at=at, more="&limit=1000"))["records"]
     times = [entry["timestamp"] for entry in whole]
     assert times == sorted(times)
     for time in set(times):
@@ -218,17 +218,17 @@ async def test_times_are_found_over_rolls_takeovers_and_publications(stores: Sto
         transaction = await begin(http)
         parts = [await write(http, transaction, [[f"t{n}", "t"], ["t"]]) for n in range(2)]
         for number in range(3):
-            await http.done("POST", f"{ENTRIES}", {"text": f"before {number}"})
+            await http.done("POST", f"{RECORDS}", {"text": f"before {number}"})
         await http.done("POST", f"{LOG}/roll")
-        await http.done("POST", f"{ENTRIES}", {"entries": [{"text": "a"}, {"text": "b"}]})
+        await http.done("POST", f"{RECORDS}", {"records": [{"text": "a"}, {"text": "b"}]})
         await check_times(http, at=1)
         assert (await end(http, transaction, "commit", {"ledgers": parts})).status == 200
-        await http.done("POST", f"{ENTRIES}", {"text": "after the commit"})
+        await http.done("POST", f"{RECORDS}", {"text": "after the commit"})
         await check_times(http, at=1)
         await cluster.kill("gateway-1")
-        await http.done("POST", f"{ENTRIES}", {"text": "taken over"}, at=1)
+        await http.done("POST", f"{RECORDS}", {"text": "taken over"}, at=1)
         await check_times(http, at=1)
 
-        published = (await page(http, "5", at=1, more="&limit=6"))["entries"]
+        published = (await page(http, "5", at=1, more="&limit=6"))["records"]
         assert [entry["text"] for entry in published] == ["t0", "t", "t", "t1", "t", "t"]
         assert len({entry["timestamp"] for entry in published}) == 1

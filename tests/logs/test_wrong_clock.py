@@ -28,7 +28,7 @@ async def test_a_log_outlives_a_clock_that_is_wrong(stores: Stores) -> None:
             count = len((await http.done("GET", LOG))["ledgers"])
 
             async def has_rolled() -> bool:
-                await http.done("POST", f"{LOG}/entries", {"text": "x"})
+                await http.done("POST", f"{LOG}/records", {"text": "x"})
                 return len((await http.done("GET", LOG))["ledgers"]) >= count + more
 
             await until(has_rolled, "the sweep rolls the log", SETTLED_S)
@@ -50,7 +50,7 @@ async def test_a_log_outlives_a_clock_that_is_wrong(stores: Stores) -> None:
         await http.done("PATCH", LOG, {"retention_seconds": 1})
 
         async def lets_go() -> bool:
-            await http.done("POST", f"{LOG}/entries", {"text": "x"})
+            await http.done("POST", f"{LOG}/records", {"text": "x"})
             return bool((await http.done("GET", LOG))["first_offset"] > 0)
 
         await until(lets_go, "the retention goes on", SETTLED_S)

@@ -28,8 +28,8 @@ async def a_log(stores: Stores, **environment: str) -> AsyncIterator[tuple[Clust
     ):
         http = Http(session, cluster.gateways)
         await http.done("PUT", LOG, {})
-        records = {"entries": [{"text": str(at)} for at in range(100)]}
-        await http.done("POST", f"{LOG}/entries", records)
+        records = {"records": [{"text": str(at)} for at in range(100)]}
+        await http.done("POST", f"{LOG}/records", records)
         yield cluster, http
 
 

@@ -67,7 +67,7 @@ async def http() -> AsyncIterator[Http]:
 
 async def append(http: Http, count: int, *, at: int = 0) -> None:
     entries = [{"text": str(number)} for number in range(count)]
-    answer = await http.ask("POST", f"{LOG}/entries", {"entries": entries}, at=at)
+    answer = await http.ask("POST", f"{LOG}/records", {"records": entries}, at=at)
     assert answer.status == 201
 
 
@@ -264,7 +264,7 @@ async def test_reads_make_no_log_of_positions_and_it_is_hidden_from_clients() ->
             ("GET", own),
             ("DELETE", own),
             ("PUT", own),
-            ("GET", f"{own}/entries"),
+            ("GET", f"{own}/records"),
             ("POST", f"{own}/truncate"),
             ("GET", f"{own}/consumers"),
         ):

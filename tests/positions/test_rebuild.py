@@ -25,7 +25,7 @@ SETTINGS = {**UNHURRIED, "COLLECT_S": "1", "COLLECT_GRACE_S": "1"}
 async def append(http: Http, count: int) -> None:
     """One append for each record, so that the log rolls."""
     for at in range(count):
-        await http.done("POST", f"{LOG}/entries", {"entries": [{"text": str(at)}]})
+        await http.done("POST", f"{LOG}/records", {"records": [{"text": str(at)}]})
 
 
 async def shown(http: Http) -> Any:

@@ -94,7 +94,7 @@ class Watched:
 
     def _takes(self, log: str, stack: contextlib.ExitStack) -> bool:
         head = (
-            f"POST /v1/logs/{log}/entries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+            f"POST /v1/logs/{log}/records HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
             "Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
         )
         one = stack.enter_context(socket.create_connection(self._to))
@@ -201,7 +201,7 @@ def test_a_gateway_without_pyarrow_is_written_and_read_as_json(
 ) -> None:
     log, url = odd.create("as-json"), odd.url("gateway-2")
     with Gateways(url) as gateways:
-        path = f"/v1/logs/{log}/entries"
+        path = f"/v1/logs/{log}/records"
         with pytest.raises(NotAcceptable, match="pyarrow"):
             gateways.request("GET", path, headers={"Accept": MEDIA}, is_repeatable=True)
         kind = {"Content-Type": MEDIA}

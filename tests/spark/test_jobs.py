@@ -362,8 +362,8 @@ def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(
     log = cluster.create(f"damaged-{damage.__name__.strip('_')}", roll_entries=1)
     cluster.http.request(
         "POST",
-        f"/v1/logs/{log}/entries",
-        value={"entries": [{"text": "a", "headers": {"k": "v"}}]},
+        f"/v1/logs/{log}/records",
+        value={"records": [{"text": "a", "headers": {"k": "v"}}]},
         is_repeatable=False,
     )
     archive.run(spark, cluster.urls, log=log, path=str(tmp_path), through=1)

@@ -28,9 +28,9 @@ def test_a_log_is_read_in_order_with_kafkas_columns(cluster: SparkCluster, load:
     log = cluster.create("columns")
     cluster.http.request(
         "POST",
-        f"/v1/logs/{log}/entries",
+        f"/v1/logs/{log}/records",
         value={
-            "entries": [
+            "records": [
                 {"text": "a", "key": "k", "headers": {"h": "1"}},
                 {"text": "b", "timestamp": "2026-01-02T03:04:05.678Z"},
             ]
@@ -76,7 +76,7 @@ def test_offsets_times_and_columns_choose_what_is_read(cluster: SparkCluster, lo
             {"text": f"{hour}-{n}", "timestamp": f"2026-01-02T0{hour}:00:00Z"} for n in range(3)
         ]
         cluster.http.request(
-            "POST", f"/v1/logs/{log}/entries", value={"entries": entries}, is_repeatable=False
+            "POST", f"/v1/logs/{log}/records", value={"records": entries}, is_repeatable=False
         )
 
     by_offset = load(

@@ -54,7 +54,7 @@ def test_keys_headers_times_and_logs_are_columns(
     write(cluster, frame.coalesce(1))
 
     assert [cluster.values(log) for log in logs] == [list("01234"), list("56789")]
-    page = cluster.http.get(f"/v1/logs/{logs[0]}/entries", {"from": 2})["entries"]
+    page = cluster.http.get(f"/v1/logs/{logs[0]}/records", {"from": 2})["records"]
     assert [entry["headers"] for entry in page] == [{}, {"h": "x"}, {}]
     assert [entry["key"] is None for entry in page] == [False, True, False]
     assert page[1]["timestamp"] == "1970-01-01T00:00:03.000Z"

@@ -68,7 +68,7 @@ async def test_a_commit_is_done_once_whatever_dies_on_the_way(stores: Stores) ->
             for number in range(6):
                 group.create_task(job(number))
             await until(lambda: len(ready) == 6, "all parts are written")
-            await http.done("POST", f"{LOG}/entries", {"text": "first"})
+            await http.done("POST", f"{LOG}/records", {"text": "first"})
             owner = await until(lambda: owner_of(cluster, http), "somebody owns the log")
             assert owner is not None
             go.set()

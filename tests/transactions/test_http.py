@@ -65,7 +65,7 @@ async def _commits_and_repeats(http: Http) -> None:
 
 async def _keeps_order_with_appends(http: Http) -> None:
     producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
-    entries = f"{LOG}/entries"
+    entries = f"{LOG}/records"
     first = await settled(http, entries, {"text": "e"}, at=1, headers=producer)
     name = await begin(http)
     one = await write(http, name, [["f", "g"]])
@@ -134,7 +134,7 @@ async def _overwrites(http: Http) -> None:
 
     assert done.json["first_offset"] == 9
     assert await http.contents("log") == ["new"]
-    gone = await settled(http, f"{LOG}/entries?from=3", method="GET")
+    gone = await settled(http, f"{LOG}/records?from=3", method="GET")
     assert code(gone) == (410, "offset-truncated")
     assert (await http.done("GET", LOG))["first_offset"] == 9
 

@@ -17,7 +17,6 @@ from aiohttp import hdrs, web
 from quorumlog.errors import (
     BadRequest,
     NotAcceptable,
-    TooLarge,
     UnsupportedMediaType,
 )
 from quorumlog.net.parameters import invalid
@@ -26,7 +25,7 @@ from quorumlog.protocol.record import Run
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.http.media import ARROW
 from services.gateway.edge.log_payloads import headers_of
-from services.gateway.edge.payloads import entry_too_large
+from services.gateway.edge.payloads import ENTRIES, RECORDS, Item, check_count, too_large
 from services.gateway.logs.values import StoredBatch
 
 _INSTALL: Final = "pip install 'quorumlog[arrow]'"
@@ -80,37 +79,34 @@ def check_supported(media: str) -> None:
 
 def payloads(data: bytes, entry_bytes_max: int) -> list[bytes]:
     """The payloads of an append to a ledger: the column `value`."""
-    values: list[bytes] = _table(data, _LEDGER).column("value").to_pylist()
+    values: list[bytes] = _table(data, _LEDGER, ENTRIES).column("value").to_pylist()
     largest = max(map(len, values))
     if largest > entry_bytes_max:
         index = next(n for n, value in enumerate(values) if len(value) > entry_bytes_max)
-        raise entry_too_large(largest, entry_bytes_max, f"/entries/{index}")
+        raise too_large(largest, entry_bytes_max, f"/entries/{index}")
     return values
 
 
-def records(data: bytes) -> tuple[Record, ...]:
+def records(data: bytes, item: Item = RECORDS) -> tuple[Record, ...]:
     """The records of an append to a log."""
     columns = _for_bodies()
     try:
-        found: list[Record] = columns.records_of(_table(data, _LOG))
+        found: list[Record] = columns.records_of(_table(data, _LOG, item))
     except columns.BadColumns as error:
         raise invalid("", str(error)) from error
     for index, record in enumerate(found):
         if record.headers:
-            headers_of(dict(record.headers), f"/entries/{index}/headers")
+            headers_of(dict(record.headers), f"/{item.many}/{index}/headers")
     return tuple(found)
 
 
-def _table(data: bytes, allowed: Sequence[str]) -> Any:
+def _table(data: bytes, allowed: Sequence[str], item: Item) -> Any:
     columns = _for_bodies()
     try:
         table = columns.table(data, allowed, BATCH_ENTRIES_MAX)
     except columns.BadColumns as error:
         raise BadRequest(str(error)) from error
-    if table.num_rows == 0:
-        raise invalid("/entries", "must have at least one entry")
-    if table.num_rows > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} rows")
+    check_count(table.num_rows, item)
     return table
 
 

@@ -51,11 +51,12 @@ from services.gateway.edge.operations import (
 )
 from services.gateway.edge.pages import PageStream
 from services.gateway.edge.payloads import (
+    ENTRIES,
     encoded,
-    entry_too_large,
     from_frames,
     from_json,
     from_line,
+    too_large,
 )
 from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
@@ -269,7 +270,7 @@ class EntryRoutes:
         if not self._engine.writes(ledger_id):
             return await self._forward(request, given, media, transaction)
         if transaction is not None and self._transactions is not None:
-            records = await read_records(request, self._room, media)
+            records = await read_records(request, self._room, media, ENTRIES)
             data = batch.encode(records)
             done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
             return _appended(ledger_id, done, is_batch=False)
@@ -303,7 +304,7 @@ class EntryRoutes:
         if media == OCTETS:
             length = request.content_length or 0
             if length > entry_bytes_max:
-                raise entry_too_large(length, entry_bytes_max, "")
+                raise too_large(length, entry_bytes_max, "")
             return await body.read(request, self._room, entry_bytes_max)
         bytes_max = limits.frames_bytes_max
         if FORWARDED in request:

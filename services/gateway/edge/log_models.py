@@ -203,7 +203,7 @@ class RecordJson(_RecordIn):
 class RecordBatch(Model):
     """Several records; all of them are appended, or none."""
 
-    entries: list[RecordData | RecordText | RecordJson] = Field(
+    records: list[RecordData | RecordText | RecordJson] = Field(
         min_length=1, max_length=BATCH_ENTRIES_MAX
     )
 
@@ -230,11 +230,11 @@ class RecordOut(PayloadOut):
     headers: dict[str, str]
 
 
-class LogEntries(Model):
+class LogRecords(Model):
     """Records, in order; go on at `next`."""
 
     log: str
-    entries: list[RecordOut]
+    records: list[RecordOut]
     next: Id
     first_offset: Id
     closed: bool = Field(description="The log is closed, and `next` is its end.")

@@ -22,6 +22,8 @@ class LogPages(Pages[LogBatches]):
     later log of this name are never among them (rule 27b).
     """
 
+    noun = b"records"
+
     def __init__(self, logs: LogManager, name: str, created_at: str | None = None) -> None:
         super().__init__(b'"log":"%b"' % name.encode())
         self._logs, self._log, self._created_at = logs, name, created_at

@@ -13,9 +13,11 @@ from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
 from services.gateway.edge.payloads import (
+    RECORDS,
+    Item,
     base64_of,
     batch_of,
-    entry_too_large,
+    too_large,
 )
 from services.gateway.edge.starts import microseconds_of
 
@@ -25,18 +27,18 @@ _HEADER_BYTES_MAX: Final = 65_535
 _HEADERS_MAX: Final = 1_000
 
 
-def records_from_json(data: bytes) -> tuple[Record, ...]:
-    """The records of a JSON body: one, or those of `entries`."""
-    return strict.kept(data, lambda body: _records(data, body))
+def records_from_json(data: bytes, item: Item = RECORDS) -> tuple[Record, ...]:
+    """The records of a JSON body: one, or those of the member `item.many`."""
+    return strict.kept(data, lambda body: _records(data, body, item))
 
 
-def _records(data: bytes, body: Any) -> tuple[Record, ...]:
+def _records(data: bytes, body: Any, item: Item) -> tuple[Record, ...]:
     strict.check_strings(data, strict.count_strings(body))
-    entries = batch_of(body, "records")
-    if entries is None:
+    found = batch_of(body, item)
+    if found is None:
         records: tuple[Record, ...] = (_record(body, ""),)
     else:
-        records = tuple(_record(entry, f"/entries/{n}") for n, entry in enumerate(entries))
+        records = tuple(_record(each, f"/{item.many}/{n}") for n, each in enumerate(found))
     check_size(records)
     return records
 
@@ -49,7 +51,7 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     except BadRequest as error:
         raise BadRequest(f"{pointer}: {error.detail}") from error
     if len(record.value) > entry_bytes_max:
-        raise entry_too_large(len(record.value), entry_bytes_max, pointer, "record")
+        raise too_large(len(record.value), entry_bytes_max, pointer, RECORDS)
     return record
 
 
@@ -60,26 +62,26 @@ def check_size(records: Iterable[Record]) -> None:
         raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
 
-def _checked_record(data: bytes, entry: Any, pointer: str) -> Record:
-    strict.check_strings(data, strict.count_strings(entry))
-    return _record(entry, pointer)
+def _checked_record(data: bytes, record: Any, pointer: str) -> Record:
+    strict.check_strings(data, strict.count_strings(record))
+    return _record(record, pointer)
 
 
-def _record(entry: object, pointer: str) -> Record:
-    if not isinstance(entry, dict):
+def _record(record: object, pointer: str) -> Record:
+    if not isinstance(record, dict):
         raise invalid(pointer, "must be an object with data, text or json")
-    for name in entry:
+    for name in record:
         if name not in _FIELDS:
             raise invalid(f"{pointer}/{escaped(name)}", "is not a field of a record")
-    forms = [form for form in _FORMS if form in entry]
+    forms = [form for form in _FORMS if form in record]
     if len(forms) != 1:
         raise invalid(pointer, f"must have exactly one of {', '.join(_FORMS)}")
     (form,) = forms
     return Record(
-        _value(form, entry[form], f"{pointer}/{form}"),
-        _key(form, entry.get("key"), f"{pointer}/key"),
-        headers_of(entry.get("headers"), f"{pointer}/headers"),
-        _timestamp(entry.get("timestamp"), f"{pointer}/timestamp"),
+        _value(form, record[form], f"{pointer}/{form}"),
+        _key(form, record.get("key"), f"{pointer}/key"),
+        headers_of(record.get("headers"), f"{pointer}/headers"),
+        _timestamp(record.get("timestamp"), f"{pointer}/timestamp"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The resource /v1/logs/{name}/entries: append records to a log and read them."""
+"""The resource /v1/logs/{name}/records: append records to a log and read them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -40,7 +40,7 @@ from services.gateway.edge.operations import (
     read_forms,
 )
 from services.gateway.edge.pages import PageStream
-from services.gateway.edge.payloads import from_frames
+from services.gateway.edge.payloads import RECORDS, from_frames
 from services.gateway.edge.reads import ReadRequest, answer_read
 from services.gateway.edge.record_bodies import read_records
 from services.gateway.edge.sockets import SocketTarget, serve
@@ -100,7 +100,7 @@ FROM: Final[Parameter[Start]] = Parameter(
 )
 
 APPEND: Final = PublicOperation(
-    "POST /v1/logs/{name}/entries",
+    "POST /v1/logs/{name}/records",
     "appendRecords",
     "Logs",
     "Append records",
@@ -129,7 +129,7 @@ APPEND: Final = PublicOperation(
             },
             {
                 "text": {"text": "hello", "key": "k", "headers": {"h": "v"}},
-                "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
+                "batch": {"records": [{"text": "a"}, {"data": "Yg=="}]},
             },
         ),
         "record",
@@ -175,7 +175,7 @@ APPEND: Final = PublicOperation(
     needs_body=True,
 )
 READ: Final = PublicOperation(
-    "GET /v1/logs/{name}/entries",
+    "GET /v1/logs/{name}/records",
     "readRecords",
     "Logs",
     "Read records",
@@ -188,11 +188,11 @@ READ: Final = PublicOperation(
             "Records, maybe none.",
             read_forms(
                 Content(
-                    models.LogEntries,
+                    models.LogRecords,
                     {
                         "one": {
                             "log": "events",
-                            "entries": [
+                            "records": [
                                 {
                                     "offset": 0,
                                     "timestamp": "2026-01-02T03:04:05.678Z",
@@ -267,7 +267,7 @@ class RecordRoutes:
         self._room = room
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """POST /v1/logs/{name}/entries."""
+        """POST /v1/logs/{name}/records."""
         name, expect, token = given[NAME], given[EXPECT], given[WRITER_TOKEN]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
@@ -299,7 +299,7 @@ class RecordRoutes:
         )
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET /v1/logs/{name}/entries."""
+        """GET /v1/logs/{name}/records."""
         wanted = ReadRequest.of(request, given, _READ_TYPES, given[FROM], given[CREATED])
         pages = LogPages(self._logs, given[NAME], wanted.created_at)
         return await answer_read(request, self._room, pages, wanted)
@@ -332,7 +332,7 @@ class RecordRoutes:
         if message.type == WSMsgType.TEXT:
             made = await body.in_turn(request, self._room, message.data, records_from_json)
             return list(made)
-        records = [Record(value) for value in from_frames(message.data, BATCH_BYTES_MAX, "record")]
+        records = [Record(value) for value in from_frames(message.data, BATCH_BYTES_MAX, RECORDS)]
         check_size(records)
         return records
 

@@ -31,6 +31,9 @@ class Pages(ABC, Generic[P]):
     An item is an entry or a record; its number is its entry id or offset.
     """
 
+    noun = b"entries"
+    """The JSON member of the items."""
+
     def __init__(self, name: bytes, last: int | None = None) -> None:
         """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""
         self.name, self.last = name, last
@@ -118,13 +121,14 @@ class Pages(ABC, Generic[P]):
 
     def message(self, page: P, encoding: str) -> bytes:
         """A page as the JSON object of a socket."""
-        return b'{"entries":[%b],%b}' % (b",".join(self.items(page, encoding)), self.members(page))
+        items = b",".join(self.items(page, encoding))
+        return b'{"%b":[%b],%b}' % (self.noun, items, self.members(page))
 
     def document(self, pages: Iterable[P], end: bytes, encoding: str) -> Iterator[bytes]:
         """Pages as the JSON object of one read, which names what was read too; `end` has the members besides
         the items.
         """
-        before = b'{%b,"entries":[' % self.name
+        before = b'{%b,"%b":[' % (self.name, self.noun)
         for page in pages:
             yield before + b",".join(self.items(page, encoding))
             before = b","

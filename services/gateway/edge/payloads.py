@@ -8,7 +8,7 @@ import re
 import struct
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import pybase64
@@ -32,24 +32,35 @@ _ENTRY_BYTES: Final = len(b'{"data":""},')
 """Of JSON as short as it can be, without the text of `data`; the last entry has no comma."""
 
 
+class Item(NamedTuple):
+    """What a batch consists of, as requests and errors name one and several of them."""
+
+    one: str
+    many: str
+
+
+ENTRIES: Final = Item("entry", "entries")
+RECORDS: Final = Item("record", "records")
+
+
 def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
     """The payloads of a JSON body, and whether it was a batch."""
     return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max))
 
 
-def batch_of(body: Any, what: str = "entries") -> list[Any] | None:
-    """The entries of a JSON body; None if the body is one entry by itself."""
+def batch_of(body: Any, item: Item = ENTRIES) -> list[Any] | None:
+    """The items of a JSON body; None if the body is one item by itself."""
     if type(body) is not dict:
         raise invalid("", "must be a JSON object")
-    if "entries" not in body:
+    if item.many not in body:
         return None
-    entries = body["entries"]
+    items = body[item.many]
     if len(body) > 1:
-        raise _unknown(body, ("entries",), "")
-    if type(entries) is not list:
-        raise invalid("/entries", "must be a list")
-    _check_count(len(entries), what)
-    return entries
+        raise _unknown(body, (item.many,), "")
+    if type(items) is not list:
+        raise invalid(f"/{item.many}", "must be a list")
+    check_count(len(items), item)
+    return items
 
 
 def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes], bool]:
@@ -129,7 +140,7 @@ def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int
     else:
         raise _unknown(entry, _FORMS, pointer)
     if len(payload) > entry_bytes_max:
-        raise entry_too_large(len(payload), entry_bytes_max, pointer)
+        raise too_large(len(payload), entry_bytes_max, pointer)
     return payload, strings
 
 
@@ -157,21 +168,22 @@ def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> Inv
     return invalid(pointer, f"must have exactly one of {', '.join(known)}")
 
 
-def entry_too_large(size: int, bytes_max: int, pointer: str, what: str = "entry") -> TooLarge:
-    """The error for an entry, or a record of a log, that is too large."""
+def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> TooLarge:
+    """The error for one item that is too large."""
     where = f" at {pointer}" if pointer else ""
-    return TooLarge(f"the {what}{where} has {size} bytes; the limit is {bytes_max}")
+    return TooLarge(f"the {item.one}{where} has {size} bytes; the limit is {bytes_max}")
 
 
-def _check_count(count: int, what: str = "entries") -> None:
+def check_count(count: int, item: Item = ENTRIES) -> None:
+    """Raise InvalidRequest for an empty batch, and TooLarge for one of too many items."""
     if count == 0:
-        raise invalid("/entries", "must have at least one entry")
+        raise invalid(f"/{item.many}", f"must have at least one {item.one}")
     if count > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of {count} {what}; the limit is {BATCH_ENTRIES_MAX}")
+        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
 
 
-def from_frames(data: bytes, entry_bytes_max: int, what: str = "entry") -> list[bytes]:
-    """The payloads of a body of (u32 length, payload), repeated. `what` names one of them in errors."""
+def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list[bytes]:
+    """The payloads of a body of (u32 length, payload), repeated."""
     alike = _of_one_size(data, entry_bytes_max)
     if alike is not None:
         return alike
@@ -190,15 +202,15 @@ def from_frames(data: bytes, entry_bytes_max: int, what: str = "entry") -> list[
         start = stop + 4
         stop = start + size
         if size > entry_bytes_max:
-            raise entry_too_large(size, entry_bytes_max, f"/entries/{index}", what)
+            raise too_large(size, entry_bytes_max, f"/{item.many}/{index}", item)
         if stop > end:
             raise BadRequest(
                 f"the frames are cut short: {size} bytes at {start}, {end - start} are there"
             )
         add(data[start:stop])
     else:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} entries")
-    _check_count(len(payloads))
+        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
+    check_count(len(payloads), item)
     return payloads
 
 

@@ -101,7 +101,8 @@ class TicketCreate(Model):
     path: Annotated[
         str,
         StringConstraints(
-            pattern=r"^/v1/((logs|ledgers)/[A-Za-z0-9._-]{1,200}/(entries|ws)|stream/[!-\"$->@-~]{1,600})$"
+            pattern=r"^/v1/(logs/[A-Za-z0-9._-]{1,200}/(records|ws)|ledgers/[A-Za-z0-9._-]{1,200}/(entries|ws)|"
+            r"stream/[!-\"$->@-~]{1,600})$"
         ),
     ] = Field(description="The path of what is read, as its URL has it, without a query.")
 
@@ -193,7 +194,7 @@ TICKET: Final = PublicOperation(
     " within half a minute, through any gateway. The ticket allows what the token allows there.",
     scope=on(Named.SOME, Scope.READ, Scope.APPEND),
     body={
-        JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/entries"}}),
+        JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}}),
     },
     replies=gives(
         "The ticket.",

@@ -145,7 +145,7 @@ class Log:
         try:
             answer = await self._transport.request(
                 "POST",
-                f"{self._path}/entries",
+                f"{self._path}/records",
                 body=body,
                 content_type=content_type,
                 params=expect | _meant(created_at),
@@ -193,14 +193,14 @@ class Log:
             params["limit"] = checks.offset("limit", limit)
         answer = await self._transport.request(
             "GET",
-            f"{self._path}/entries",
+            f"{self._path}/records",
             params=params,
             is_repeatable=True,
             wait_s=wait_ms / 1000,
         )
         shown = answer.json()
         return LogPage(
-            tuple(map(record_of, shown["entries"])),
+            tuple(map(record_of, shown["records"])),
             int(shown["next"]),
             int(shown["first_offset"]),
             bool(shown["closed"]),

@@ -87,7 +87,7 @@ def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
         return FRAMES, frames(plain)
-    return "application/json", orjson.dumps({"entries": [_entry_of(record) for record in records]})
+    return "application/json", orjson.dumps({"records": [_record_of(record) for record in records]})
 
 
 def size_of(record: bytes | Record) -> int:
@@ -107,7 +107,7 @@ def share(done: LogAppended, index: int, count: int) -> LogAppended:
     return LogAppended(first, first + count - 1, done.ledger_id, done.entry_id, done.is_duplicate)
 
 
-def _entry_of(record: bytes | Record) -> dict[str, Any]:
+def _record_of(record: bytes | Record) -> dict[str, Any]:
     if isinstance(record, bytes):
         return {"data": base64.b64encode(record).decode()}
     entry: dict[str, Any] = {"data": base64.b64encode(record.value).decode()}

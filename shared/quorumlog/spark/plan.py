@@ -221,10 +221,10 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
 
 
 def _time_of(gateways: Gateways, name: str, offset: int) -> float:
-    page = gateways.get(f"/v1/logs/{name}/entries", {"from": offset, "limit": 1})
-    if not page["entries"]:
+    page = gateways.get(f"/v1/logs/{name}/records", {"from": offset, "limit": 1})
+    if not page["records"]:
         raise OffsetTruncated(f"there is nothing at {offset}", log=name)
-    return datetime.fromisoformat(page["entries"][0]["timestamp"]).timestamp() * 1000
+    return datetime.fromisoformat(page["records"][0]["timestamp"]).timestamp() * 1000
 
 
 def batch_plan(

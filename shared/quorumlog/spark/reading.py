@@ -65,7 +65,7 @@ def rows(
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
     is_log = part.log is not None
-    ask = _Asker(gateways, f"{path}/entries", is_log=is_log, created_at=part.created_at)
+    ask = _Asker(gateways, path, is_log=is_log, created_at=part.created_at)
     while at < part.end:
         try:
             page, following = ask.page(at, part.end)
@@ -98,7 +98,7 @@ def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tupl
     """The number of rows of a page from `first` on, and their bytes: the size of records there. Zero
     where the records are gone: the reader decides about that.
     """
-    ask = _Asker(gateways, f"/v1/logs/{log}/entries", is_log=True, bytes_max=bytes_max)
+    ask = _Asker(gateways, f"/v1/logs/{log}", is_log=True, bytes_max=bytes_max)
     try:
         page, _ = ask.page(first, first + _PAGE_ROWS)
     except _LOST:
@@ -120,7 +120,8 @@ class _Asker:
     ) -> None:
         self._bytes_max = min(bytes_max, _PAGE_BYTES)
         self._only = {} if created_at is None else {"created": created_at}
-        self._gateways, self._path, self._is_log = gateways, path, is_log
+        self._noun = "records" if is_log else "entries"
+        self._gateways, self._path, self._is_log = gateways, f"{path}/{self._noun}", is_log
         self._speaks_arrow = True
 
     def page(self, first: int, end: int) -> tuple[Any, int]:
@@ -146,7 +147,7 @@ class _Asker:
                 name = header.NEXT_OFFSET if self._is_log else header.NEXT_ENTRY_ID
                 return pa.ipc.open_stream(answer.body).read_all(), int(answer.headers[name])
         found = self._gateways.get(self._path, params)
-        return (_records if self._is_log else _entries)(found["entries"]), int(found["next"])
+        return (_records if self._is_log else _entries)(found[self._noun]), int(found["next"])
 
 
 def _records(found: list[dict[str, Any]]) -> Any:

@@ -80,8 +80,8 @@ async def followed(http: Http, at: int) -> None:
     path = f"/v1/logs/followed-{at}"
     await done(http, "PUT", path, json={})
     for text in ("old0", "old1"):
-        await done(http, "POST", f"{path}/entries", json={"text": text})
-    url = f"{http.urls[at]}{path}/entries?encoding=text"
+        await done(http, "POST", f"{path}/records", json={"text": text})
+    url = f"{http.urls[at]}{path}/records?encoding=text"
     async with http.session.get(url, headers={"Accept": "text/event-stream"}) as response:
         lines = response.content
         seen = b""
@@ -91,7 +91,7 @@ async def followed(http: Http, at: int) -> None:
         await done(http, "DELETE", path)
         await done(http, "PUT", path, json={})
         for number in range(4):
-            await done(http, "POST", f"{path}/entries", json={"text": f"new{number}"})
+            await done(http, "POST", f"{path}/records", json={"text": f"new{number}"})
         rest = (await lines.read()).decode()
 
     assert "new" not in rest
@@ -99,7 +99,7 @@ async def followed(http: Http, at: int) -> None:
     last = [line[4:] for line in seen.decode().splitlines() if line.startswith("id: ")][-1]
     back = await http.ask(
         "GET",
-        f"{path}/entries",
+        f"{path}/records",
         at=at,
         headers={"Accept": "text/event-stream", "Last-Event-ID": last},
     )

@@ -179,10 +179,10 @@ async def test_native_appends_are_refused_after_the_end(http: Served) -> None:
     done = await http.post(TEXT | CLOSED, b"z")
     assert (done.status, done.headers["Stream-Closed"]) == (204, "true")
 
-    native = await http.ask("POST", f"/v1/logs/{LOG}/entries", {"text": "after"})
+    native = await http.ask("POST", f"/v1/logs/{LOG}/records", {"text": "after"})
     assert (native.status, native.json["code"]) == (409, "log-closed")
-    read = await http.ask("GET", f"/v1/logs/{LOG}/entries?encoding=text")
-    assert [entry["text"] for entry in read.json["entries"]] == ["a", "z"]
+    read = await http.ask("GET", f"/v1/logs/{LOG}/records?encoding=text")
+    assert [entry["text"] for entry in read.json["records"]] == ["a", "z"]
     assert read.json["closed"] is True
 
 

@@ -74,7 +74,7 @@ class Guarded:
     async def log(self, name: str) -> int:
         """A log with a record; returns its ledger."""
         await self.done("PUT", f"/v1/logs/{name}", {})
-        done = await self.done("POST", f"/v1/logs/{name}/entries", {"text": "a record"})
+        done = await self.done("POST", f"/v1/logs/{name}/records", {"text": "a record"})
         ledger_id: int = done["ledger_id"]
         return ledger_id
 

@@ -43,7 +43,7 @@ async def test_who_changed_a_log_is_kept_with_each_change(gateways: Guarded) -> 
     }
     for method, path, body in (
         ("PUT", "/v1/logs/kept", {}),
-        ("POST", "/v1/logs/kept/entries", {"text": "a record"}),
+        ("POST", "/v1/logs/kept/records", {"text": "a record"}),
         ("POST", "/v1/logs/kept/roll", None),
         ("POST", "/v1/logs/kept/truncate", {"before": 1}),
         ("DELETE", "/v1/logs/kept", None),

@@ -194,7 +194,7 @@ async def test_a_ticket_ends_at_its_instant_and_with_its_token(tmp_path: Path) -
     listing = Listing(kept)
     jwts = Jwts(Issuer(tmp_path / "keys.json").rules)
     callers = Callers(listing, jwts=jwts, now=lambda: now)
-    now, path = 1_800_000_000.0, f"/v1/logs/{LOG}/entries"
+    now, path = 1_800_000_000.0, f"/v1/logs/{LOG}/records"
     caller = await callers.identify(secret)
     ticket = await callers.ticket(caller, path)
 

@@ -24,7 +24,7 @@ from tests.support.waiting import until, within
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 UNKNOWN = (401, "unauthenticated")
-ENTRIES = f"/v1/logs/{LOG}/entries"
+ENTRIES = f"/v1/logs/{LOG}/records"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ async def test_a_jwt_may_do_what_its_grants_say_at_every_gateway(
         done = await gateways.ask(text, "POST", ENTRIES, {"text": "a"}, at=at)
         assert done.status == 201
     assert code(await gateways.ask(text, "GET", ENTRIES)) == FORBIDDEN
-    other = await gateways.ask(text, "POST", f"/v1/logs/{OTHER_LOG}/entries", {"text": "a"})
+    other = await gateways.ask(text, "POST", f"/v1/logs/{OTHER_LOG}/records", {"text": "a"})
     assert code(other) == FORBIDDEN
     assert other.json["detail"] == f"the JWT of ann has no grant of append on the log {OTHER_LOG}"
     assert code(await gateways.ask(issuer.jwt(), "GET", ENTRIES)) == FORBIDDEN
@@ -185,7 +185,7 @@ async def test_the_ticket_of_a_jwt_opens_one_path_at_any_gateway_and_ends_with_t
         assert (await gateways.ask(None, "GET", ENTRIES + query, at=at)).status == 200
     for asked in (
         f"/v1/logs/{LOG}/ws{query}",
-        f"/v1/logs/{OTHER_LOG}/entries{query}",
+        f"/v1/logs/{OTHER_LOG}/records{query}",
         f"{ENTRIES}?ticket={stronger}.{ends_at}.{mac}",
         f"{ENTRIES}?ticket={holder}.9999999999.{mac}",
     ):

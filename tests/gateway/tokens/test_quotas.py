@@ -63,7 +63,7 @@ async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(
     gateways: Guarded,
 ) -> None:
     quotas = TokenQuotas(bytes_per_s=500)
-    path, entries = f"/v1/logs/{LOG}/entries", f"/v1/logs/{LOG}/entries?encoding=text"
+    path, entries = f"/v1/logs/{LOG}/records", f"/v1/logs/{LOG}/records?encoding=text"
     large = "x" * 20_000
     other, _ = await gateways.token("read:*", "append:*", quotas=quotas)
 
@@ -97,7 +97,7 @@ async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(
 @pytest.mark.parametrize("through", ["events", "socket"])
 async def test_bytes_of_a_tail_count_while_it_goes_on(gateways: Guarded, through: str) -> None:
     await gateways.log(through)
-    entries = f"/v1/logs/{through}/entries"
+    entries = f"/v1/logs/{through}/records"
     await gateways.done("POST", entries, {"text": "x" * 1_000_000})
     secret, _ = await gateways.token("read:*", quotas=TokenQuotas(bytes_per_s=10_000))
     headers = {"Authorization": f"Bearer {secret}"}
@@ -117,7 +117,7 @@ async def test_bytes_of_a_tail_count_while_it_goes_on(gateways: Guarded, through
     else:
         async with session.ws_connect(f"{gateway}/v1/logs/{through}/ws", headers=headers) as socket:
             await socket.send_str('{"tail":{"from":0}}')
-            assert "entries" in await socket.receive_json()
+            assert "records" in await socket.receive_json()
             await until(is_refused, "the bytes count")
 
 
@@ -126,13 +126,13 @@ async def test_a_body_that_is_refused_for_its_size_is_no_debt_of_years(gateways:
     port = int(gateways.http.urls[0].rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
-        f"POST /v1/logs/{LOG}/entries HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {1 << 60}\r\n"
+        f"POST /v1/logs/{LOG}/records HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {1 << 60}\r\n"
         f"Content-Type: application/json\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
     )
     assert b"413" in await reader.readline()
     writer.close()
 
-    answer = await gateways.ask(secret, "POST", f"/v1/logs/{LOG}/entries", {"text": "a"})
+    answer = await gateways.ask(secret, "POST", f"/v1/logs/{LOG}/records", {"text": "a"})
 
     assert answer.status == 201
 
@@ -140,7 +140,7 @@ async def test_a_body_that_is_refused_for_its_size_is_no_debt_of_years(gateways:
 async def test_connections_beyond_the_quota_are_refused_until_one_ends(gateways: Guarded) -> None:
     secret, _ = await gateways.token("read:*", quotas=TokenQuotas(connections=1))
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
-    url = f"{gateways.http.urls[0]}/v1/logs/{LOG}/entries"
+    url = f"{gateways.http.urls[0]}/v1/logs/{LOG}/records"
 
     async with gateways.http.session.get(url, headers=headers) as tail:
         await tail.content.readline()

@@ -48,7 +48,7 @@ async def test_a_token_made_through_one_gateway_is_known_at_once_at_another(
 async def test_a_revoked_token_is_refused_and_its_tail_is_cut(gateways: Guarded) -> None:
     secret, token_id = await gateways.token(f"read:logs/{LOG}")
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
-    url = f"{gateways.http.urls[0]}/v1/logs/{LOG}/entries"
+    url = f"{gateways.http.urls[0]}/v1/logs/{LOG}/records"
     async with gateways.http.session.get(url, headers=headers) as tail:
         assert tail.status == 200
         await tail.content.readline()
@@ -91,7 +91,7 @@ async def test_while_metadata_is_away_known_tokens_go_on_and_unknown_ones_may_be
     gateways: Guarded,
 ) -> None:
     known, _ = await gateways.token(f"append:logs/{LOG}")
-    records = f"/v1/logs/{LOG}/entries"
+    records = f"/v1/logs/{LOG}/records"
     assert (await gateways.ask(known, "POST", records, {"text": "a"})).status == 201
     new, _ = await gateways.token("read:*")
 
@@ -117,7 +117,7 @@ async def test_a_request_is_refused_before_its_body_is_sent(gateways: Guarded) -
     for secret, status in (("qlt_nothing", b"401"), (reader_only, b"403")):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
-            f"POST /v1/logs/{LOG}/entries HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
+            f"POST /v1/logs/{LOG}/records HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
             f"Content-Type: application/json\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
         )
 
@@ -222,7 +222,7 @@ async def test_to_overwrite_a_log_needs_more_than_to_append(gateways: Guarded) -
 
 async def test_a_ticket_opens_one_path_for_half_a_minute_at_any_gateway(gateways: Guarded) -> None:
     secret, token_id = await gateways.token(f"read:logs/{LOG}")
-    path = f"/v1/logs/{LOG}/entries"
+    path = f"/v1/logs/{LOG}/records"
     made = await gateways.ask(secret, "POST", "/v1/tickets", {"path": path})
     ticket = made.json["ticket"]
     query = f"?ticket={ticket}"
@@ -236,7 +236,7 @@ async def test_a_ticket_opens_one_path_for_half_a_minute_at_any_gateway(gateways
     later = query.replace(ticket.split(".")[1], "9999999999")
     for method, asked in (
         ("GET", other_path + query),
-        ("GET", f"/v1/logs/{OTHER_LOG}/entries{query}"),
+        ("GET", f"/v1/logs/{OTHER_LOG}/records{query}"),
         ("GET", path + changed),
         ("GET", path + later),
         ("GET", f"{path}?ticket=anonymous"),
@@ -265,10 +265,10 @@ async def test_a_ticket_is_for_streams_and_sockets_and_allows_what_the_token_all
 ) -> None:
     secret, _ = await gateways.token(f"read:logs/{LOG}")
 
-    for path in ("/v1/tokens", f"/v1/logs/{LOG}", "/v1/logs/a/../b/entries", "entries"):
+    for path in ("/v1/tokens", f"/v1/logs/{LOG}", "/v1/logs/a/../b/records", "entries"):
         answer = await gateways.ask(secret, "POST", "/v1/tickets", {"path": path})
         assert answer.status == 422, path
-    there = f"/v1/logs/{OTHER_LOG}/entries"
+    there = f"/v1/logs/{OTHER_LOG}/records"
     made = (await gateways.ask(secret, "POST", "/v1/tickets", {"path": there})).json
     used = await gateways.ask(None, "GET", f"{there}?ticket={made['ticket']}")
     assert code(used) == FORBIDDEN
@@ -279,7 +279,7 @@ async def test_a_ticket_is_for_streams_and_sockets_and_allows_what_the_token_all
     async with gateways.http.session.ws_connect(url) as socket:
         await socket.send_str('{"tail":{"from":0}}')
         async with within("the tail begins"):
-            assert "entries" in await socket.receive_json()
+            assert "records" in await socket.receive_json()
 
 
 async def test_a_token_that_is_too_long_is_none(gateways: Guarded) -> None:

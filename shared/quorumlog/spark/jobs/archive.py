@@ -195,9 +195,9 @@ def _end(
     for item in sealed:
         if limit is not None and item["last_offset"] >= item["first_offset"]:
             page = gateways.get(
-                f"/v1/logs/{row['name']}/entries", {"from": item["last_offset"], "limit": 1}
+                f"/v1/logs/{row['name']}/records", {"from": item["last_offset"], "limit": 1}
             )
-            if dt.datetime.fromisoformat(page["entries"][0]["timestamp"]) > limit:
+            if dt.datetime.fromisoformat(page["records"][0]["timestamp"]) > limit:
                 break
         end = item["last_offset"] + 1
     return end
