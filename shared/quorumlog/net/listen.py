@@ -23,7 +23,9 @@ from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web, web_response
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
+from yarl import URL
 
 from quorumlog import header
 from quorumlog.errors import (
@@ -66,6 +68,7 @@ _CHUNKS_FREE_BYTES: Final = 1 << 20
 """Twice the bytes of a body that come while its chunks' heads are longer than half of it. aiohttp's parser keeps one read of
 256 KiB unparsed at most, which counts too.
 """
+_NO_TARGET: Final = URL("/")
 _TURN_BYTES: Final = 128 << 10
 """A connection that delivers so many bytes in one read is paused until the next turn of the event loop. Otherwise libuv
 (`uv__read`) reads up to 32 times 256 KiB from it before it serves the next connection.
@@ -365,12 +368,21 @@ class _Connection(DirectConnection):
         count = self._request_count
         super().data_received(data)
         if self._request_count != count:
+            self._name_targets()
             if self._head_timer is not None:
                 self._cancel_head_timer()
         elif self._head_timer is None and self._is_idle():
             # No request is being handled, and the bytes so far are no request: part of a head.
             limit_s = self._listener.limits.head_timeout_s
             self._head_timer = self._loop.call_later(limit_s, self._head_is_late)
+
+    def _name_targets(self) -> None:
+        """Give a CONNECT without a target, which aiohttp's parser accepts as HTTP/0.9, a URL: without one the task of the
+        connection would fail, and the connection stay open. `Hosts.check` refuses the request.
+        """
+        for at, (message, content) in enumerate(self._messages):
+            if isinstance(message, RawRequestMessage) and message.url is None:
+                self._messages[at] = message._replace(path="", url=_NO_TARGET), content
 
     def _is_idle(self) -> bool:
         """Whether no request is being handled or about to be: a request that has just arrived has set
