@@ -79,15 +79,15 @@ class LogPage:
     created_at: str
 
 
-def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON.
+def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[str, bytes]:
+    """The content type and the body of an append: frames for records of only values, else JSON with the member `noun`.
 
     The records were checked (`size_of`).
     """
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
         return FRAMES, frames(plain)
-    return "application/json", orjson.dumps({"records": [_record_of(record) for record in records]})
+    return "application/json", orjson.dumps({noun: [_record_of(record) for record in records]})
 
 
 def size_of(record: bytes | Record) -> int:

@@ -42,7 +42,7 @@ class TransactionLedger:
         """
         for record in records:
             size_of(record)
-        content_type, body = encoded(records)
+        content_type, body = encoded(records, "entries")
         entry_id = self.entries
         try:
             await self._transport.request(
