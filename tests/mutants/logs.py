@@ -709,7 +709,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "an owner goes on whatever ledger the row names last",
         "rule 22",
-        (Patch(job, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
+        (Patch(job, "is_written", always(True)), Patch(takeover, "is_written", always(True))),
         scope=LOG_REPEAT,
     ),
     Mutant(
