@@ -264,7 +264,7 @@ class Run:
         nothing is in the way of what they are sent, and they answer in time.
         """
         net = self.net
-        was_healed, began, away = net.is_healed, net.now, self._away()
+        was_healed, began, away, unlisted = net.is_healed, net.now, self._away(), self._unlisted()
         gateways = list(self.cluster.gateways)
         row: LedgerMetadata = await self._gone_with(call)
         is_late = net.now - began >= MachineTimes().add_s * SECOND
@@ -277,7 +277,7 @@ class Run:
                     row,
                     lambda member: self._keeps_end(row, member),
                     lambda member: member_name(member) in away or self._is_lost(member),
-                    self._others(row, away),
+                    self._others(row, away | unlisted | self._unlisted()),
                 )
             )
         return row
@@ -290,6 +290,15 @@ class Run:
             for node in self.cluster.nodes.values()
             if not node.is_serving or any(g.engine._directory.is_down(node.me) for g in gateways)
         }
+
+    def _unlisted(self) -> set[str]:
+        """Bookies that some gateway can't choose: they fill up or drain, or it has not heard of them yet (seed 201819)."""
+        lists = [gateway.engine._directory.bookies for gateway in self.cluster.gateways]
+        writable = [
+            {bookie.id for bookie in found if bookie.state == "writable"} for found in lists
+        ]
+        nodes = self.cluster.nodes.values()
+        return {node.name for node in nodes if any(node.me not in found for found in writable)}
 
     def _others(self, row: LedgerMetadata, away: Collection[str]) -> Collection[str]:
         """The bookies that are no members, if all of them live: one that is away may be asked in another one's place."""
