@@ -911,11 +911,13 @@ def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
     held = [Held("b1@1", KEY, rows=(row,))]
 
     decision = decide(Known(), held, bookies)
-    kept = decide(Known(), [*held, Held(f"b3@{incarnation}", KEY)], bookies)
+    fenced = decide(Known(), [*held, Held(f"b3@{incarnation}", KEY)], bookies)
+    kept = decide(Known(), [*held, Held(f"b3@{incarnation}", KEY, rows=(row,))], bookies)
 
     assert decision.action is (Action.WRITE if is_written else Action.WAIT)
     assert is_written or "AUTO_FIX_COOKIES=1" in decision.why
-    assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a part"
+    assert fenced.action is decision.action, "a recovery that began earlier has fenced the new directory"
+    assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a copy"
 
 
 def test_a_member_that_answers_is_itself_though_the_database_has_an_older_cookie() -> None:
