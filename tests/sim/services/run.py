@@ -522,6 +522,8 @@ class Run:
                 for member in row.all_members
                 if row.state is State.CLOSED
                 and self.cluster.nodes[member_name(member)].is_serving
+                # The target of a repair that came to nothing may have lost its disk since (seed 204267).
+                and not self._is_lost(member)
                 and not self._has_copy(row, member)
             ]
         return wrong
