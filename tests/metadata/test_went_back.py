@@ -172,6 +172,22 @@ async def test_a_clients_witness_shows_another_service_that_the_database_was_res
         await until(lambda: is_told(two), "the second service tells it")
 
 
+async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
+    stores: Stores, folder: Path
+) -> None:
+    async with serving(stores) as one, serving(stores) as two:
+        old = await dump(stores, folder / "old")
+        holder = MetadataClient([one.url, two.url], one.session, deadline_s=PATIENT_S)
+        await holder.create(DRAFT)
+        await restore(stores, old)
+
+        for _ in range(2):
+            await refused(holder.confirm())
+
+        await until(lambda: is_told(one), "the first service tells it")
+        await until(lambda: is_told(two), "the second service tells it")
+
+
 @dataclass(frozen=True)
 class World:
     """What there is before the dump."""

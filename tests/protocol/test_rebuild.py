@@ -916,7 +916,9 @@ def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
 
     assert decision.action is (Action.WRITE if is_written else Action.WAIT)
     assert is_written or "AUTO_FIX_COOKIES=1" in decision.why
-    assert fenced.action is decision.action, "a recovery that began earlier has fenced the new directory"
+    assert fenced.action is decision.action, (
+        "a recovery that began earlier has fenced the new directory"
+    )
     assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a copy"
 
 

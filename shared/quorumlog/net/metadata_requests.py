@@ -166,8 +166,9 @@ class MetadataRequests:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except DatabaseWentBack as error:
-                # Every other service would answer the same. A change that an earlier try may have made is
-                # pursued nevertheless (rule 6).
+                # The next request presents the witnesses to another service, which may not know of the loss yet (rule 18a).
+                self._turn(current)
+                # A change that an earlier try may have made is pursued nevertheless (rule 6).
                 if not (settles and outcome == UNKNOWN):
                     raise error.with_outcome(outcome) from error
                 why, is_busy = error.detail, False
