@@ -61,7 +61,7 @@ from tests.mutants.guards import (
 )
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
-from tests.regressions.machines import OUTLIVED, RIVALS, drawn_like
+from tests.regressions.plans import OUTLIVED, RIVALS, drawn_like
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_early, draw_forks, draw_moves, draw_repairs
