@@ -7,8 +7,9 @@ import pytest
 from loadtest.stores import scratch
 from services.bookie.segments import write_durably
 from tests.bookie import crash
-from tests.bookie.mutants import CRASH_MUTANTS, StorageMutant
+from tests.bookie.mutants import CRASH_MUTANTS, is_found
 from tests.bookie.powercut import Disk, Inode
+from tests.mutants.hunt import Guard
 
 
 def test_no_crash_loses_resurrects_or_leaks_anything() -> None:
@@ -19,8 +20,8 @@ def test_no_crash_loses_resurrects_or_leaks_anything() -> None:
 
 
 @pytest.mark.parametrize("mutant", CRASH_MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_crash_mutant_is_found(mutant: StorageMutant) -> None:
-    assert mutant.is_found()
+def test_every_crash_mutant_is_found(mutant: Guard) -> None:
+    assert is_found(mutant)
 
 
 def test_synced_bytes_survive_every_power_cut_and_unsynced_ones_may_be_torn() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.bookie import flips
-from tests.bookie.mutants import OTHER_MUTANTS, StorageMutant
+from tests.bookie.mutants import OTHER_MUTANTS, is_found
+from tests.mutants.hunt import Guard
 
 
 def test_no_flipped_bit_or_truncated_file_makes_a_bookie_answer_falsely() -> None:
@@ -16,5 +17,5 @@ def test_no_flipped_bit_or_truncated_file_makes_a_bookie_answer_falsely() -> Non
 
 
 @pytest.mark.parametrize("mutant", OTHER_MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_of_the_damage_checks_is_found(mutant: StorageMutant) -> None:
-    assert mutant.is_found()
+def test_every_mutant_of_the_damage_checks_is_found(mutant: Guard) -> None:
+    assert is_found(mutant)

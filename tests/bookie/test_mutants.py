@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.bookie.mutants import GUARD_MUTANTS, TWIN_MUTANTS, StorageMutant
+from tests.bookie.mutants import GUARD_MUTANTS, TWIN_MUTANTS, is_found
+from tests.mutants.hunt import Guard
 
 
 @pytest.mark.parametrize("mutant", [*TWIN_MUTANTS, *GUARD_MUTANTS], ids=lambda mutant: mutant.name)
-def test_a_guard_that_is_taken_out_is_missed(mutant: StorageMutant) -> None:
-    assert mutant.is_found()
+def test_a_guard_that_is_taken_out_is_missed(mutant: Guard) -> None:
+    assert is_found(mutant)

@@ -1,7 +1,6 @@
 """Guards of an accepted loss (rule 18d), each taken out once: a claim of `test_accepted_losses` must miss it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,17 +15,7 @@ from services.metadata.rebuild_sources import Source
 from tests.metadata import test_accepted_losses as claims
 from tests.metadata import test_ledgers, test_logs
 from tests.metadata.support import serving
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What stands in for a guard, and the claim that then fails."""
-
-    name: str
-    owner: Any
-    attribute: str
-    instead: Callable[[Any], Any]
-    claim: Callable[[Stores, Path], Awaitable[None]]
+from tests.mutants.hunt import Guard, Patch, applied
 
 
 def answers(value: Any) -> Callable[[Any], Any]:
@@ -88,81 +77,41 @@ def of_version(_original: Any) -> Any:
 
 
 GUARDS: Final = (
-    Guard(
-        "a change of a ledger may be of another line of history",
-        ledgers,
-        "is_made_from",
-        by_version,
-        names_the_row,
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a ledger may be of another line of history", "rule 18d", names_the_row
     ),
-    Guard(
-        "a change of a log may be of another line of history",
-        ledgers,
-        "is_made_from",
-        by_version,
-        names_the_log,
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a log may be of another line of history", "rule 18d", names_the_log
     ),
-    Guard(
-        "a deletion of a ledger may be of another line of history",
-        ledgers,
-        "is_row",
-        of_version,
-        deletes_the_row,
+    Patch(ledgers, "is_row", of_version).guard(
+        "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
     ),
-    Guard(
-        "a deletion of a log may be of another line of history",
-        logs,
-        "is_row",
-        of_version,
-        deletes_the_log,
+    Patch(logs, "is_row", of_version).guard(
+        "a deletion of a log may be of another line of history", "rule 18d", deletes_the_log
     ),
-    Guard(
+    Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
         "a change whose loss was accepted is never made",
-        attempts,
-        "ACCEPTED",
-        lambda _original: "a target of no change",
+        "rule 18d",
         claims.makes_a_lost_change_once_more,
     ),
-    Guard(
-        "an acceptance looks for no later rows",
-        Rebuilder,
-        "count_behind",
-        answers(0),
-        claims.rebuilds_before_it_accepts,
+    Patch(Rebuilder, "count_behind", answers(0)).guard(
+        "an acceptance looks for no later rows", "rule 18d", claims.rebuilds_before_it_accepts
     ),
-    Guard(
-        "a ledger ends without a question to the bookies",
-        ledgers,
-        "check_end",
-        answers(None),
-        claims.ends_by_no_older_row,
+    Patch(ledgers, "check_end", answers(None)).guard(
+        "a ledger ends without a question to the bookies", "rule 18d", claims.ends_by_no_older_row
     ),
-    Guard(
-        "an acceptance forgets which ledgers were open",
-        losses,
-        "_UNPROVEN",
-        lambda _original: "SELECT 1",
-        claims.ends_by_no_older_row,
+    Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
+        "an acceptance forgets which ledgers were open", "rule 18d", claims.ends_by_no_older_row
     ),
-    Guard(
-        "bookies tell their copies and go on taking adds",
-        copies,
-        "_fence",
-        answers(Status.OK),
-        claims.fences_before_it_reads,
+    Patch(copies, "_fence", answers(Status.OK)).guard(
+        "bookies tell their copies and go on taking adds", "rule 18d", claims.fences_before_it_reads
     ),
-    Guard(
-        "a ledger ends whoever is silent",
-        Bookies,
-        "lost_of",
-        lambda _original: lambda _bookies, _row: 0,
-        claims.waits_for_silent_bookies,
+    Patch(Bookies, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(
+        "a ledger ends whoever is silent", "rule 18d", claims.waits_for_silent_bookies
     ),
-    Guard(
+    Patch(_Work, "_cluster", accepts_first).guard(
         "a rebuild accepts the loss before it writes",
-        _Work,
-        "_cluster",
-        accepts_first,
+        "rule 18d",
         claims.accepts_nothing_when_cut_off,
     ),
 )
@@ -176,10 +125,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 async def test_a_guard_that_is_taken_out_is_missed(
-    guard: Guard, stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, stores: Stores, folder: Path
 ) -> None:
-    whole = getattr(guard.owner, guard.attribute)
-    monkeypatch.setattr(guard.owner, guard.attribute, guard.instead(whole))
-
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
         await guard.claim(stores, folder)

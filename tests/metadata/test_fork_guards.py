@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
@@ -25,6 +24,7 @@ from tests.metadata.test_forks import (
     refusal,
     the_log,
 )
+from tests.mutants.hunt import Guard, Patch, applied
 from tests.support.waiting import until
 
 Scenario = Callable[[Logs], Awaitable[None]]
@@ -212,88 +212,48 @@ def whatever_is_shared(original: Any) -> Any:
     return original.replace(NOT_SHARED, "true")
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What is taken out, and the scenario that then fails. The database's own guard is out in both."""
-
-    name: str
-    owner: Any
-    attribute: str
-    patch: Callable[[Any], Any]
-    scenario: Scenario
-    rule: str = "rule 27a"
-
-
 GUARDS: Final = (
-    Guard(
+    Patch(ledgers, "shared_among", none_shared).guard(
         "a deleted log takes along what forks name",
-        ledgers,
-        "shared_among",
-        none_shared,
+        "rule 27a",
         a_deleted_source_leaves_what_a_fork_names,
     ),
-    Guard(
+    Patch(ledgers, "shared_among", none_shared).guard(
         "a ledger that its log let go of is deleted though a fork names it",
-        ledgers,
-        "shared_among",
-        none_shared,
+        "rule 27a",
         a_truncated_source_leaves_what_a_fork_names,
     ),
-    Guard(
+    Patch(logs, "ORPHANS", whatever_is_shared).guard(
         "the sweep is told of ledgers that forks name",
-        logs,
-        "ORPHANS",
-        whatever_is_shared,
+        "rule 27a",
         the_sweep_is_told_of_nothing_that_a_fork_names,
     ),
-    Guard(
+    Patch(logs, "leave_tombstones", looked_up_first).guard(
         "forks are looked for before the ledgers are locked",
-        logs,
-        "leave_tombstones",
-        looked_up_first,
+        "rule 27a",
         a_deletion_that_waits_for_a_fork_sees_it,
     ),
-    Guard(
-        "a fork names ledgers whose rows it has not locked",
-        logs,
-        "share",
-        unlocked,
-        a_fork_waits_for_a_deletion,
+    Patch(logs, "share", unlocked).guard(
+        "a fork names ledgers whose rows it has not locked", "rule 27a", a_fork_waits_for_a_deletion
     ),
-    Guard(
-        "a deleted fork goes on naming ledgers",
-        logs,
-        "let_go",
-        nothing,
-        the_last_fork_lets_go,
+    Patch(logs, "let_go", nothing).guard(
+        "a deleted fork goes on naming ledgers", "rule 27a", the_last_fork_lets_go
     ),
-    Guard(
-        "a truncated fork goes on naming ledgers",
-        logs,
-        "let_go",
-        nothing,
-        a_truncated_fork_lets_go,
+    Patch(logs, "let_go", nothing).guard(
+        "a truncated fork goes on naming ledgers", "rule 27a", a_truncated_fork_lets_go
     ),
-    Guard(
+    Patch(logs, "check_name_free", nothing).guard(
         "a deleted log's name is free while forks of it are there",
-        logs,
-        "check_name_free",
-        nothing,
+        "rule 27a",
         a_deleted_name_is_taken_while_something_came_of_it,
     ),
-    Guard(
+    Patch(forks, "KEPT", one_level).guard(
         "a deleted log's name is free while forks of its forks are there",
-        forks,
-        "KEPT",
-        one_level,
+        "rule 27a",
         a_deleted_name_is_taken_while_something_came_of_it,
     ),
-    Guard(
-        "a name that was a fork's stays one",
-        logs,
-        "note_source",
-        only_added,
-        a_name_that_is_given_again_is_no_fork,
+    Patch(logs, "note_source", only_added).guard(
+        "a name that was a fork's stays one", "rule 27a", a_name_that_is_given_again_is_no_fork
     ),
 )
 
@@ -305,7 +265,7 @@ async def played(scenario: Scenario, stores: Stores) -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    dict.fromkeys(guard.scenario for guard in GUARDS),
+    dict.fromkeys(guard.claim for guard in GUARDS),
     ids=lambda scenario: scenario.__name__,
 )
 async def test_the_scenario_holds(scenario: Scenario, stores: Stores) -> None:
@@ -313,11 +273,6 @@ async def test_the_scenario_holds(scenario: Scenario, stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
-async def test_a_guard_that_is_taken_out_is_missed(
-    guard: Guard, stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patched = guard.patch(getattr(guard.owner, guard.attribute))
-    monkeypatch.setattr(guard.owner, guard.attribute, patched)
-
-    with pytest.raises(AssertionError):
-        await played(guard.scenario, stores)
+async def test_a_guard_that_is_taken_out_is_missed(guard: Guard, stores: Stores) -> None:
+    with applied(guard), pytest.raises(AssertionError):
+        await played(guard.claim, stores)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +70,7 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
+from tests.mutants.hunt import Guard, Patch, applied
 from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 
@@ -469,173 +470,100 @@ def believed(_original: Any) -> Any:
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What is taken out, and the scenario that then fails."""
-
-    rule: str
-    name: str
-    places: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
-    scenario: Scenario
-
-
 GUARDS: Final = (
-    Guard(
-        "rule 20b",
-        "who lost a place is not in the members' index",
-        ((ledgers, "index_members", without_targets),),
-        who_leaves_is_a_member,
+    Patch(ledgers, "index_members", without_targets).guard(
+        "who lost a place is not in the members' index", "rule 20b", who_leaves_is_a_member
     ),
-    Guard(
-        "rule 20",
-        "a repair's target is not in the members' index",
-        ((ledgers, "index_members", without_targets),),
-        a_target_is_a_member,
+    Patch(ledgers, "index_members", without_targets).guard(
+        "a repair's target is not in the members' index", "rule 20", a_target_is_a_member
     ),
-    Guard(
-        "rule 15",
+    Patch(cookies, "lock_name", nothing).guard(
         "a bookie is taken out without the lock of the members",
-        ((cookies, "lock_name", nothing),),
+        "rule 15",
         who_is_being_named_is_not_retired,
     ),
-    Guard(
-        "rule 18a",
-        "any server is taken for the primary",
-        ((database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any),),
-        only_the_primary_is_used,
+    Patch(database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any).guard(
+        "any server is taken for the primary", "rule 18a", only_the_primary_is_used
     ),
     Guard(
-        "rule 18a",
         "the first of two primaries is used",
-        ((database, "connect_to_primary", first_primary), (servers, "_LATE_S", patient)),
+        "rule 18a",
+        (Patch(database, "connect_to_primary", first_primary), Patch(servers, "_LATE_S", patient)),
         the_new_primary_is_used,
     ),
-    Guard(
-        "rule 18a",
-        "nobody asks about a standby that took over",
-        ((Database, "has_asked", asked_once),),
-        asks_about_the_standby,
+    Patch(Database, "has_asked", asked_once).guard(
+        "nobody asks about a standby that took over", "rule 18a", asks_about_the_standby
     ),
-    Guard(
-        "rule 6",
+    Patch(cookies, "is_applied", unlocked).guard(
         "a repeat is answered although the standby lacks it",
-        ((cookies, "is_applied", unlocked),),
+        "rule 6",
         a_repeat_waits_for_the_standby,
     ),
-    Guard(
-        "rule 18a",
-        "the database is never looked at",
-        ((Database, "_check", nothing),),
-        a_process_knows,
+    Patch(Database, "_check", nothing).guard(
+        "the database is never looked at", "rule 18a", a_process_knows
+    ),
+    Patch(Memory, "note_committed", forgetful).guard(
+        "a process forgets what it answered", "rule 18a", a_process_knows
+    ),
+    Patch(Memory, "presented", nothing_presented).guard(
+        "what is presented is not looked for", "rule 18a", a_holder_tells
+    ),
+    Patch(metadata_requests, "to_header", silent).guard(
+        "a client presents nothing", "rule 18a", a_holder_tells
+    ),
+    Patch(MetadataClient, "get", unproven).guard(
+        "a read for a deletion is as good as any", "rule 18a", a_holder_has_its_reads_proven
     ),
     Guard(
-        "rule 18a",
-        "a process forgets what it answered",
-        ((Memory, "note_committed", forgetful),),
-        a_process_knows,
-    ),
-    Guard(
-        "rule 18a",
-        "what is presented is not looked for",
-        ((Memory, "presented", nothing_presented),),
-        a_holder_tells,
-    ),
-    Guard(
-        "rule 18a",
-        "a client presents nothing",
-        ((metadata_requests, "to_header", silent),),
-        a_holder_tells,
-    ),
-    Guard(
-        "rule 18a",
-        "a read for a deletion is as good as any",
-        ((MetadataClient, "get", unproven),),
-        a_holder_has_its_reads_proven,
-    ),
-    Guard(
-        "rule 18a",
         "a change without an attempt is no witness",
+        "rule 18a",
         (
-            (transactions, "record_change", nothing),
-            (cookies, "record_change", nothing),
-            (logs, "record_change", nothing),
+            Patch(transactions, "record_change", nothing),
+            Patch(cookies, "record_change", nothing),
+            Patch(logs, "record_change", nothing),
         ),
         changes_without_a_token_count,
     ),
-    Guard(
-        "rule 18a",
-        "a row and its proof are read one after the other",
-        ((Database, "read", in_two_steps),),
-        a_proof_is_of_one_moment,
+    Patch(Database, "read", in_two_steps).guard(
+        "a row and its proof are read one after the other", "rule 18a", a_proof_is_of_one_moment
     ),
-    Guard(
-        "rule 18a",
-        "a change looks before it waits",
-        ((Database, "transact", looks_first),),
-        a_change_looks_last,
+    Patch(Database, "transact", looks_first).guard(
+        "a change looks before it waits", "rule 18a", a_change_looks_last
     ),
-    Guard(
-        "rule 18a",
-        "a start asks nobody",
-        ((Inquiry, "ask", answers_of_nobody),),
-        commits_after_the_dump,
+    Patch(Inquiry, "ask", answers_of_nobody).guard(
+        "a start asks nobody", "rule 18a", commits_after_the_dump
     ),
-    Guard(
-        "rule 18a",
-        "what bookies tell at a start is not looked for",
-        ((Inquiry, "_learn", nothing),),
-        commits_after_the_dump,
+    Patch(Inquiry, "_learn", nothing).guard(
+        "what bookies tell at a start is not looked for", "rule 18a", commits_after_the_dump
     ),
-    Guard(
-        "rule 18a",
-        "a start changes rows before the bookies were asked",
-        ((Database, "_check", unasked),),
-        asks_first,
+    Patch(Database, "_check", unasked).guard(
+        "a start changes rows before the bookies were asked", "rule 18a", asks_first
     ),
-    Guard(
-        "rule 18a",
+    Patch(Database, "_check", asked_by_now).guard(
         "what bookies tell while a change looks at the database is missed",
-        ((Database, "_check", asked_by_now),),
+        "rule 18a",
         hears_while_it_looks,
     ),
-    Guard(
-        "rule 18a",
-        "nobody waits for bookies that are yet to start",
-        ((Inquiry, "_wait_for_silent", nothing),),
-        starts_before_its_bookies,
+    Patch(Inquiry, "_wait_for_silent", nothing).guard(
+        "nobody waits for bookies that are yet to start", "rule 18a", starts_before_its_bookies
     ),
-    Guard(
-        "rule 18a",
-        "an id that a bookie holds is assigned again",
-        ((Inquiry, "_skip_ids", nothing),),
-        assigns_no_held_id,
+    Patch(Inquiry, "_skip_ids", nothing).guard(
+        "an id that a bookie holds is assigned again", "rule 18a", assigns_no_held_id
     ),
-    Guard(
-        "rule 18a",
-        "an acceptance asks nobody",
-        ((WitnessStore, "accept", asks_nobody),),
-        accepts_with_its_bookies,
+    Patch(WitnessStore, "accept", asks_nobody).guard(
+        "an acceptance asks nobody", "rule 18a", accepts_with_its_bookies
     ),
-    Guard(
-        "rule 18a",
-        "an acceptance waits for no bookie",
-        ((Inquiry, "ask", all_answer),),
-        accepts_without_a_bookie,
+    Patch(Inquiry, "ask", all_answer).guard(
+        "an acceptance waits for no bookie", "rule 18a", accepts_without_a_bookie
     ),
-    Guard(
-        "rule 18a",
-        "what is older than an accepted loss expires",
-        ((transactions, "EXPIRED", without_the_loss),),
-        keeps_what_may_have_been_named,
+    Patch(transactions, "EXPIRED", without_the_loss).guard(
+        "what is older than an accepted loss expires", "rule 18a", keeps_what_may_have_been_named
     ),
-    Guard(
-        "rule 18a",
-        "what is older than an accepted loss is swept",
-        ((logs, "ORPHANS", without_the_loss),),
-        keeps_what_may_have_been_named,
+    Patch(logs, "ORPHANS", without_the_loss).guard(
+        "what is older than an accepted loss is swept", "rule 18a", keeps_what_may_have_been_named
     ),
     *(
-        Guard("rule 18a", f"unchecked: {method}", ((store, method, unchecked),), no_route_changes)
+        Patch(store, method, unchecked).guard(f"unchecked: {method}", "rule 18a", no_route_changes)
         for store, method in (
             (LeaseStore, "give"),
             (RepairSettingsStore, "change"),
@@ -643,54 +571,37 @@ GUARDS: Final = (
             (TransactionStore, "_renew"),
         )
     ),
-    Guard(
-        "rule 18a",
-        "a bookie forgets with its process",
-        ((WitnessFile, "keep", keeps_nothing),),
-        gives_nothing_up,
+    Patch(WitnessFile, "keep", keeps_nothing).guard(
+        "a bookie forgets with its process", "rule 18a", gives_nothing_up
     ),
-    Guard(
-        "rule 18c",
+    Patch(ledgers, "lost_of", none_lost).guard(
         "the database need not contain what a bookie holds a copy of",
-        ((ledgers, "lost_of", none_lost),),
+        "rule 18c",
         a_held_copy_keeps_its_ledger,
     ),
-    Guard(
-        "rule 18c",
-        "an accepted loss counts as contained",
-        ((kept, "ACCEPTED", lambda _original: "a target of no change"),),
-        an_accepted_loss_deletes_nothing,
+    Patch(kept, "ACCEPTED", lambda _original: "a target of no change").guard(
+        "an accepted loss counts as contained", "rule 18c", an_accepted_loss_deletes_nothing
     ),
-    Guard(
-        "rule 18c",
-        "nobody is told of a copy that no witness stands for",
-        ((FreshCopies, "note", unnoted),),
-        a_held_copy_tells,
+    Patch(FreshCopies, "note", unnoted).guard(
+        "nobody is told of a copy that no witness stands for", "rule 18c", a_held_copy_tells
     ),
-    Guard(
-        "rule 18c",
+    Patch(bookie_witnesses, "placed_by", lambda _original: lambda _body: "").guard(
         "nobody is told of the change that placed an open ledger",
-        ((bookie_witnesses, "placed_by", lambda _original: lambda _body: ""),),
+        "rule 18c",
         a_copy_tells_of_its_place,
     ),
-    Guard(
-        "rule 18c",
-        "fresh copies are not looked for",
-        ((witness_handlers, "PRESENTED", nobody_presents),),
-        a_held_copy_tells,
+    Patch(witness_handlers, "PRESENTED", nobody_presents).guard(
+        "fresh copies are not looked for", "rule 18c", a_held_copy_tells
     ),
     Guard(
-        "rule 18a",
         "a bookie believes a row without a proof",
-        ((MetadataRows, "read", believed), (MetadataRows, "confirm", nothing)),
+        "rule 18a",
+        (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", nothing)),
         gives_nothing_up,
     ),
     *(
-        Guard(
-            "rule 26c",
-            f"{what} go by a wrong clock",
-            ((module, "ages_count", any_clock_counts),),
-            nothing_ages_by_a_wrong_clock,
+        Patch(module, "ages_count", any_clock_counts).guard(
+            f"{what} go by a wrong clock", "rule 26c", nothing_ages_by_a_wrong_clock
         )
         for what, module in (
             ("transactions", transactions),
@@ -703,7 +614,7 @@ GUARDS: Final = (
 
 
 SCENARIOS: Final = dict.fromkeys(
-    guard.scenario for guard in GUARDS if guard.scenario.__module__ == __name__
+    guard.claim for guard in GUARDS if guard.claim.__module__ == __name__
 )
 """Those of other modules have tests there."""
 
@@ -715,10 +626,7 @@ async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Pa
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 async def test_a_guard_that_is_taken_out_is_missed(
-    guard: Guard, stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, stores: Stores, folder: Path
 ) -> None:
-    for owner, attribute, patch in guard.places:
-        monkeypatch.setattr(owner, attribute, patch(getattr(owner, attribute)))
-
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await guard.scenario(stores, folder)
+    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
+        await guard.claim(stores, folder)

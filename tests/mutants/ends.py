@@ -7,7 +7,7 @@ from quorumlog.protocol.ends import End, LacByCoverage, RowSpread
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
 from tests.explore.scopes import END_COPIES, LAC
-from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.hunt import Patch
 
 
 def _whoever_answers(original: Any) -> Any:
@@ -49,34 +49,19 @@ def _whatever_it_tells(original: Any) -> Any:
 
 
 END_MUTANTS: Final = (
-    Mutant(
-        "a bookie that refuses a copy of a row counts as if it kept one",
-        "rule 18b",
-        (Patch(RowSpread, "answered", _whoever_answers),),
-        END_COPIES,
+    Patch(RowSpread, "answered", _whoever_answers).mutant(
+        "a bookie that refuses a copy of a row counts as if it kept one", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "copies of a row are enough with one less",
-        "rule 18b",
-        (Patch(RowSpread, "__post_init__", _one_copy_less),),
-        END_COPIES,
+    Patch(RowSpread, "__post_init__", _one_copy_less).mutant(
+        "copies of a row are enough with one less", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "an end is kept by however few copies",
-        "rule 18b",
-        (Patch(ends, "end_after", _however_few),),
-        END_COPIES,
+    Patch(ends, "end_after", _however_few).mutant(
+        "an end is kept by however few copies", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "an end is told that the database no longer has",
-        "rule 18b",
-        (Patch(ends, "end_after", _as_it_was),),
-        END_COPIES,
+    Patch(ends, "end_after", _as_it_was).mutant(
+        "an end is told that the database no longer has", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "bookies that report no LAC count for the LAC",
-        "rules 5 and 13",
-        (Patch(LacByCoverage, "answered", _whatever_it_tells),),
-        LAC,
+    Patch(LacByCoverage, "answered", _whatever_it_tells).mutant(
+        "bookies that report no LAC count for the LAC", "rules 5 and 13", LAC
     ),
 )

@@ -514,154 +514,118 @@ def enough_anyway(original: Any) -> Any:
 
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     (
-        Mutant("rows are not reread after a gap", "rule 16a", (Patch(Rereads, "gap", never),)),
+        Patch(Rereads, "gap", never).mutant("rows are not reread after a gap", "rule 16a"),
         a_displaced_owner_ends_after_a_gap,
     ),
     (
-        Mutant(
-            "a sweep lets a displaced owner live",
-            "rules 16a and 22",
-            (Patch(Ownership, "tick", only_told),),
+        Patch(Ownership, "tick", only_told).mutant(
+            "a sweep lets a displaced owner live", "rules 16a and 22"
         ),
         a_displaced_owner_ends_with_the_sweep,
     ),
     (
-        Mutant(
-            "an owner goes on whatever its log's row says",
-            "rules 16a and 22",
-            (Patch(Owner, "_learn", never),),
+        Patch(Owner, "_learn", never).mutant(
+            "an owner goes on whatever its log's row says", "rules 16a and 22"
         ),
         an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
     ),
     (
-        Mutant(
-            "a handle goes on whatever its row says",
-            "rule 16a",
-            (Patch(WriteHandle, "learn", never),),
+        Patch(WriteHandle, "learn", never).mutant(
+            "a handle goes on whatever its row says", "rule 16a"
         ),
         a_row_above_ends_a_handle,
     ),
     (
-        Mutant(
-            "a row of any age ends a handle",
-            "rule 16a",
-            (Patch(WriteHandle, "learn", any_version),),
+        Patch(WriteHandle, "learn", any_version).mutant(
+            "a row of any age ends a handle", "rule 16a"
         ),
         a_row_that_is_no_news_ends_no_handle,
     ),
     (
-        Mutant(
-            "a row of any age ends an owner", "rule 16a", (Patch(Owner, "_learn", any_version),)
-        ),
+        Patch(Owner, "_learn", any_version).mutant("a row of any age ends an owner", "rule 16a"),
         an_old_row_ends_no_owner,
     ),
     (
-        Mutant(
-            "a writer's own close counts as another's",
-            "rule 16a",
-            (Patch(machine.LedgerWriter, "is_closing_row", whoever_closes),),
+        Patch(machine.LedgerWriter, "is_closing_row", whoever_closes).mutant(
+            "a writer's own close counts as another's", "rule 16a"
         ),
         a_writers_own_close_is_not_taken_for_anothers,
     ),
     (
-        Mutant(
-            "what a writer knew to be missed goes with its handle",
-            "rule 8",
-            (Patch(machine.LedgerWriter, "missed", untold),),
+        Patch(machine.LedgerWriter, "missed", untold).mutant(
+            "what a writer knew to be missed goes with its handle", "rule 8"
         ),
         what_was_missed_outlives_its_handle,
     ),
     (
-        Mutant(
-            "an owner's own roll counts as another's",
-            "rules 16a and 23",
-            (Patch(Tenancy, "may_be_own", only_the_written),),
+        Patch(Tenancy, "may_be_own", only_the_written).mutant(
+            "an owner's own roll counts as another's", "rules 16a and 23"
         ),
         an_owners_own_roll_is_not_taken_for_anothers,
     ),
     (
-        Mutant(
-            "one bookie says how far a ledger is confirmed",
-            "rules 5 and 13",
-            (Patch(ledger_reads, "confirmed_by_bookies", whoever_answers),),
+        Patch(ledger_reads, "confirmed_by_bookies", whoever_answers).mutant(
+            "one bookie says how far a ledger is confirmed", "rules 5 and 13"
         ),
         the_lac_of_one_bookie_is_not_enough,
     ),
     (
-        Mutant(
-            "a negative follows a row from the cache",
-            "rule 5",
-            (Patch(LedgerReads, "_view", from_the_cache),),
+        Patch(LedgerReads, "_view", from_the_cache).mutant(
+            "a negative follows a row from the cache", "rule 5"
         ),
         a_negative_follows_the_primary,
     ),
     (
-        Mutant(
-            "a cached row goes back in version",
-            "rule 5",
-            (Patch(LedgerRows, "put", whatever_comes),),
+        Patch(LedgerRows, "put", whatever_comes).mutant(
+            "a cached row goes back in version", "rule 5"
         ),
         a_cached_row_never_goes_back,
     ),
     (
-        Mutant(
-            "memory shows what is not confirmed",
-            "I6",
-            (Patch(WriteHandle, "recent", whatever_was_sent),),
+        Patch(WriteHandle, "recent", whatever_was_sent).mutant(
+            "memory shows what is not confirmed", "I6"
         ),
         an_entry_in_flight_is_shown_to_nobody,
     ),
     (
-        Mutant(
-            "an end is told that the database lost before it was kept",
-            "rule 18b",
-            (Patch(Ends, "_read", as_it_was_answered),),
+        Patch(Ends, "_read", as_it_was_answered).mutant(
+            "an end is told that the database lost before it was kept", "rule 18b"
         ),
         an_end_that_the_database_lacks_is_not_told,
     ),
     (
-        Mutant(
-            "a reader is told an end before members keep its row",
-            "rule 18b",
-            (Patch(Ends, "told", as_it_was_read),),
+        Patch(Ends, "told", as_it_was_read).mutant(
+            "a reader is told an end before members keep its row", "rule 18b"
         ),
         an_end_is_told_to_readers_once_it_is_kept,
     ),
     (
-        Mutant(
-            "a clock that jumped is believed", "rule 26c", (Patch(DatabaseClock, "hear", believed),)
+        Patch(DatabaseClock, "hear", believed).mutant(
+            "a clock that jumped is believed", "rule 26c"
         ),
         a_clock_that_jumped_makes_nothing_old,
     ),
     (
-        Mutant(
-            "the retention asks no clock",
-            "rule 26c",
-            (Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)),),
+        Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)).mutant(
+            "the retention asks no clock", "rule 26c"
         ),
         the_retention_waits_for_a_clock_in_doubt,
     ),
     (
-        Mutant(
-            "an end with too few copies is known as kept",
-            "rule 18b",
-            (Patch(Ends, "_read", however_few),),
+        Patch(Ends, "_read", however_few).mutant(
+            "an end with too few copies is known as kept", "rule 18b"
         ),
         an_end_with_too_few_copies_is_not_known_as_kept,
     ),
     (
-        Mutant(
-            "a log rolls though too few bookies live",
-            "rule 23",
-            (Patch(Job, "_counted", enough_anyway),),
+        Patch(Job, "_counted", enough_anyway).mutant(
+            "a log rolls though too few bookies live", "rule 23"
         ),
         no_roll_while_too_few_bookies_live,
     ),
     (
-        Mutant(
-            "an owner is gone at its first silence",
-            "rule 22",
-            (Patch(Ownership, "is_alive", asked_once),),
+        Patch(Ownership, "is_alive", asked_once).mutant(
+            "an owner is gone at its first silence", "rule 22"
         ),
         one_silence_is_not_the_end_of_an_owner,
     ),

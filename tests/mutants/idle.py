@@ -98,45 +98,27 @@ def _counted_once(_original: Any) -> Any:
 
 
 IDLE_MUTANTS: Final = (
-    Mutant(
-        "a keeper waits no longer than the log may be idle",
-        "ADR 40",
-        (Patch(Kept, "lives", _without_slack),),
+    Patch(Kept, "lives", _without_slack).mutant(
+        "a keeper waits no longer than the log may be idle", "ADR 40"
     ),
-    Mutant(
-        "a log that has expired lives again for its keeper",
-        "ADR 40",
-        (Patch(Kept, "lives", _forgiving),),
+    Patch(Kept, "lives", _forgiving).mutant(
+        "a log that has expired lives again for its keeper", "ADR 40"
     ),
-    Mutant(
-        "an appointment has no term of its own",
-        "ADR 40",
-        (Patch(LogMetadata, "kept_by", _of_the_term_before),),
+    Patch(LogMetadata, "kept_by", _of_the_term_before).mutant(
+        "an appointment has no term of its own", "ADR 40"
     ),
-    Mutant("a keeper is told once", "ADR 40", (Patch(Told, "is_due", _told_for_ever),)),
-    Mutant(
-        "a keeper counts the time in which it stood still",
-        "ADR 40",
-        (Patch(Accesses, "here", _asleep_too),),
+    Patch(Told, "is_due", _told_for_ever).mutant("a keeper is told once", "ADR 40"),
+    Patch(Accesses, "here", _asleep_too).mutant(
+        "a keeper counts the time in which it stood still", "ADR 40"
     ),
-    Mutant(
-        "a deletion does not name the keeper's term",
-        "ADR 40",
-        (Patch(Handover, "_is_meant", _of_any_term),),
+    Patch(Handover, "_is_meant", _of_any_term).mutant(
+        "a deletion does not name the keeper's term", "ADR 40"
     ),
-    Mutant(
-        "accesses at other gateways are not told",
-        "ADR 40",
-        (Patch(Accesses, "_verdict", _only_asked),),
+    Patch(Accesses, "_verdict", _only_asked).mutant(
+        "accesses at other gateways are not told", "ADR 40"
     ),
-    Mutant(
-        "a request that lasts is one access",
-        "ADR 40",
-        (Patch(Accesses, "_wait", _counted_once),),
-    ),
-    Mutant(
-        "nobody looks at a log that nobody uses",
-        "ADR 40",
-        (Patch(Accesses, "sweep", _kept_for_ever),),
+    Patch(Accesses, "_wait", _counted_once).mutant("a request that lasts is one access", "ADR 40"),
+    Patch(Accesses, "sweep", _kept_for_ever).mutant(
+        "nobody looks at a log that nobody uses", "ADR 40"
     ),
 )

@@ -578,67 +578,39 @@ def fresh_of_any(_original: Any) -> Any:
 
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
-    Mutant(
-        "a refused request is handed on without its repeats",
-        "rule 24a",
-        (Patch(Owner, "_refused", without_repeats),),
-        LOG_REPEAT,
+    Patch(Owner, "_refused", without_repeats).mutant(
+        "a refused request is handed on without its repeats", "rule 24a", LOG_REPEAT
     ),
-    Mutant(
-        "a refusal of entries that were cut counts",
-        "rule 24a",
-        (Patch(Owner, "_refused", all_refusals),),
-        LOG_REFUSALS,
+    Patch(Owner, "_refused", all_refusals).mutant(
+        "a refusal of entries that were cut counts", "rule 24a", LOG_REFUSALS
     ),
-    Mutant(
-        "an append goes to whichever log has the name",
-        "rule 27b",
-        (Patch(Append, "of", of_any),),
+    Patch(Append, "of", of_any).mutant("an append goes to whichever log has the name", "rule 27b"),
+    Patch(Ownership, "force", forced_by_name).mutant(
+        "a close closes whichever log has the name", "rule 27b"
     ),
-    Mutant(
-        "a close closes whichever log has the name",
-        "rule 27b",
-        (Patch(Ownership, "force", forced_by_name),),
+    Patch(LogReader, "_look", whichever).mutant(
+        "a read goes on with the records of a later log", "rule 27b"
     ),
-    Mutant(
-        "a read goes on with the records of a later log",
-        "rule 27b",
-        (Patch(LogReader, "_look", whichever),),
+    Patch(LogReader, "fresh", fresh_of_any).mutant(
+        "a reader that comes back is served from a later log", "rule 27b"
     ),
-    Mutant(
-        "a reader that comes back is served from a later log",
-        "rule 27b",
-        (Patch(LogReader, "fresh", fresh_of_any),),
+    Patch(reading, "RECENT_S", lambda _original: float("inf")).mutant(
+        "a deleted log is read as long as metadata of its ledgers is cached", "rule 27b"
     ),
-    Mutant(
-        "a deleted log is read as long as metadata of its ledgers is cached",
-        "rule 27b",
-        (Patch(reading, "RECENT_S", lambda _original: float("inf")),),
+    Patch(LogReader, "_check_within", lambda _original: _nothing).mutant(
+        "a read beyond the end is answered as one at the end", "rule 27b"
     ),
-    Mutant(
-        "a read beyond the end is answered as one at the end",
-        "rule 27b",
-        (Patch(LogReader, "_check_within", lambda _original: _nothing),),
+    Patch(Cluster, "is_late", always(False)).mutant(
+        "a late copy of a request is carried out", "rule 6a"
     ),
-    Mutant(
-        "a late copy of a request is carried out",
-        "rule 6a",
-        (Patch(Cluster, "is_late", always(False)),),
+    Patch(LogManager, "_change", nothing_done).mutant(
+        "a request that changes nothing leaves no name", "rule 6a"
     ),
-    Mutant(
-        "a request that changes nothing leaves no name",
-        "rule 6a",
-        (Patch(LogManager, "_change", nothing_done),),
+    Patch(LogManager, "finish", closed_without_a_name).mutant(
+        "a request that finds a log closed leaves no name", "rule 6a"
     ),
-    Mutant(
-        "a request that finds a log closed leaves no name",
-        "rule 6a",
-        (Patch(LogManager, "finish", closed_without_a_name),),
-    ),
-    Mutant(
-        "a takeover swaps the row without the request's name",
-        "rule 6a",
-        (Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)),),
+    Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)).mutant(
+        "a takeover swaps the row without the request's name", "rule 6a"
     ),
     Mutant(
         "what an ended owner was sent goes to a namesake of its log",
@@ -649,62 +621,40 @@ LOG_MUTANTS: Final = (
             Patch(LogRoute, "_is_awaited", always(True)),
         ),
     ),
-    Mutant(
+    Patch(LogRoute, "_go", waiting_at_once).mutant(
         "a request is refused because of a row that was asked for before it came",
         "rule 27b",
-        (Patch(LogRoute, "_go", waiting_at_once),),
         scope=LOG_NAMESAKE,
     ),
-    Mutant(
-        "an append that was given up goes to the next log of the name",
-        "rule 27b",
-        (Patch(LogRoute, "_is_awaited", always(True)),),
+    Patch(LogRoute, "_is_awaited", always(True)).mutant(
+        "an append that was given up goes to the next log of the name", "rule 27b"
     ),
-    Mutant(
-        "a log's deletion is told to no member of what forks name",
-        "rule 18e",
-        (Patch(LogDriver, "_delete", forks_untold),),
+    Patch(LogDriver, "_delete", forks_untold).mutant(
+        "a log's deletion is told to no member of what forks name", "rule 18e"
     ),
-    Mutant(
-        "a fork's truncation is told of its source's ledgers",
-        "rule 27a",
-        (Patch(manager, "_let_go", of_all_items),),
+    Patch(manager, "_let_go", of_all_items).mutant(
+        "a fork's truncation is told of its source's ledgers", "rule 27a"
     ),
-    Mutant(
-        "a log's deletion is told though its members were not",
-        "rule 18e",
-        (Patch(LogDriver, "_delete", told_untold),),
+    Patch(LogDriver, "_delete", told_untold).mutant(
+        "a log's deletion is told though its members were not", "rule 18e"
     ),
-    Mutant(
-        "a repeated truncation tells no member",
-        "rule 18e",
-        (Patch(Orphans, "of_log", lambda _original: _none),),
+    Patch(Orphans, "of_log", lambda _original: _none).mutant(
+        "a repeated truncation tells no member", "rule 18e"
     ),
-    Mutant(
-        "an owner appends behind the batch that ends the log",
-        "rule 25b",
-        (Patch(Owner, "_must_wait", while_it_lives),),
+    Patch(Owner, "_must_wait", while_it_lives).mutant(
+        "an owner appends behind the batch that ends the log", "rule 25b"
     ),
-    Mutant(
-        "a takeover goes on behind the batch that ended the log",
-        "rule 25b",
-        (Patch(Takeover, "_has_ended", always(False)),),
+    Patch(Takeover, "_has_ended", always(False)).mutant(
+        "a takeover goes on behind the batch that ended the log", "rule 25b"
     ),
-    Mutant(
-        "an owner takes any stream sequence",
-        "rule 25a",
-        (Patch(Pipeline, "_check_seq", skipped_now),),
+    Patch(Pipeline, "_check_seq", skipped_now).mutant(
+        "an owner takes any stream sequence", "rule 25a"
     ),
-    Mutant(
-        "a takeover forgets the last stream sequence",
-        "rule 25a",
-        (Patch(Takeover, "_stream_seq", always(None)),),
+    Patch(Takeover, "_stream_seq", always(None)).mutant(
+        "a takeover forgets the last stream sequence", "rule 25a"
     ),
-    Mutant(
-        "a takeover closes the last ledger only",
-        "rule 22",
-        (Patch(LogMetadata, "unsealed", the_last_one),),
-        scope=LOG_ROLL,
+    Patch(LogMetadata, "unsealed", the_last_one).mutant(
+        "a takeover closes the last ledger only", "rule 22", scope=LOG_ROLL
     ),
     Mutant(
         "an owner goes on whatever ledger the row names last",
@@ -712,66 +662,38 @@ LOG_MUTANTS: Final = (
         (Patch(job, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
         scope=LOG_REPEAT,
     ),
-    Mutant(
-        "an owner takes every change of the row for a harmless one",
-        "rule 22",
-        (Patch(Tenancy, "is_mine", always(True)),),
-        scope=LOG_ROLL,
+    Patch(Tenancy, "is_mine", always(True)).mutant(
+        "an owner takes every change of the row for a harmless one", "rule 22", scope=LOG_ROLL
     ),
-    Mutant(
-        "bookies forget the ledgers that were deleted",
-        "rule 16a",
-        (Patch(Cluster, "forgets_deleted", lambda _original: True),),
+    Patch(Cluster, "forgets_deleted", lambda _original: True).mutant(
+        "bookies forget the ledgers that were deleted", "rule 16a"
     ),
-    Mutant(
-        "an owner asks for no writer token",
-        "rule 22",
-        (Patch(Tenancy, "check_token", skipped_now),),
+    Patch(Tenancy, "check_token", skipped_now).mutant(
+        "an owner asks for no writer token", "rule 22"
     ),
-    Mutant(
-        "a ledger's writer is not told its place in the log",
-        "rule 18f",
-        (Patch(LogDriver, "_place_last", skipped_now),),
+    Patch(LogDriver, "_place_last", skipped_now).mutant(
+        "a ledger's writer is not told its place in the log", "rule 18f"
     ),
-    Mutant(
-        "a roll does not wait for what is in flight",
-        "rule 23",
-        (Patch(Owner, "_proceed", closing_at_once),),
-        scope=LOG_ROLL,
+    Patch(Owner, "_proceed", closing_at_once).mutant(
+        "a roll does not wait for what is in flight", "rule 23", scope=LOG_ROLL
     ),
-    Mutant(
-        "a ledger is followed by another one before it is closed",
-        "rules 23 and 28",
-        (Patch(Job, "close", not_closing),),
-        scope=LOG_ROLL,
+    Patch(Job, "close", not_closing).mutant(
+        "a ledger is followed by another one before it is closed", "rules 23 and 28", scope=LOG_ROLL
     ),
-    Mutant(
-        "a roll that meets a change of the limits undoes it",
-        "rule 23",
-        (Patch(Job, "_swapped", with_its_settings),),
+    Patch(Job, "_swapped", with_its_settings).mutant(
+        "a roll that meets a change of the limits undoes it", "rule 23"
     ),
-    Mutant(
-        "what was in flight when an owner ended counts as done",
-        "rule 24",
-        (Patch(Owner, "_retire", acknowledged_anyway),),
-        scope=LOG_REPEAT,
+    Patch(Owner, "_retire", acknowledged_anyway).mutant(
+        "what was in flight when an owner ended counts as done", "rule 24", scope=LOG_REPEAT
     ),
-    Mutant(
-        "what an ended ledger has kept is appended again",
-        "rule 24",
-        (Patch(Owner, "_settle", appended_again),),
-        scope=LOG_PUBLICATION,
+    Patch(Owner, "_settle", appended_again).mutant(
+        "what an ended ledger has kept is appended again", "rule 24", scope=LOG_PUBLICATION
     ),
-    Mutant(
-        "a packed batch has the digest of what is stored",
-        "rule 26",
-        (Patch(batch, "content", digest_of_what_is_stored),),
+    Patch(batch, "content", digest_of_what_is_stored).mutant(
+        "a packed batch has the digest of what is stored", "rule 26"
     ),
-    Mutant(
-        "a batch does not count the records before it",
-        "rule 25",
-        (Patch(batch, "placed", counting_nothing),),
-        scope=LOG_TWO,
+    Patch(batch, "placed", counting_nothing).mutant(
+        "a batch does not count the records before it", "rule 25", scope=LOG_TWO
     ),
     Mutant(
         "a producer's repeat is appended again",
@@ -779,147 +701,85 @@ LOG_MUTANTS: Final = (
         (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
         scope=LOG_REPEAT,
     ),
-    Mutant(
-        "a takeover does not learn what producers have appended since",
-        "rule 26",
-        (Patch(Takeover, "_learn", skipped_now),),
-        scope=LOG_REPEAT,
+    Patch(Takeover, "_learn", skipped_now).mutant(
+        "a takeover does not learn what producers have appended since", "rule 26", scope=LOG_REPEAT
     ),
-    Mutant(
-        "a new ledger's item carries no producers",
-        "rule 26",
-        (Patch(ProducerTable, "snapshot", always(())),),
-        scope=LOG_REPEAT_ROLL,
+    Patch(ProducerTable, "snapshot", always(())).mutant(
+        "a new ledger's item carries no producers", "rule 26", scope=LOG_REPEAT_ROLL
     ),
-    Mutant(
-        "an unknown producer is new",
-        "rule 26a",
-        (Patch(ProducerTable, "find", since_ever),),
-        scope=LOG_FORGOTTEN,
+    Patch(ProducerTable, "find", since_ever).mutant(
+        "an unknown producer is new", "rule 26a", scope=LOG_FORGOTTEN
     ),
-    Mutant(
-        "Producer-Since is not compared with what was forgotten",
-        "rule 26a",
-        (Patch(ProducerTable, "find", since_any),),
+    Patch(ProducerTable, "find", since_any).mutant(
+        "Producer-Since is not compared with what was forgotten", "rule 26a"
     ),
-    Mutant(
-        "what was forgotten is not kept over a takeover",
-        "rule 26a",
-        (Patch(LogMetadata, "with_ends", forgetting_whom),),
+    Patch(LogMetadata, "with_ends", forgetting_whom).mutant(
+        "what was forgotten is not kept over a takeover", "rule 26a"
     ),
-    Mutant(
+    Patch(ProducerTable, "lost", one_less).mutant(
         "what was forgotten ends with its last offset, not after it",
         "rule 26a",
-        (Patch(ProducerTable, "lost", one_less),),
         scope=LOG_FORGOTTEN,
     ),
-    Mutant(
-        "a Producer-Since above the log's end is taken",
-        "rule 26a",
-        (Patch(Pipeline, "_check_since", always(None)),),
+    Patch(Pipeline, "_check_since", always(None)).mutant(
+        "a Producer-Since above the log's end is taken", "rule 26a"
     ),
-    Mutant(
-        "a gateway's own clock forgets producers",
-        "rule 26a",
-        (Patch(Now, "expiry_ms", by_its_own),),
+    Patch(Now, "expiry_ms", by_its_own).mutant(
+        "a gateway's own clock forgets producers", "rule 26a"
     ),
-    Mutant(
-        "a gateway's own clock stamps what it appends",
-        "rule 26a",
-        (Patch(Now, "stamp_ms", by_its_own),),
+    Patch(Now, "stamp_ms", by_its_own).mutant(
+        "a gateway's own clock stamps what it appends", "rule 26a"
     ),
-    Mutant(
-        "a takeover appends at times before those of its predecessor",
-        "rule 26b",
-        (Patch(Takeover, "_appended_ms", untold),),
+    Patch(Takeover, "_appended_ms", untold).mutant(
+        "a takeover appends at times before those of its predecessor", "rule 26b"
     ),
-    Mutant(
-        "a roll appends at times before those of the ledger before",
-        "rule 26b",
-        (Patch(Tenancy, "next_ledger", in_its_own_order),),
+    Patch(Tenancy, "next_ledger", in_its_own_order).mutant(
+        "a roll appends at times before those of the ledger before", "rule 26b"
     ),
-    Mutant(
-        "what a transaction published keeps the times of its writing",
-        "rule 26b",
-        (Patch(LogMetadata, "with_published", as_written),),
+    Patch(LogMetadata, "with_published", as_written).mutant(
+        "what a transaction published keeps the times of its writing", "rule 26b"
     ),
-    Mutant(
-        "a search for a time ends a record late",
-        "rule 26b",
-        (Patch(reading, "find_time", one_late),),
+    Patch(reading, "find_time", one_late).mutant(
+        "a search for a time ends a record late", "rule 26b"
     ),
-    Mutant(
-        "a commit that another owner did counts as this one's",
-        "rule 28",
-        (Patch(Job, "_swapped", taken_for_ours),),
-        scope=LOG_TWICE,
+    Patch(Job, "_swapped", taken_for_ours).mutant(
+        "a commit that another owner did counts as this one's", "rule 28", scope=LOG_TWICE
     ),
-    Mutant(
-        "a published ledger's records are not counted",
-        "rule 28",
-        (Patch(manager, "sizes_of", counted_as_one),),
+    Patch(manager, "sizes_of", counted_as_one).mutant(
+        "a published ledger's records are not counted", "rule 28"
     ),
-    Mutant(
-        "a new generation begins at offset 0",
-        "rule 28",
-        (Patch(LogMetadata, "with_published", from_zero),),
-        scope=LOG_OVERWRITE,
+    Patch(LogMetadata, "with_published", from_zero).mutant(
+        "a new generation begins at offset 0", "rule 28", scope=LOG_OVERWRITE
     ),
-    Mutant(
-        "a read believes what bookies know of the LAC",
-        "I32",
-        (Patch(LogReader, "_confirmed", believing),),
+    Patch(LogReader, "_confirmed", believing).mutant(
+        "a read believes what bookies know of the LAC", "I32"
     ),
-    Mutant(
-        "a read takes an old row's end for the log's",
-        "I33",
-        (Patch(LogReader, "_fill", any_row),),
+    Patch(LogReader, "_fill", any_row).mutant("a read takes an old row's end for the log's", "I33"),
+    Patch(LogReader, "full_page", of_any_size).mutant(
+        "a page that is not full rests on a row of a moment before", "I33"
     ),
-    Mutant(
-        "a page that is not full rests on a row of a moment before",
-        "I33",
-        (Patch(LogReader, "full_page", of_any_size),),
+    Patch(Job, "_look", from_memory).mutant(
+        "an owner believes its memory of a log that may be deleted", "rule 26"
     ),
-    Mutant(
-        "an owner believes its memory of a log that may be deleted",
-        "rule 26",
-        (Patch(Job, "_look", from_memory),),
+    Patch(Owner, "_names", always(True)).mutant(
+        "nobody asks whether a log still names a new ledger", "rule 18f", scope=LOG_LOST
     ),
-    Mutant(
-        "nobody asks whether a log still names a new ledger",
-        "rule 18f",
-        (Patch(Owner, "_names", always(True)),),
-        scope=LOG_LOST,
+    Patch(Handover, "_fence", unfenced).mutant(
+        "the name of a log is free before its writer has ended", "rule 27", scope=LOG_DELETION
     ),
-    Mutant(
-        "the name of a log is free before its writer has ended",
-        "rule 27",
-        (Patch(Handover, "_fence", unfenced),),
-        scope=LOG_DELETION,
+    Patch(appends, "transaction_of", always("one")).mutant(
+        "the ledger API writes to a log's ledgers", "rule 27"
     ),
-    Mutant(
-        "the ledger API writes to a log's ledgers",
-        "rule 27",
-        (Patch(appends, "transaction_of", always("one")),),
+    Patch(gathered.Page, "own", lambda _original: lambda _page, count: count).mutant(
+        "a read of a fork goes on where the fork ends in a ledger", "rule 27a"
     ),
-    Mutant(
-        "a read of a fork goes on where the fork ends in a ledger",
-        "rule 27a",
-        (Patch(gathered.Page, "own", lambda _original: lambda _page, count: count),),
+    Patch(LogMetadata, "base", the_last_of_all).mutant(
+        "a takeover of a fork learns from the source's ledger", "rule 27a"
     ),
-    Mutant(
-        "a takeover of a fork learns from the source's ledger",
-        "rule 27a",
-        (Patch(LogMetadata, "base", the_last_of_all),),
+    Patch(LogMetadata, "is_sealed_below", always(True)).mutant(
+        "a fork within an open ledger needs no roll", "rule 27a"
     ),
-    Mutant(
-        "a fork within an open ledger needs no roll",
-        "rule 27a",
-        (Patch(LogMetadata, "is_sealed_below", always(True)),),
-    ),
-    Mutant(
-        "a degraded ensemble need not reach Qa",
-        "rule 29",
-        (Patch(directory, "_mixed", any_absent),),
+    Patch(directory, "_mixed", any_absent).mutant(
+        "a degraded ensemble need not reach Qa", "rule 29"
     ),
 )

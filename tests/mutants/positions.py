@@ -200,114 +200,56 @@ def _of_any_creation(_original: Any) -> Any:
 
 
 POSITION_MUTANTS: Final = (
-    Mutant(
-        "a copy of a change that was decided is decided once more",
-        "32",
-        (Patch(Positions, "decided", _unknown),),
+    Patch(Positions, "decided", _unknown).mutant(
+        "a copy of a change that was decided is decided once more", "32"
     ),
-    Mutant(
-        "a change is done that would be forgotten if a copy had been done",
-        "32",
-        (Patch(Draft, "_is_remembered", _always),),
+    Patch(Draft, "_is_remembered", _always).mutant(
+        "a change is done that would be forgotten if a copy had been done", "32"
     ),
-    Mutant(
-        "a change that was refused is not remembered",
-        "32",
-        (Patch(Positions, "_remember", _of_what_was_done),),
+    Patch(Positions, "_remember", _of_what_was_done).mutant(
+        "a change that was refused is not remembered", "32"
     ),
-    Mutant(
-        "tokens that were forgotten count as remembered",
-        "32",
-        (Patch(Positions, "_remember", _of_all_time),),
+    Patch(Positions, "_remember", _of_all_time).mutant(
+        "tokens that were forgotten count as remembered", "32"
     ),
-    Mutant(
-        "tokens of records that were never read count as remembered",
-        "32",
-        (Patch(Positions, "reach", _from_the_beginning),),
+    Patch(Positions, "reach", _from_the_beginning).mutant(
+        "tokens of records that were never read count as remembered", "32"
     ),
-    Mutant(
-        "a keeper that was overtaken and is not the owner decides anew",
-        "32",
-        (Patch(PositionKeeper, "_overtaken", _for_ever_the_owner),),
+    Patch(PositionKeeper, "_overtaken", _for_ever_the_owner).mutant(
+        "a keeper that was overtaken and is not the owner decides anew", "32"
     ),
-    Mutant(
-        "a consumer expires while its lease is held",
-        "32a",
-        (Patch(Draft, "_expire", _whoever_holds_it),),
+    Patch(Draft, "_expire", _whoever_holds_it).mutant(
+        "a consumer expires while its lease is held", "32a"
     ),
-    Mutant(
-        "a consumer expires that was used just before",
-        "32a",
-        (Patch(Draft, "_expire", _whenever_it_was_used),),
+    Patch(Draft, "_expire", _whenever_it_was_used).mutant(
+        "a consumer expires that was used just before", "32a"
     ),
-    Mutant(
-        "consumers are freed with a namesake of their log",
-        "32a",
-        (Patch(Draft, "_free", _of_any_creation),),
+    Patch(Draft, "_free", _of_any_creation).mutant(
+        "consumers are freed with a namesake of their log", "32a"
     ),
-    Mutant(
-        "a new keeper grants at once what may be held",
-        "ADR 37",
-        (Patch(Positions, "learned", _unchecked),),
+    Patch(Positions, "learned", _unchecked).mutant(
+        "a new keeper grants at once what may be held", "ADR 37"
     ),
-    Mutant(
-        "a fencing token is not compared",
-        "ADR 37",
-        (Patch(positions, "_check_token", _unchecked),),
+    Patch(positions, "_check_token", _unchecked).mutant(
+        "a fencing token is not compared", "ADR 37"
     ),
-    Mutant(
-        "a lease that is held is granted",
-        "ADR 37",
-        (Patch(Draft, "_check_free", _unchecked),),
+    Patch(Draft, "_check_free", _unchecked).mutant("a lease that is held is granted", "ADR 37"),
+    Patch(PositionKeeper, "_append", _told_at_once).mutant(
+        "an answer is given before it is in the log", "ADR 37"
     ),
-    Mutant(
-        "an answer is given before it is in the log",
-        "ADR 37",
-        (Patch(PositionKeeper, "_append", _told_at_once),),
+    Patch(PositionKeeper, "_failed", _taken_for_done).mutant(
+        "an append of an unknown outcome counts as done", "ADR 37"
     ),
-    Mutant(
-        "an append of an unknown outcome counts as done",
-        "ADR 37",
-        (Patch(PositionKeeper, "_failed", _taken_for_done),),
+    Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
+        "the older of two workers with one name takes the lease", "ADR 37"
     ),
-    Mutant(
-        "the older of two workers with one name takes the lease",
-        "ADR 37",
-        (Patch(Draft, "_acquire", _whoever_was_started_later),),
+    Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
+    Patch(PositionKeeper, "step", _by_the_wall).mutant(
+        "a lease ends by the clock on the wall", "ADR 37"
     ),
-    Mutant(
-        "a reset leaves the token",
-        "ADR 37",
-        (Patch(Draft, "_decide", _without_a_token),),
-    ),
-    Mutant(
-        "a lease ends by the clock on the wall",
-        "ADR 37",
-        (Patch(PositionKeeper, "step", _by_the_wall),),
-    ),
-    Mutant(
-        "records that count are dropped",
-        "ADR 37",
-        (Patch(Positions, "begin", _of_the_last_row),),
-    ),
-    Mutant(
-        "rows outlive a truncation",
-        "ADR 37",
-        (Patch(PositionKeeper, "step", _with_what_it_had),),
-    ),
-    Mutant(
-        "who was overtaken does not read",
-        "ADR 37",
-        (Patch(PositionKeeper, "step", _unread),),
-    ),
-    Mutant(
-        "versions begin anew after a deletion",
-        "ADR 37",
-        (Patch(Draft, "_version", _from_one),),
-    ),
-    Mutant(
-        "a commit moves a position back",
-        "ADR 37",
-        (Patch(Draft, "_commit", _any_offset),),
-    ),
+    Patch(Positions, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
+    Patch(PositionKeeper, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
+    Patch(PositionKeeper, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
+    Patch(Draft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
+    Patch(Draft, "_commit", _any_offset).mutant("a commit moves a position back", "ADR 37"),
 )

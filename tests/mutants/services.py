@@ -34,7 +34,7 @@ from services.metadata.memory import Memory
 from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch
-from tests.sim.services.plan import draw_both_lost, draw_losses, draw_restores
+from tests.sim.services.plan import draw, draw_both_lost, draw_losses, draw_restores
 
 
 def gone_if_unnamed(_original: Any) -> Any:
@@ -220,152 +220,85 @@ def not_asked(_original: Any) -> Any:
 
 
 SERVICES: Final = (
-    Mutant(
-        "copies are made without the recovery flag",
-        "X16, BK#4163, I25",
-        (Patch(FragmentRepair, "_send", normal_add),),
-        is_of_services=True,
+    Patch(FragmentRepair, "_send", normal_add).mutant(
+        "copies are made without the recovery flag", "X16, BK#4163, I25", draw_services=draw
     ),
-    Mutant(
-        "what no list names is collected",
-        "X17, BK#870, I26, rule 18",
-        (Patch(Collector, "_disposal", gone_if_unnamed),),
-        is_of_services=True,
+    Patch(Collector, "_disposal", gone_if_unnamed).mutant(
+        "what no list names is collected", "X17, BK#870, I26, rule 18", draw_services=draw
     ),
-    Mutant(
-        "a repair's target counts as nobody",
-        "rules 18 and 20, I26",
-        (Patch(LedgerMetadata, "all_members", without_targets),),
-        is_of_services=True,
+    Patch(LedgerMetadata, "all_members", without_targets).mutant(
+        "a repair's target counts as nobody", "rules 18 and 20, I26", draw_services=draw
     ),
-    Mutant(
-        "the fence goes with the copy",
-        "rule 16, I13",
-        (Patch(Replica, "apply", entries_only),),
-        is_of_services=True,
+    Patch(Replica, "apply", entries_only).mutant(
+        "the fence goes with the copy", "rule 16, I13", draw_services=draw
     ),
-    Mutant(
+    Patch(Replica, "apply", forgotten_id).mutant(
         "a deleted ledger's id is forgotten",
         "rule 16a, I13",
-        (Patch(Replica, "apply", forgotten_id),),
         Scope("one entry, deleted and dropped", deletes=True),
-        is_of_services=True,
+        draw_services=draw,
     ),
-    Mutant(
-        "an unrecovered ledger is read as complete",
-        "X19, pravega#1907",
-        (Patch(Recoveries, "_recover", read_without_recovery),),
-        is_of_services=True,
+    Patch(Recoveries, "_recover", read_without_recovery).mutant(
+        "an unrecovered ledger is read as complete", "X19, pravega#1907", draw_services=draw
     ),
-    Mutant(
-        "a second process writes a ledger",
-        "rule 11, I29",
-        (Patch(Creations, "_adopt", adopted),),
-        is_of_services=True,
+    Patch(Creations, "_adopt", adopted).mutant(
+        "a second process writes a ledger", "rule 11, I29", draw_services=draw
     ),
-    Mutant(
-        "what is not found is denied",
-        "rule 5, I6",
-        (Patch(ledger_reads, "_absent", sure_negative),),
-        is_of_services=True,
+    Patch(ledger_reads, "_absent", sure_negative).mutant(
+        "what is not found is denied", "rule 5, I6", draw_services=draw
     ),
-    Mutant(
-        "what somebody has is given up",
-        "rule 31",
-        (Patch(Answers, "is_lost", always(True)),),
-        is_of_services=True,
+    Patch(Answers, "is_lost", always(True)).mutant(
+        "what somebody has is given up", "rule 31", draw_services=draw
     ),
     Mutant(
         "lost members decide before the others have spoken",
         "rule 14",
         (Patch(Tally, "_is_absent", lost_first), Patch(Recovery, "_is_covered", lost_are_fenced)),
-        is_of_services=True,
         draw_services=draw_losses,
     ),
-    Mutant(
-        "a ledger does not say that it may lack entries",
-        "rule 14",
-        (Patch(recovery, "replace", unsaid),),
-        is_of_services=True,
+    Patch(recovery, "replace", unsaid).mutant(
+        "a ledger does not say that it may lack entries", "rule 14", draw_services=draw
     ),
-    Mutant(
-        "a live writer's ledger is recovered",
-        "rule 21",
-        (Patch(Auditor, "_presence_of", nobody_there),),
-        is_of_services=True,
+    Patch(Auditor, "_presence_of", nobody_there).mutant(
+        "a live writer's ledger is recovered", "rule 21", draw_services=draw
     ),
-    Mutant(
-        "a member that is away is filled up all the same",
-        "rule 8",
-        (Patch(Worker, "_may_stay", always(True)),),
-        is_of_services=True,
+    Patch(Worker, "_may_stay", always(True)).mutant(
+        "a member that is away is filled up all the same", "rule 8", draw_services=draw
     ),
-    Mutant(
-        "an end is told before members keep its row",
-        "rule 18b",
-        (Patch(RowSpread, "begin", told_without_copies),),
-        is_of_services=True,
+    Patch(RowSpread, "begin", told_without_copies).mutant(
+        "an end is told before members keep its row", "rule 18b", draw_services=draw
     ),
-    Mutant(
-        "nobody else keeps an end that too few members keep",
-        "rule 18b",
-        (Patch(RowSpread, "others", settled_without_others),),
-        is_of_services=True,
+    Patch(RowSpread, "others", settled_without_others).mutant(
+        "nobody else keeps an end that too few members keep", "rule 18b", draw_services=draw
     ),
-    Mutant(
-        "the check sends no copies of rows",
-        "rule 18b",
-        (Patch(checker, "spread", not_sent),),
-        is_of_services=True,
+    Patch(checker, "spread", not_sent).mutant(
+        "the check sends no copies of rows", "rule 18b", draw_services=draw
     ),
-    Mutant(
-        "a database that went back is believed",
-        "rule 18a",
-        (Patch(Memory, "compare", believed),),
-        is_of_services=True,
-        draw_services=draw_restores,
+    Patch(Memory, "compare", believed).mutant(
+        "a database that went back is believed", "rule 18a", draw_services=draw_restores
     ),
-    Mutant(
+    Patch(Memory, "wanted", of_its_own).mutant(
         "a service forgets what others told of the database",
         "rule 18a",
-        (Patch(Memory, "wanted", of_its_own),),
-        is_of_services=True,
         draw_services=draw_restores,
     ),
     Mutant(
         "the collector presents no witnesses",
         "rule 18a, I26",
         (Patch(MetadataClient, "proofs", unproven), Patch(MetadataRows, "confirm", not_asked)),
-        is_of_services=True,
         draw_services=draw_restores,
     ),
-    Mutant(
-        "what requests present is not looked for",
-        "rule 18a",
-        (Patch(Memory, "presented", always(())),),
-        is_of_services=True,
-        draw_services=draw_restores,
+    Patch(Memory, "presented", always(())).mutant(
+        "what requests present is not looked for", "rule 18a", draw_services=draw_restores
     ),
-    Mutant(
-        "a metadata process that starts asks nobody",
-        "rule 18a",
-        (Patch(Inquiry, "ask", nobody_asked),),
-        is_of_services=True,
-        draw_services=draw_restores,
+    Patch(Inquiry, "ask", nobody_asked).mutant(
+        "a metadata process that starts asks nobody", "rule 18a", draw_services=draw_restores
     ),
-    Mutant(
-        "an add is acknowledged without a copy of its row",
-        "rule 18b",
-        (Patch(Replica, "_kept_row", always(())),),
-        is_of_services=True,
-        draw_services=draw_restores,
+    Patch(Replica, "_kept_row", always(())).mutant(
+        "an add is acknowledged without a copy of its row", "rule 18b", draw_services=draw_restores
     ),
-    Mutant(
-        "nobody queues a repair that lacks its last step",
-        "rule 20b",
-        (Patch(Checker, "_queue_placed", not_queued),),
-        is_of_services=True,
-        draw_services=draw_restores,
+    Patch(Checker, "_queue_placed", not_queued).mutant(
+        "nobody queues a repair that lacks its last step", "rule 20b", draw_services=draw_restores
     ),
     Mutant(
         "a disk that is lost with the database comes back as the same member",
@@ -374,7 +307,6 @@ SERVICES: Final = (
             Patch(rebuild, "stand_ins", always({})),
             Patch(changes, "check_new_incarnation", always(None)),
         ),
-        is_of_services=True,
         draw_services=draw_both_lost,
     ),
 )

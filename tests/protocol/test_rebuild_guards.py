@@ -1,7 +1,7 @@
 """Guards of rule 18d, each taken out once: a claim of `test_rebuild` must miss it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,19 +13,8 @@ from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.protocol.rebuild_log import LedgerPlace
+from tests.mutants.hunt import Guard, applied, swap
 from tests.protocol import test_rebuild as claims
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What stands in for a guard, and the claim that then fails."""
-
-    name: str
-    owner: Any
-    attribute: str
-    instead: Any
-    claim: Callable[[], None]
-
 
 Found: Final = rebuild_log._Found
 
@@ -66,22 +55,17 @@ def knowing_producers(row: LogMetadata, *given: Any, **named: Any) -> LogMetadat
 
 
 GUARDS: Final = (
-    Guard(
+    swap(Bookies, "lost_of", silent_bookies_are_none()).guard(
         "an open row is written whoever is silent",
-        Bookies,
-        "lost_of",
-        silent_bookies_are_none(),
+        "rule 18d",
         claims.test_an_open_row_waits_where_as_many_bookies_are_silent_as_may_have_confirmed_more,
     ),
-    Guard(
+    swap(Bookies, "lost_of", lambda bookies, _row: len(bookies.silent)).guard(
         "a bookie that lost its data is asked as any other",
-        Bookies,
-        "lost_of",
-        lambda bookies, _row: len(bookies.silent),
+        "rule 18d",
         claims.test_a_bookie_that_lost_its_data_counts_as_silent,
     ),
-    Guard(
-        "a bookie that answers as an older incarnation has its data",
+    swap(
         Bookies,
         "lost_of",
         lambda bookies, row: len(
@@ -92,13 +76,14 @@ GUARDS: Final = (
                 if member_incarnation(m) < bookies.answering.get(member_name(m), 0)
             }
         ),
+    ).guard(
+        "a bookie that answers as an older incarnation has its data",
+        "rule 18d",
         partial(claims.test_a_bookie_that_answers_as_another_incarnation_lost_its_data, 1),
     ),
-    Guard(
+    swap(Bookies, "without_data_of", lambda _bookies, _row: "").guard(
         "a row is written though a new directory is registered as its member",
-        Bookies,
-        "without_data_of",
-        lambda _bookies, _row: "",
+        "rule 18d",
         partial(
             claims.test_no_row_is_written_whose_member_a_new_directory_is_registered_as,
             2,
@@ -106,163 +91,136 @@ GUARDS: Final = (
             is_written=False,
         ),
     ),
-    Guard(
+    swap(claims, "stand_ins", lambda _named, _present: {}).guard(
         "no cookie stands in for a bookie that did not answer",
-        claims,
-        "stand_ins",
-        lambda _named, _present: {},
+        "rule 18d",
         claims.test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name,
     ),
-    Guard(
+    swap(
+        rebuild, "_is_deletion_proven", lambda held: any(bookie.is_deleted for bookie in held)
+    ).guard(
         "only an id that was dropped is one of a deleted ledger",
-        rebuild,
-        "_is_deletion_proven",
-        lambda held: any(bookie.is_deleted for bookie in held),
+        "rule 18d",
         claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
     ),
-    Guard(
+    swap(LedgerMetadata, "deleted", lambda row, attempt="": claims.later(row, attempt)).guard(
         "what members hear of a deletion is the last row",
-        LedgerMetadata,
-        "deleted",
-        lambda row, attempt="": claims.later(row, attempt),
+        "rule 18d",
         claims.test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold,
     ),
-    Guard("a higher version comes of any lower one", rebuild, "_fork", nothing_wrong, forks),
-    Guard(
+    swap(rebuild, "_fork", nothing_wrong).guard(
+        "a higher version comes of any lower one", "rule 18d", forks
+    ),
+    swap(rebuild, "_is_moved", lambda _known, _newest, _keeping: False).guard(
         "a CLOSED row stays where no copy tells the steps of its repairs",
-        rebuild,
-        "_is_moved",
-        lambda _known, _newest, _keeping: False,
+        "rule 18d",
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
     ),
-    Guard(
+    swap(rebuild, "_but_members", lambda row: row.last_entry).guard(
         "a CLOSED row is moved though more than its members differs",
-        rebuild,
-        "_but_members",
-        lambda row: row.last_entry,
+        "rule 18d",
         claims.test_a_closed_row_is_moved_by_a_later_copy_though_nobody_tells_the_steps_between,
     ),
-    Guard(
-        "a CLOSED row is moved to members that may have dropped their entries",
+    swap(
         rebuild,
         "_is_moved",
         lambda known, newest, _keeping: rebuild._but_members(known) == rebuild._but_members(newest),
+    ).guard(
+        "a CLOSED row is moved to members that may have dropped their entries",
+        "rule 18d",
         claims.test_a_closed_row_is_not_moved_to_members_that_may_have_dropped_their_entries,
     ),
-    Guard(
+    swap(rebuild, "_placed", lambda known, _rows: known).guard(
         "a place that the database lacks is no change",
-        rebuild,
-        "_placed",
-        lambda known, _rows: known,
+        "rule 18d",
         claims.test_a_row_gets_the_place_in_its_log_that_its_copies_tell,
     ),
-    Guard("one of two ends is written", rebuild, "_contradiction", nothing_wrong, two_ends),
-    Guard("places of a log may overlap", Found, "misplaced", nothing_wrong, overlaps),
-    Guard(
+    swap(rebuild, "_contradiction", nothing_wrong).guard(
+        "one of two ends is written", "rule 18d", two_ends
+    ),
+    swap(Found, "misplaced", nothing_wrong).guard(
+        "places of a log may overlap", "rule 18d", overlaps
+    ),
+    swap(Found, "without_empty", lambda _found, items: items).guard(
         "an empty ledger takes the place of the one behind it",
-        Found,
-        "without_empty",
-        lambda _found, items: items,
+        "rule 18d",
         claims.test_an_empty_ledger_has_no_place_but_at_the_end,
     ),
-    Guard(
+    swap(Found, "_is_passed_over", lambda *_given: False).guard(
         "a ledger that was passed over takes the place of the one behind it",
-        Found,
-        "_is_passed_over",
-        lambda *_given: False,
+        "rule 18d",
         claims.test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_place_to_another,
     ),
-    Guard(
+    swap(Found, "missing", property(lambda _found: [])).guard(
         "a ledger ends where the next one that is held begins",
-        Found,
-        "missing",
-        property(lambda _found: []),
+        "rule 18d",
         claims.test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told,
     ),
-    Guard(
+    swap(Found, "gap", nothing_wrong).guard(
         "a hole of which nobody knows the beginning is closed",
-        Found,
-        "gap",
-        nothing_wrong,
+        "rule 18d",
         claims.test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed,
     ),
-    Guard(
+    swap(Found, "not_let_go", lambda _found, items, _deleted: items).guard(
         "what a log let go of comes back",
-        Found,
-        "not_let_go",
-        lambda _found, items, _deleted: items,
+        "rule 18d",
         claims.test_what_the_log_let_go_of_before_a_ledger_was_placed_does_not_come_back,
     ),
-    Guard(
+    swap(LedgerPlace, "log_created_at", "").guard(
         "a log's name is the log",
-        LedgerPlace,
-        "log_created_at",
-        "",
+        "rule 18d",
         claims.test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one,
     ),
-    Guard(
+    swap(Found, "hides_next", lambda _found, _items: False).guard(
         "a lost log ends where those who answer know no further ledger",
-        Found,
-        "hides_next",
-        lambda _found, _items: False,
+        "rule 18d",
         claims.test_a_lost_log_whose_next_ledger_may_be_on_silent_bookies_waits,
     ),
-    Guard(
+    swap(Found, "unexplained", nothing_wrong).guard(
         "a ledger that is deleted in the middle of a log is none of it, whoever tells",
-        Found,
-        "unexplained",
-        nothing_wrong,
+        "rule 18d",
         claims.test_a_deleted_ledger_that_had_no_records_was_only_passed_over,
     ),
-    Guard(
+    swap(rebuild_log, "_with_items", knowing_producers).guard(
         "a rebuilt log knows its producers",
-        rebuild_log,
-        "_with_items",
-        knowing_producers,
+        "rule 18d",
         claims.test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer,
     ),
-    Guard(
-        "a lost log has no metadata",
+    swap(
         rebuild_log,
         "LogSettings",
         lambda quorum, digest, **_more: LogSettings(quorum=quorum, digest=digest),
+    ).guard(
+        "a lost log has no metadata",
+        "rule 18d",
         claims.test_a_lost_log_has_the_settings_that_its_owner_gave_to_its_ledgers,
     ),
-    Guard(
+    swap(LedgerPlace, "published_ms", 0).guard(
         "what was published has the times of its writing",
-        LedgerPlace,
-        "published_ms",
-        0,
+        "rule 18d",
         claims.test_what_a_transaction_published_keeps_the_time_of_its_publication,
     ),
-    Guard(
+    swap(rebuild_log, "_stream_seq", lambda row, _ledgers: row.stream_seq).guard(
         "a lost log has no stream sequence",
-        rebuild_log,
-        "_stream_seq",
-        lambda row, _ledgers: row.stream_seq,
+        "rule 18d",
         claims.test_a_stream_sequence_comes_back_as_it_was_before_the_last_ledger,
     ),
-    Guard(
+    swap(rebuild_log, "NEW_LOG_VERSION", 1).guard(
         "a log begins anew at a version that somebody may name",
-        rebuild_log,
-        "NEW_LOG_VERSION",
-        1,
+        "rule 18d",
         claims.test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer,
     ),
-    Guard(
+    swap(rebuild, "_contains", lambda known, row: row.attempt in known.attempts).guard(
         "a row without a token is never contained",
-        rebuild,
-        "_contains",
-        lambda known, row: row.attempt in known.attempts,
+        "rule 18d",
         claims.test_a_row_of_before_tokens_is_compared_by_its_version,
     ),
 )
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
-def test_a_guard_that_is_taken_out_is_missed(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_is_taken_out_is_missed(guard: Guard) -> None:
     guard.claim()
-    monkeypatch.setattr(guard.owner, guard.attribute, guard.instead)
 
-    with pytest.raises(AssertionError):
+    with applied(guard), pytest.raises(AssertionError):
         guard.claim()

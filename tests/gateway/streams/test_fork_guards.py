@@ -1,7 +1,6 @@
 """Guards of a gateway's forks, each with the test that finds its absence (rule 27a)."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -12,7 +11,8 @@ from services.gateway.logs.ends import read_head
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rows import LogRows
 from tests.gateway.streams import test_forks as claims
-from tests.gateway.streams.test_streams import Served, served
+from tests.gateway.streams.test_streams import served
+from tests.mutants.hunt import Guard, Patch, applied
 
 
 def all_of_them(_original: Any) -> Any:
@@ -53,78 +53,49 @@ def sealed_anyhow(_original: Any) -> Any:
     return lambda _self, _offset: True
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What is taken out, and the test that then fails."""
-
-    name: str
-    owner: Any
-    attribute: str
-    patch: Callable[[Any], Any]
-    claim: Callable[[Served], Awaitable[None]]
-    rule: str = "rule 27a"
-
-
 GUARDS: Final = (
-    Guard(
+    Patch(gathered.Page, "own", all_of_them).guard(
         "a read of a fork goes on where the fork ends in a ledger",
-        gathered.Page,
-        "own",
-        all_of_them,
+        "rule 27a",
         claims.test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
     ),
-    Guard(
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
         "a takeover of a fork learns from the source's ledger",
-        LogMetadata,
-        "base",
-        whoever_wrote_it,
+        "rule 27a",
         claims.test_how_the_source_ended_says_nothing_of_a_fork,
     ),
-    Guard(
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
         "a takeover of a fork learns the source's sequence",
-        LogMetadata,
-        "base",
-        whoever_wrote_it,
+        "rule 27a",
         claims.test_a_sequence_of_the_source_is_none_of_the_forks,
     ),
-    Guard(
+    Patch(LogReader, "_fill_from", with_the_sources_end).guard(
         "a reader of a fork takes the source's end for the fork's",
-        LogReader,
-        "_fill_from",
-        with_the_sources_end,
+        "rule 27a",
         claims.test_how_the_source_ended_says_nothing_of_a_fork,
     ),
-    Guard(
+    Patch(LogReader, "last_batch", by_anybody).guard(
         "a closed fork knows the source's last producer",
-        LogReader,
-        "last_batch",
-        by_anybody,
+        "rule 27a",
         claims.test_a_fork_that_is_closed_with_nothing_of_its_own_knows_no_producer_of_the_source,
     ),
-    Guard(
+    Patch(
+        LogRows, "known", lambda _original: lambda self, name: self._rows.get(name, (None,))[0]
+    ).guard(
         "a stream is read by a row from before",
-        LogRows,
-        "known",
-        lambda _original: lambda self, name: self._rows.get(name, (None,))[0],
+        "rule 27a",
         claims.test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
     ),
-    Guard(
+    Patch(LogMetadata, "is_sealed_below", sealed_anyhow).guard(
         "a fork within an open ledger needs no roll",
-        LogMetadata,
-        "is_sealed_below",
-        sealed_anyhow,
+        "rule 27a",
         claims.test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on,
     ),
 )
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
-async def test_a_guard_that_is_taken_out_is_missed(
-    guard: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patched = guard.patch(guard.owner.__dict__[guard.attribute])
-    monkeypatch.setattr(guard.owner, guard.attribute, patched)
-
-    with pytest.raises(AssertionError):
+async def test_a_guard_that_is_taken_out_is_missed(guard: Guard) -> None:
+    with applied(guard), pytest.raises(AssertionError):
         async with served() as http:
             await guard.claim(http)
