@@ -27,74 +27,53 @@ from tests.autorecovery import (
 )
 from tests.mutants.guards import always, kept_verdict, let_go_at_once
 from tests.mutants.guards import believed as believed_target
-from tests.mutants.hunt import Guard, Patch, applied
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 NOTICED = (AssertionError, pytest.fail.Exception, NotEnoughBookies)
 
 
-def believed(_original: Any) -> Any:
+@stand_in
+async def believed(_original: Any, _self: ReplicaCheck, _row: Any, lacks: Any) -> list[Any]:
     """Findings are not checked again."""
-
-    async def still(_self: ReplicaCheck, _row: Any, lacks: Any) -> list[Any]:
-        return list(lacks)
-
-    return still
+    return list(lacks)
 
 
-def at_once(original: Any) -> Any:
+@stand_in
+def at_once(original: Any, self: LostMembers, bookies: Any, now: float) -> Any:
     """Who is away is lost."""
-
-    def update(self: LostMembers, bookies: Any, now: float) -> Any:
-        self.grace_s = 0.0
-        return original(self, bookies, now)
-
-    return update
+    self.grace_s = 0.0
+    return original(self, bookies, now)
 
 
-def unlimited(_original: Any) -> Any:
+@stand_in
+async def unlimited(_original: Any, _self: PacedBookies) -> None:
     """Copies go out as they come."""
-
-    async def until_free(_self: PacedBookies) -> None:
-        return
-
-    return until_free
+    return
 
 
-def unasked(_original: Any) -> Any:
+@stand_in
+async def unasked(_original: Any, _self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
     """What the audit has found of a writer is good enough, however long ago."""
-
-    async def is_abandoned(_self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
-        del is_silence_enough
-        return True
-
-    return is_abandoned
+    del is_silence_enough
+    return True
 
 
-def silence_is_enough(original: Any) -> Any:
+@stand_in
+async def silence_is_enough(original: Any, self: ReplicaCheck, *where: Any) -> Any:
     """A member that says nothing lacks nothing."""
-
-    async def lacking(self: ReplicaCheck, *where: Any) -> Any:
-        return await original(self, *where) or ()
-
-    return lacking
+    return await original(self, *where) or ()
 
 
-def left(_original: Any) -> Any:
+@stand_in
+async def left(_original: Any, _self: Worker, row: LedgerMetadata, _member: str) -> LedgerMetadata:
     """What an earlier worker began stays as it is."""
-
-    async def finish(_self: Worker, row: LedgerMetadata, _member: str) -> LedgerMetadata:
-        return row
-
-    return finish
+    return row
 
 
-def everywhere(_original: Any) -> Any:
+@stand_in
+async def everywhere(_original: Any, _url: str) -> bool:
     """What the last address says stands for all of them."""
-
-    async def refuses(_url: str) -> bool:
-        return True
-
-    return refuses
+    return True
 
 
 GUARDS: Final = (

@@ -15,7 +15,7 @@ from services.metadata.rebuild_sources import Source
 from tests.metadata import test_accepted_losses as claims
 from tests.metadata import test_ledgers, test_logs
 from tests.metadata.support import serving
-from tests.mutants.hunt import Guard, Patch, applied
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 
 def answers(value: Any) -> Callable[[Any], Any]:
@@ -30,15 +30,12 @@ def answers(value: Any) -> Callable[[Any], Any]:
     return made
 
 
-def accepts_first(original: Any) -> Any:
+@stand_in
+async def accepts_first(original: Any, self: _Work, sources: Sequence[Source]) -> Any:
     """The loss is accepted before the rows are written."""
-
-    async def cluster(self: _Work, sources: Sequence[Source]) -> Any:
-        cluster_id = await original(self, sources)
-        await self._tables.accept_lost(cluster_id, (), ())
-        return cluster_id
-
-    return cluster
+    cluster_id = await original(self, sources)
+    await self._tables.accept_lost(cluster_id, (), ())
+    return cluster_id
 
 
 async def names_the_row(stores: Stores, _folder: Path) -> None:

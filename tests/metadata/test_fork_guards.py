@@ -24,7 +24,7 @@ from tests.metadata.test_forks import (
     refusal,
     the_log,
 )
-from tests.mutants.hunt import Guard, Patch, applied
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.waiting import until
 
 Scenario = Callable[[Logs], Awaitable[None]]
@@ -147,60 +147,50 @@ async def a_name_that_is_given_again_is_no_fork(found: Logs) -> None:
 # --- what is taken out -------------------------------------------------------------------------
 
 
-def none_shared(_original: Any) -> Any:
+@stand_in
+async def none_shared(
+    _original: Any, _connection: Connection, _ledgers: Collection[int]
+) -> set[int]:
     """No ledger is looked up among those that forks name."""
-
-    async def shared_among(_connection: Connection, _ledgers: Collection[int]) -> set[int]:
-        return set()
-
-    return shared_among
+    return set()
 
 
-def looked_up_first(_original: Any) -> Any:
+@stand_in
+async def looked_up_first(
+    _original: Any, connection: Connection, wanted: Collection[int]
+) -> set[int]:
     """Forks are asked for in the statement that locks, whose snapshot is of before its wait."""
-
-    async def leave(connection: Connection, wanted: Collection[int]) -> set[int]:
-        records = await connection.fetch(
-            "SELECT ledger_id FROM ledgers l WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
-            " AND NOT EXISTS (SELECT FROM shared_ledgers s WHERE s.ledger_id = l.ledger_id)"
-            " ORDER BY ledger_id FOR UPDATE",
-            sorted(wanted),
-        )
-        deleted = {record["ledger_id"] for record in records}
-        await ledgers.bury(connection, sorted(deleted))
-        return deleted
-
-    return leave
+    records = await connection.fetch(
+        "SELECT ledger_id FROM ledgers l WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+        " AND NOT EXISTS (SELECT FROM shared_ledgers s WHERE s.ledger_id = l.ledger_id)"
+        " ORDER BY ledger_id FOR UPDATE",
+        sorted(wanted),
+    )
+    deleted = {record["ledger_id"] for record in records}
+    await ledgers.bury(connection, sorted(deleted))
+    return deleted
 
 
-def unlocked(_original: Any) -> Any:
+@stand_in
+async def unlocked(_original: Any, connection: Connection, fork: LogMetadata) -> None:
     """A fork names ledgers without a look at their rows."""
-
-    async def share(connection: Connection, fork: LogMetadata) -> None:
-        await connection.execute(
-            "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), $2",
-            [item.ledger_id for item in fork.shared],
-            fork.name,
-        )
-
-    return share
+    await connection.execute(
+        "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), $2",
+        [item.ledger_id for item in fork.shared],
+        fork.name,
+    )
 
 
-def nothing(_original: Any) -> Any:
-    async def does_nothing(*_given: object) -> None:
-        return None
-
-    return does_nothing
+@stand_in
+async def nothing(_original: Any, *_given: object) -> None:
+    return None
 
 
-def only_added(original: Any) -> Any:
+@stand_in
+async def only_added(original: Any, connection: Connection, name: str, source: str | None) -> None:
     """What a name was forked from before is not forgotten."""
-
-    async def note(connection: Connection, name: str, source: str | None) -> None:
-        if source is not None:
-            await original(connection, name, source)
-
-    return note
+    if source is not None:
+        await original(connection, name, source)
 
 
 def one_level(_original: Any) -> Any:

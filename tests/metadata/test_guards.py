@@ -70,7 +70,7 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
-from tests.mutants.hunt import Guard, Patch, applied
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 
@@ -253,24 +253,18 @@ async def no_route_changes(stores: Stores, _folder: Path) -> None:
 # --- what is taken out -------------------------------------------------------------------------------
 
 
-def nothing(_original: Any) -> Any:
+@stand_in
+async def nothing(_original: Any, *_args: object, **_more: object) -> set[str]:
     """Do nothing."""
-
-    async def done(*_args: object, **_more: object) -> set[str]:
-        await turns()
-        return set()
-
-    return done
+    await turns()
+    return set()
 
 
-def without_targets(original: Any) -> Any:
+@stand_in
+async def without_targets(original: Any, connection: Connection, rows: Any) -> None:
     """Only fragments are indexed."""
-
-    async def index(connection: Connection, rows: Any) -> None:
-        bare = {item: replace(row, repairs=()) for item, row in rows.items()}
-        await original(connection, bare)
-
-    return index
+    bare = {item: replace(row, repairs=()) for item, row in rows.items()}
+    await original(connection, bare)
 
 
 def unnoted(_original: Any) -> Any:
@@ -285,20 +279,17 @@ def nobody_presents(_original: Any) -> Any:
     return nobody
 
 
-def first_primary(original: Any) -> Any:
+@stand_in
+async def first_primary(original: Any, connects: Sequence[Any], _has_history: Any) -> Any:
     """The first primary of the DSN is used, whatever it lacks."""
+    verdicts = iter([True])
 
-    async def connect(connects: Sequence[Any], _has_history: Any) -> Any:
-        verdicts = iter([True])
+    async def is_first(_connection: Connection) -> bool:
+        await turns()
+        return next(verdicts, False)
 
-        async def is_first(_connection: Connection) -> bool:
-            await turns()
-            return next(verdicts, False)
-
-        # Not a connection of its own: the original leaves none open where the deadline ends it.
-        return await original(connects, is_first)
-
-    return connect
+    # Not a connection of its own: the original leaves none open where the deadline ends it.
+    return await original(connects, is_first)
 
 
 def patient(_original: Any) -> Any:
@@ -311,14 +302,11 @@ def asked_once(_original: Any) -> Any:
     return property(lambda database: database.asked_about is not None)
 
 
-def unlocked(_original: Any) -> Any:
+@stand_in
+async def unlocked(_original: Any, connection: Connection, attempt: str, _target: str) -> bool:
     """An attempt is looked for without a lock, so that its transaction writes nothing."""
-
-    async def is_applied(connection: Connection, attempt: str, _target: str) -> bool:
-        found = "SELECT true FROM attempts WHERE attempt = $1"
-        return await connection.fetchval(found, attempt) is not None
-
-    return is_applied
+    found = "SELECT true FROM attempts WHERE attempt = $1"
+    return await connection.fetchval(found, attempt) is not None
 
 
 def nothing_presented(_original: Any) -> Any:
@@ -336,95 +324,72 @@ def silent(_original: Any) -> Any:
     return lambda _witnesses: ""
 
 
-def unproven(original: Any) -> Any:
+@stand_in
+async def unproven(original: Any, self: MetadataClient, ledger_id: int, **_how: object) -> Any:
     """A read is taken as it comes."""
-
-    async def get(self: MetadataClient, ledger_id: int, **_how: object) -> Any:
-        return await original(self, ledger_id)
-
-    return get
+    return await original(self, ledger_id)
 
 
-def in_two_steps(_original: Any) -> Any:
+@stand_in
+async def in_two_steps(_original: Any, self: Database, work: Any) -> Any:
     """A proof, and then the read."""
-
-    async def read(self: Database, work: Any) -> Any:
-        if PRESENTED.get() is not None:
-            await self.run(self._check)
-        return await self.run(work)
-
-    return read
+    if PRESENTED.get() is not None:
+        await self.run(self._check)
+    return await self.run(work)
 
 
-def looks_first(_original: Any) -> Any:
+@stand_in
+async def looks_first(_original: Any, self: Database, work: Any) -> Any:
     """A change sees what it must find before it waits for its row."""
 
-    async def transact(self: Database, work: Any) -> Any:
-        async def transaction(connection: Connection) -> Any:
-            connection.settled = None
-            async with connection.transaction():
-                seen = await self._check(connection)
-                result = await work(connection)
-            if connection.settled is not None:
-                self.memory.note_committed(connection.settled, seen)
-                self._return_witnesses(PRESENTED.get())
-            return result
+    async def transaction(connection: Connection) -> Any:
+        connection.settled = None
+        async with connection.transaction():
+            seen = await self._check(connection)
+            result = await work(connection)
+        if connection.settled is not None:
+            self.memory.note_committed(connection.settled, seen)
+            self._return_witnesses(PRESENTED.get())
+        return result
 
-        return await self.run(transaction)
-
-    return transact
+    return await self.run(transaction)
 
 
-def answers_of_nobody(_original: Any) -> Any:
+@stand_in
+async def answers_of_nobody(_original: Any, _self: Inquiry) -> list[str]:
     """A start is over at once."""
-
-    async def ask(_self: Inquiry) -> list[str]:
-        await turns()
-        return []
-
-    return ask
+    await turns()
+    return []
 
 
-def all_answer(original: Any) -> Any:
+@stand_in
+async def all_answer(original: Any, self: Inquiry) -> list[str]:
     """Who is silent is not told."""
-
-    async def ask(self: Inquiry) -> list[str]:
-        await original(self)
-        return []
-
-    return ask
+    await original(self)
+    return []
 
 
-def asks_nobody(original: Any) -> Any:
+@stand_in
+async def asks_nobody(original: Any, self: WitnessStore, witnesses: Any, **given: Any) -> Any:
     """What bookies hold since the start is not asked for."""
-
-    async def accept(self: WitnessStore, witnesses: Any, **given: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Inquiry, "ask", answers_of_nobody(None))
-            return await original(self, witnesses, **given)
-
-    return accept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inquiry, "ask", answers_of_nobody(None))
+        return await original(self, witnesses, **given)
 
 
-def unasked(_original: Any) -> Any:
+@stand_in
+async def unasked(_original: Any, self: Database, connection: Connection) -> set[str]:
     """The bookies' answers are not waited for."""
-
-    async def check(self: Database, connection: Connection) -> set[str]:
-        return await self._compare(connection, PRESENTED.get())
-
-    return check
+    return await self._compare(connection, PRESENTED.get())
 
 
-def asked_by_now(_original: Any) -> Any:
+@stand_in
+async def asked_by_now(_original: Any, self: Database, connection: Connection) -> set[str]:
     """Whether the bookies were asked is looked at last, when what they told was not looked for."""
-
-    async def check(self: Database, connection: Connection) -> set[str]:
-        wanted = await self._compare(connection, PRESENTED.get())
-        if not self.has_asked:
-            raise MetadataUnavailable("the bookies are asked what they know of the database")
-        return wanted
-
-    return check
+    wanted = await self._compare(connection, PRESENTED.get())
+    if not self.has_asked:
+        raise MetadataUnavailable("the bookies are asked what they know of the database")
+    return wanted
 
 
 def without_the_loss(original: str) -> str:
@@ -437,13 +402,10 @@ def unchecked(original: Any) -> Any:
     return plain(original.__wrapped__)
 
 
-def none_lost(_original: Any) -> Any:
+@stand_in
+async def none_lost(_original: Any, *_args: object) -> tuple[str, ...]:
     """The database contains whatever a bookie holds copies of."""
-
-    async def lost_of(*_args: object) -> tuple[str, ...]:
-        return ()
-
-    return lost_of
+    return ()
 
 
 def keeps_nothing(_original: Any) -> Any:
@@ -451,23 +413,17 @@ def keeps_nothing(_original: Any) -> Any:
     return lambda _self, _witnesses: None
 
 
-def any_clock_counts(_original: Any) -> Any:
+@stand_in
+async def any_clock_counts(_original: Any, _connection: Connection) -> bool:
     """Nobody judges the database's clock."""
-
-    async def counts(_connection: Connection) -> bool:
-        await turns()
-        return True
-
-    return counts
+    await turns()
+    return True
 
 
-def believed(_original: Any) -> Any:
+@stand_in
+async def believed(_original: Any, self: MetadataRows, held: Mapping[int, object]) -> Any:
     """The bookie reads rows without a proof, and goes on where none is given."""
-
-    async def read(self: MetadataRows, held: Mapping[int, object]) -> Any:
-        return {ledger_id: await self._client.read(ledger_id) for ledger_id in held}
-
-    return read
+    return {ledger_id: await self._client.read(ledger_id) for ledger_id in held}
 
 
 GUARDS: Final = (

@@ -46,7 +46,7 @@ from tests.gateway.engine.hands import (
 )
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import a_cluster, call
-from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.hunt import Mutant, Patch, stand_in
 from tests.support.waiting import turns
 
 _TURNS: Final = 20
@@ -269,14 +269,13 @@ async def a_clock_that_jumped_makes_nothing_old() -> str | None:
     return "rule 26c: a clock that is 30 days ahead after 5 s makes records 30 days old"
 
 
-def believed(_original: Any) -> Any:
+@stand_in
+def believed(
+    _original: Any, self: DatabaseClock, database_ms: float, *, monotonic_s: float, **_: float
+) -> str:
     """The clock is right whatever it says."""
-
-    def hear(self: DatabaseClock, database_ms: float, *, monotonic_s: float, **_: float) -> str:
-        self._trusted_ms, self.doubt = database_ms - monotonic_s * 1000, ""
-        return ""
-
-    return hear
+    self._trusted_ms, self.doubt = database_ms - monotonic_s * 1000, ""
+    return ""
 
 
 async def the_retention_waits_for_a_clock_in_doubt() -> str | None:
@@ -401,27 +400,21 @@ def never(_original: Any) -> Any:
     return lambda *_args, **_kwargs: None
 
 
-def only_told(_original: Any) -> Any:
+@stand_in
+def only_told(_original: Any, self: Ownership, row: LogMetadata) -> bool:
     """A sweep sees to its own owners, and lets those live that others have displaced."""
-
-    def tick(self: Ownership, row: LogMetadata) -> bool:
-        owner = self.owner(row.name)
-        if owner is None or not owner.is_mine(row):
-            return False
-        self.tell(row.name, Ticked())
-        return True
-
-    return tick
+    owner = self.owner(row.name)
+    if owner is None or not owner.is_mine(row):
+        return False
+    self.tell(row.name, Ticked())
+    return True
 
 
-def any_version(original: Any) -> Any:
+@stand_in
+def any_version(original: Any, self: Any, head: Any, *now: Any) -> None:
     """How old a row is does not matter."""
-
-    def learn(self: Any, head: Any, *now: Any) -> None:
-        known = self.log if isinstance(self, Owner) else self.row
-        original(self, replace(head, version=known.version + 1), *now)
-
-    return learn
+    known = self.log if isinstance(self, Owner) else self.row
+    original(self, replace(head, version=known.version + 1), *now)
 
 
 def whoever_closes(_original: Any) -> Any:
@@ -439,72 +432,57 @@ def only_the_written(_original: Any) -> Any:
     return lambda self, head: head.last_ledger == self.ledger_id
 
 
-def whoever_answers(_original: Any) -> Any:
+@stand_in
+async def whoever_answers(_original: Any, row: LedgerMetadata, bookies: Any) -> int | None:
     """The first bookie that answers says the LAC."""
-
-    async def confirmed(row: LedgerMetadata, bookies: Any) -> int | None:
-        first: list[int] = []
-        for member in row.last_fragment.bookies:
-            bookies.read_lac(member, row.ledger_id, lambda _status, lac: first.append(lac))
-        return first[0]
-
-    return confirmed
+    first: list[int] = []
+    for member in row.last_fragment.bookies:
+        bookies.read_lac(member, row.ledger_id, lambda _status, lac: first.append(lac))
+    return first[0]
 
 
-def from_the_cache(original: Any) -> Any:
+@stand_in
+async def from_the_cache(
+    original: Any, self: LedgerReads, ledger_id: int, *, is_strict: bool = False
+) -> Any:
     """A negative follows whatever row is known."""
-
-    async def confirmed(self: LedgerReads, ledger_id: int, *, is_strict: bool = False) -> Any:
-        del is_strict
-        return await original(self, ledger_id)
-
-    return confirmed
+    del is_strict
+    return await original(self, ledger_id)
 
 
-def whatever_was_sent(_original: Any) -> Any:
+@stand_in
+def whatever_was_sent(
+    _original: Any, self: WriteHandle, first: int, _last: int, _bytes_max: int
+) -> Any:
     """Memory has what is on its way to bookies too, and shows it."""
-
-    def recent(self: WriteHandle, first: int, _last: int, _bytes_max: int) -> Any:
-        runs = [pending.run for pending in self._machine._window.runs.values()]
-        return [run for run in runs if run.first >= first]
-
-    return recent
+    runs = [pending.run for pending in self._machine._window.runs.values()]
+    return [run for run in runs if run.first >= first]
 
 
-def as_it_was_answered(_original: Any) -> Any:
+@stand_in
+async def as_it_was_answered(
+    _original: Any, _self: Ends, row: LedgerMetadata, _copies: int
+) -> LedgerMetadata:
     """The answer to a close is told however old it is."""
-
-    async def read(_self: Ends, row: LedgerMetadata, _copies: int) -> LedgerMetadata:
-        return row
-
-    return read
+    return row
 
 
-def as_it_was_read(_original: Any) -> Any:
+@stand_in
+async def as_it_was_read(_original: Any, _self: Ends, row: LedgerMetadata) -> LedgerMetadata:
     """A reader is told the end of the row that was read."""
-
-    async def told(_self: Ends, row: LedgerMetadata) -> LedgerMetadata:
-        return row
-
-    return told
+    return row
 
 
-def whatever_comes(_original: Any) -> Any:
+@stand_in
+def whatever_comes(_original: Any, self: LedgerRows, row: LedgerMetadata) -> None:
     """The cache keeps the row that came last."""
-
-    def put(self: LedgerRows, row: LedgerMetadata) -> None:
-        self._rows[row.ledger_id] = row
-
-    return put
+    self._rows[row.ledger_id] = row
 
 
-def asked_once(_original: Any) -> Any:
+@stand_in
+async def asked_once(_original: Any, self: Ownership, writer: Any) -> bool:
     """An owner is asked once whether it lives."""
-
-    async def is_alive(self: Ownership, writer: Any) -> bool:
-        return await self._peers.is_alive(writer)
-
-    return is_alive
+    return await self._peers.is_alive(writer)
 
 
 def enough_anyway(original: Any) -> Any:

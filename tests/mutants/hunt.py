@@ -7,6 +7,7 @@ the explorer nor the swarm sees a mutant, the checks are too weak or the guard i
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
 
 from tests.explore.kinds import explorer_of
@@ -42,6 +43,18 @@ class Patch:
     def guard(self, name: str, rule: str, claim: Callable[..., Any]) -> "Guard":
         """A guard that this patch alone takes out."""
         return Guard(name, rule, (self,), claim)
+
+
+def stand_in(method: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What a patch puts in place of a method, from a function that gets the original first."""
+
+    def make(original: Any) -> Any:
+        def called(*args: Any, **named: Any) -> Any:
+            return method(original, *args, **named)
+
+        return called
+
+    return wraps(method)(make)
 
 
 def swap(owner: Any, name: str, value: Any) -> Patch:

@@ -62,21 +62,18 @@ from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.logs.test_manager import a_cluster, call
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
-from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
+from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied, stand_in
 from tests.support.virtual import run_virtual
 
 LOG_SEEDS: Final = range(1, 401)
 """Tried against a mutant: at most about 40 s."""
 
 
-def unfenced(_original: Any) -> Any:
+@stand_in
+def unfenced(_original: Any, self: Handover) -> HandoverNext:
     """A log is deleted at once."""
-
-    def fence(self: Handover) -> HandoverNext:
-        assert self.row is not None
-        return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
-
-    return fence
+    assert self.row is not None
+    return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
 
 def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
@@ -112,43 +109,34 @@ async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
 
 
-def waiting_at_once(original: Any) -> Any:
+@stand_in
+def waiting_at_once(original: Any, self: LogRoute, asked: Any, now: Now) -> None:
     """A request waits for whatever row a search has asked for."""
-
-    def go(self: LogRoute, asked: Any, now: Now) -> None:
-        original(self, asked, now)
-        self._waiting, self._late = [*self._waiting, *self._late], []
-
-    return go
+    original(self, asked, now)
+    self._waiting, self._late = [*self._waiting, *self._late], []
 
 
-def told_untold(_original: Any) -> Any:
+@stand_in
+async def told_untold(_original: Any, self: LogDriver, row: LogMetadata) -> RowChanged | None:
     """A log is deleted, and whether its ledgers' members can be told of that is nobody's concern."""
-
-    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
-        engine, store = self._ports.engine, self._ports.store
-        ledgers = await engine.existing([item.ledger_id for item in row.own])
-        other = await store.delete(row)
-        if other is None:
-            with contextlib.suppress(MetadataUnavailable):
-                await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
-        return other
-
-    return delete
-
-
-def forks_untold(_original: Any) -> Any:
-    """The members of ledgers that forks name hear nothing when the ledgers' log is deleted."""
-
-    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
-        engine, store = self._ports.engine, self._ports.store
-        ledgers = await engine.existing([item.ledger_id for item in row.own])
-        other = await store.delete(row)
-        if other is None:
+    engine, store = self._ports.engine, self._ports.store
+    ledgers = await engine.existing([item.ledger_id for item in row.own])
+    other = await store.delete(row)
+    if other is None:
+        with contextlib.suppress(MetadataUnavailable):
             await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
-        return other
+    return other
 
-    return delete
+
+@stand_in
+async def forks_untold(_original: Any, self: LogDriver, row: LogMetadata) -> RowChanged | None:
+    """The members of ledgers that forks name hear nothing when the ledgers' log is deleted."""
+    engine, store = self._ports.engine, self._ports.store
+    ledgers = await engine.existing([item.ledger_id for item in row.own])
+    other = await store.delete(row)
+    if other is None:
+        await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+    return other
 
 
 async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
@@ -164,14 +152,11 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
         return "rule 18e: a log is deleted, and no member of a ledger that a fork names knows it"
 
 
-def of_all_items(_original: Any) -> Any:
+@stand_in
+def of_all_items(_original: Any, before: LogMetadata, after: LogMetadata) -> list[int]:
     """What a log names is its own, whoever it was made for."""
-
-    def let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-        kept = {item.ledger_id for item in after.items}
-        return [item.ledger_id for item in before.items if item.ledger_id not in kept]
-
-    return let_go
+    kept = {item.ledger_id for item in after.items}
+    return [item.ledger_id for item in before.items if item.ledger_id not in kept]
 
 
 async def a_fork_lets_go_of_its_own_alone() -> str | None:
@@ -209,18 +194,15 @@ def nothing_done(original: Any) -> Any:
     return change
 
 
-def closed_without_a_name(_original: Any) -> Any:
+@stand_in
+async def closed_without_a_name(
+    _original: Any, self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
+) -> None:
     """A request that finds a log closed is answered, and leaves no name."""
-
-    async def finish(
-        self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
-    ) -> None:
-        with contextlib.suppress(LogClosed):
-            await self.ownership.force(
-                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
-            )
-
-    return finish
+    with contextlib.suppress(LogClosed):
+        await self.ownership.force(
+            name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
+        )
 
 
 def skipped_now(_original: Any) -> Any:
@@ -238,39 +220,30 @@ def the_last_one(original: Any) -> Any:
     return property(lambda self: original.fget(self)[-1:])
 
 
-def closing_at_once(original: Any) -> Any:
+@stand_in
+def closing_at_once(original: Any, self: Owner, following: JobNext, now: Now) -> None:
     """What is in flight does not hold up the close."""
-
-    def proceed(self: Owner, following: JobNext, now: Now) -> None:
-        original(self, following, now)
-        if isinstance(following, Empty) and self._job is not None:
-            original(self, self._job.close(self.tenancy, now), now)
-
-    return proceed
+    original(self, following, now)
+    if isinstance(following, Empty) and self._job is not None:
+        original(self, self._job.close(self.tenancy, now), now)
 
 
-def not_closing(original: Any) -> Any:
+@stand_in
+def not_closing(original: Any, self: Job, held: Tenancy, now: Now) -> JobNext:
     """The ledger before is left open."""
-
-    def close(self: Job, held: Tenancy, now: Now) -> JobNext:
-        if self.kind is JobKind.RELEASE:
-            closing: JobNext = original(self, held, now)
-            return closing
-        self.end = (held.ledger_id, held.pipe.records, 0)
-        return self._swap(held, now)
-
-    return close
+    if self.kind is JobKind.RELEASE:
+        closing: JobNext = original(self, held, now)
+        return closing
+    self.end = (held.ledger_id, held.pipe.records, 0)
+    return self._swap(held, now)
 
 
-def acknowledged_anyway(original: Any) -> Any:
+@stand_in
+def acknowledged_anyway(original: Any, self: Owner, now: Any) -> None:
     """What was in flight when an owner ended counts as done."""
-
-    def retire(self: Owner, now: Any) -> None:
-        for pending in self._pipe.in_flight:
-            self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
-        original(self, now)
-
-    return retire
+    for pending in self._pipe.in_flight:
+        self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
+    original(self, now)
 
 
 def appended_again(original: Any) -> Any:
@@ -283,54 +256,40 @@ def counting_nothing(original: Any) -> Any:
     return lambda data, **kwargs: original(data, **(kwargs | {"records_before": 0}))
 
 
-def taken_for_ours(original: Any) -> Any:
+@stand_in
+def taken_for_ours(original: Any, self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
     """A commit that another owner did counts as this one's."""
-
-    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
-        if not isinstance(value, Committed):
-            following: JobNext = original(self, value, held, now)
-            return following
-        assert self.new is not None
-        ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
-        held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
-        return JobEnded(value.transaction, Fate.MOVES_ON)
-
-    return swapped
-
-
-def from_memory(original: Any) -> Any:
-    """A check asks nobody."""
-
-    def look(self: Job, held: Tenancy) -> JobNext:
-        following: JobNext = JobEnded() if self.kind is JobKind.CHECK else original(self, held)
+    if not isinstance(value, Committed):
+        following: JobNext = original(self, value, held, now)
         return following
+    assert self.new is not None
+    ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
+    held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
+    return JobEnded(value.transaction, Fate.MOVES_ON)
 
-    return look
+
+@stand_in
+def from_memory(original: Any, self: Job, held: Tenancy) -> JobNext:
+    """A check asks nobody."""
+    following: JobNext = JobEnded() if self.kind is JobKind.CHECK else original(self, held)
+    return following
 
 
-def counted_as_one(original: Any) -> Any:
+@stand_in
+async def counted_as_one(original: Any, *args: Any) -> Any:
     """How many records a published ledger has is not asked."""
-
-    async def sizes(*args: Any) -> Any:
-        return tuple(
-            (ledger, min(records, 1), size) for ledger, records, size in await original(*args)
-        )
-
-    return sizes
+    return tuple((ledger, min(records, 1), size) for ledger, records, size in await original(*args))
 
 
-def from_zero(original: Any) -> Any:
+@stand_in
+def from_zero(
+    original: Any, self: LogMetadata, sealed: Any, *, is_new_start: bool = False, **times: int
+) -> Any:
     """A new generation's offsets begin anew."""
-
-    def published(
-        self: LogMetadata, sealed: Any, *, is_new_start: bool = False, **times: int
-    ) -> Any:
-        row = self
-        if is_new_start:
-            row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
-        return original(row, sealed, is_new_start=is_new_start, **times)
-
-    return published
+    row = self
+    if is_new_start:
+        row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
+    return original(row, sealed, is_new_start=is_new_start, **times)
 
 
 def as_written(original: Any) -> Any:
@@ -343,37 +302,28 @@ def untold(_original: Any) -> Any:
     return property(lambda self: self._log.appended_ms)
 
 
-def one_late(original: Any) -> Any:
+@stand_in
+async def one_late(original: Any, row: LogMetadata, ms: int, **kwargs: Any) -> int:
     """A search passes over the record that it looks for."""
-
-    async def find(row: LogMetadata, ms: int, **kwargs: Any) -> int:
-        at: int = await original(row, ms, **kwargs)
-        return at if row.end_offset == at else at + 1
-
-    return find
+    at: int = await original(row, ms, **kwargs)
+    return at if row.end_offset == at else at + 1
 
 
-def with_its_settings(original: Any) -> Any:
+@stand_in
+def with_its_settings(original: Any, self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
     """A roll or a publication that meets another change of the row writes the settings that it knew before."""
-
-    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
-        met = value
-        if isinstance(value, RowChanged):
-            met = RowChanged(replace(value.current, settings=held.log.settings))
-        following: JobNext = original(self, met, held, now)
-        return following
-
-    return swapped
+    met = value
+    if isinstance(value, RowChanged):
+        met = RowChanged(replace(value.current, settings=held.log.settings))
+    following: JobNext = original(self, met, held, now)
+    return following
 
 
-def in_its_own_order(_original: Any) -> Any:
+@stand_in
+def in_its_own_order(_original: Any, self: Tenancy, now: Now) -> None:
     """A roll forgets when the log was appended to last."""
-
-    def next_ledger(self: Tenancy, now: Now) -> None:
-        self.pipe = self._pipeline(self.pipe.producers, 0, now, self.pipe.seq)
-        self.ahead = self.ledger_id
-
-    return next_ledger
+    self.pipe = self._pipeline(self.pipe.producers, 0, now, self.pipe.seq)
+    self.ahead = self.ledger_id
 
 
 def since_ever(original: Any) -> Any:
@@ -381,13 +331,10 @@ def since_ever(original: Any) -> Any:
     return lambda self, request, content, **_: original(self, request, content, since=2**62)
 
 
-def since_any(original: Any) -> Any:
+@stand_in
+def since_any(original: Any, self: Any, request: Any, content: Any, *, since: int = 0) -> Any:
     """Who says since when it is counts as new, whatever it says."""
-
-    def find(self: Any, request: Any, content: Any, *, since: int = 0) -> Any:
-        return original(self, request, content, since=2**62 if since else 0)
-
-    return find
+    return original(self, request, content, since=2**62 if since else 0)
 
 
 def forgetting_whom(original: Any) -> Any:
@@ -405,36 +352,27 @@ def by_its_own(_original: Any) -> Any:
     return lambda self, *_: self.wall_ms
 
 
-def believing(_original: Any) -> Any:
+@stand_in
+async def believing(_original: Any, self: LogReader, _name: str, item: Any) -> Any:
     """What bookies know of the LAC is good enough for a read."""
-
-    async def confirmed(self: LogReader, _name: str, item: Any) -> Any:
-        return await self._engine.last_add_confirmed(item.ledger_id)
-
-    return confirmed
+    return await self._engine.last_add_confirmed(item.ledger_id)
 
 
-def any_row(original: Any) -> Any:
+@stand_in
+async def any_row(original: Any, self: LogReader, page: gathered.Page) -> None:
     """A row that is old may say where the log ends."""
-
-    async def fill(self: LogReader, page: gathered.Page) -> None:
-        page.is_fresh = True
-        await original(self, page)
-
-    return fill
+    page.is_fresh = True
+    await original(self, page)
 
 
-def of_any_size(_original: Any) -> Any:
+@stand_in
+async def of_any_size(
+    _original: Any, self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
+) -> LogBatches:
     """A row of a moment before tells a page, whatever it lacks."""
-
-    async def full_page(
-        self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
-    ) -> LogBatches:
-        page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
-        await self._fill(page)
-        return page.done()
-
-    return full_page
+    page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
+    await self._fill(page)
+    return page.done()
 
 
 def any_absent(_original: Any) -> Any:
@@ -480,13 +418,10 @@ async def too_few_live_bookies_are_refused() -> str | None:
     return None if found is None else f"rule 29: {found[0]} with one bookie that lives"
 
 
-def digest_of_what_is_stored(original: Any) -> Any:
+@stand_in
+def digest_of_what_is_stored(original: Any, data: bytes) -> str:
     """A packed batch's content is the digest of its bytes."""
-
-    def content(data: bytes) -> str:
-        return sha256(data).hexdigest()[:32] if batch.is_packed(data) else str(original(data))
-
-    return content
+    return sha256(data).hexdigest()[:32] if batch.is_packed(data) else str(original(data))
 
 
 async def a_packed_repeat_is_known() -> str | None:
@@ -511,16 +446,13 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
 }
 
 
-def without_repeats(original: Any) -> Any:
+@stand_in
+def without_repeats(original: Any, self: Owner, event: SubmitRefused, now: Now) -> None:
     """What a ledger that is over refused goes to the next owner, and its repeats go nowhere."""
-
-    def refused(self: Owner, event: SubmitRefused, now: Now) -> None:
-        if not isinstance(event.error, Overloaded):
-            for pending in self._pipe.in_flight:
-                pending.repeats.clear()
-        original(self, event, now)
-
-    return refused
+    if not isinstance(event.error, Overloaded):
+        for pending in self._pipe.in_flight:
+            pending.repeats.clear()
+    original(self, event, now)
 
 
 def all_refusals(original: Any) -> Any:
@@ -541,39 +473,32 @@ def of_any(original: Any) -> Any:
     return classmethod(of)
 
 
-def forced_by_name(original: Any) -> Any:
+@stand_in
+async def forced_by_name(
+    original: Any, self: Ownership, name: str, *, created_at: str | None = None, **how: Any
+) -> LogMetadata:
     """A log is taken over by its name."""
-
-    async def force(
-        self: Ownership, name: str, *, created_at: str | None = None, **how: Any
-    ) -> LogMetadata:
-        del created_at
-        taken: LogMetadata = await original(self, name, **how)
-        return taken
-
-    return force
+    del created_at
+    taken: LogMetadata = await original(self, name, **how)
+    return taken
 
 
-def whichever(_original: Any) -> Any:
+@stand_in
+async def whichever(_original: Any, self: LogReader, page: gathered.Page) -> None:
     """A read goes on in whichever log has the name."""
-
-    async def look(self: LogReader, page: gathered.Page) -> None:
-        row = await self._rows.row(page.row.name)
-        if row.created_at != page.row.created_at and page.count:
-            page.is_cut = True
-            return
-        page.row, page.is_fresh = row, True
-
-    return look
+    row = await self._rows.row(page.row.name)
+    if row.created_at != page.row.created_at and page.count:
+        page.is_cut = True
+        return
+    page.row, page.is_fresh = row, True
 
 
-def fresh_of_any(_original: Any) -> Any:
+@stand_in
+async def fresh_of_any(
+    _original: Any, self: LogReader, name: str, _created_at: str | None
+) -> LogMetadata:
     """A row is read for whichever log has the name."""
-
-    async def fresh(self: LogReader, name: str, _created_at: str | None) -> LogMetadata:
-        return await self._rows.row(name)
-
-    return fresh
+    return await self._rows.row(name)
 
 
 LOG_MUTANTS: Final = (

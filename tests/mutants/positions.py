@@ -12,7 +12,7 @@ from quorumlog.protocol.position_keeper import (
     Truncated,
 )
 from quorumlog.protocol.positions import Batch, Draft, Position, Positions
-from tests.mutants.hunt import Find, Mutant, Patch, applied
+from tests.mutants.hunt import Find, Mutant, Patch, applied, stand_in
 from tests.positions.simulation import Violation, run
 
 POSITION_SEEDS: Final = range(1, 101)
@@ -36,72 +36,60 @@ def _unchecked(_original: Any) -> Any:
     return lambda *_args: None
 
 
-def _told_at_once(original: Any) -> Any:
-    def append(self: PositionKeeper, *args: Any) -> None:
-        original(self, *args)
-        self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
-        self._decided = []
-
-    return append
+@stand_in
+def _told_at_once(original: Any, self: PositionKeeper, *args: Any) -> None:
+    original(self, *args)
+    self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+    self._decided = []
 
 
-def _taken_for_done(original: Any) -> Any:
-    def failed(self: PositionKeeper, error: Any) -> None:
-        if self.phase is Phase.APPENDING:
-            self._appended()
-        else:
-            original(self, error)
-
-    return failed
+@stand_in
+def _taken_for_done(original: Any, self: PositionKeeper, error: Any) -> None:
+    if self.phase is Phase.APPENDING:
+        self._appended()
+    else:
+        original(self, error)
 
 
-def _without_a_token(original: Any) -> Any:
-    def decide(self: Draft, row: Position, request: Any) -> Position:
-        if isinstance(request, positions.Reset):
-            return self._put(
-                replace(row, created=request.created, offset=request.offset, token=row.token)
-            )
-        done: Position = original(self, row, request)
-        return done
-
-    return decide
+@stand_in
+def _without_a_token(original: Any, self: Draft, row: Position, request: Any) -> Position:
+    if isinstance(request, positions.Reset):
+        return self._put(
+            replace(row, created=request.created, offset=request.offset, token=row.token)
+        )
+    done: Position = original(self, row, request)
+    return done
 
 
-def _by_the_wall(original: Any) -> Any:
-    def step(self: PositionKeeper, event: Any, now_s: float, wall_ms: int, *more: int) -> Any:
-        del now_s
-        return original(self, event, wall_ms / 1000, wall_ms, *more)
-
-    return step
-
-
-def _of_the_last_row(_original: Any) -> Any:
-    def begin(self: Positions, end: int) -> int:
-        del self
-        return max(end - 1, 0)
-
-    return begin
+@stand_in
+def _by_the_wall(
+    original: Any, self: PositionKeeper, event: Any, now_s: float, wall_ms: int, *more: int
+) -> Any:
+    del now_s
+    return original(self, event, wall_ms / 1000, wall_ms, *more)
 
 
-def _with_what_it_had(original: Any) -> Any:
-    def step(self: PositionKeeper, event: Any, *args: Any) -> Any:
-        if isinstance(event, Truncated):
-            state = self.state
-            effects = original(self, event, *args)
-            self.state = state
-            return effects
-        return original(self, event, *args)
-
-    return step
+@stand_in
+def _of_the_last_row(_original: Any, self: Positions, end: int) -> int:
+    del self
+    return max(end - 1, 0)
 
 
-def _unread(original: Any) -> Any:
-    def step(self: PositionKeeper, event: Any, *args: Any) -> Any:
-        if isinstance(event, BatchesRead) and event.batches:
-            event = BatchesRead((), event.next)
-        return original(self, event, *args)
+@stand_in
+def _with_what_it_had(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+    if isinstance(event, Truncated):
+        state = self.state
+        effects = original(self, event, *args)
+        self.state = state
+        return effects
+    return original(self, event, *args)
 
-    return step
+
+@stand_in
+def _unread(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+    if isinstance(event, BatchesRead) and event.batches:
+        event = BatchesRead((), event.next)
+    return original(self, event, *args)
 
 
 def _from_one(_original: Any) -> Any:
@@ -112,15 +100,13 @@ def _from_one(_original: Any) -> Any:
     return property(version)
 
 
-def _any_offset(original: Any) -> Any:
-    def commit(self: Draft, request: Any) -> Position:
-        row = self._row((request.log, request.consumer))
-        if row is not None and row.offset > request.offset and request.token == row.token:
-            return self._put(replace(row, offset=request.offset))
-        done: Position = original(self, request)
-        return done
-
-    return commit
+@stand_in
+def _any_offset(original: Any, self: Draft, request: Any) -> Position:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.offset > request.offset and request.token == row.token:
+        return self._put(replace(row, offset=request.offset))
+    done: Position = original(self, request)
+    return done
 
 
 def _unknown(_original: Any) -> Any:
@@ -131,72 +117,58 @@ def _always(_original: Any) -> Any:
     return lambda *_args: True
 
 
-def _of_what_was_done(original: Any) -> Any:
-    def remember(self: Positions, offset: int, batch: Batch) -> None:
-        done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
-        original(self, offset, replace(batch, decided=done))
-
-    return remember
+@stand_in
+def _of_what_was_done(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+    done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
+    original(self, offset, replace(batch, decided=done))
 
 
-def _of_all_time(original: Any) -> Any:
-    def remember(self: Positions, offset: int, batch: Batch) -> None:
-        known_from = self.known_from
-        original(self, offset, batch)
-        self.known_from = known_from
-
-    return remember
+@stand_in
+def _of_all_time(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+    known_from = self.known_from
+    original(self, offset, batch)
+    self.known_from = known_from
 
 
-def _from_the_beginning(original: Any) -> Any:
-    def reach(self: Positions, offset: int) -> None:
-        original(self, offset)
-        self.known_from = 0
-
-    return reach
+@stand_in
+def _from_the_beginning(original: Any, self: Positions, offset: int) -> None:
+    original(self, offset)
+    self.known_from = 0
 
 
 def _for_ever_the_owner(original: Any) -> Any:
     return lambda self, *, is_owner: original(self, is_owner=True)  # noqa: ARG005
 
 
-def _whoever_holds_it(_original: Any) -> Any:
-    def expire(self: Draft, request: positions.Expire) -> None:
-        row = self._row((request.log, request.consumer))
-        if row is not None and self._database_ms - row.used_ms >= self._expiry_ms:
-            self._forget(row)
-
-    return expire
+@stand_in
+def _whoever_holds_it(_original: Any, self: Draft, request: positions.Expire) -> None:
+    row = self._row((request.log, request.consumer))
+    if row is not None and self._database_ms - row.used_ms >= self._expiry_ms:
+        self._forget(row)
 
 
-def _whenever_it_was_used(original: Any) -> Any:
-    def expire(self: Draft, request: positions.Expire) -> None:
-        row = self._row((request.log, request.consumer))
-        if row is not None and row.used_ms:
-            self._changed[row.key] = replace(row, used_ms=1)
-        original(self, request)
-
-    return expire
+@stand_in
+def _whenever_it_was_used(original: Any, self: Draft, request: positions.Expire) -> None:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.used_ms:
+        self._changed[row.key] = replace(row, used_ms=1)
+    original(self, request)
 
 
-def _whoever_was_started_later(original: Any) -> Any:
-    def acquire(self: Draft, request: positions.Acquire) -> Position:
-        row = self._row((request.log, request.consumer))
-        if row is not None and row.created == request.created and row.holder == request.holder:
-            self._changed[row.key] = replace(row, started=0)
-        done: Position = original(self, request)
-        return done
-
-    return acquire
+@stand_in
+def _whoever_was_started_later(original: Any, self: Draft, request: positions.Acquire) -> Position:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.created == request.created and row.holder == request.holder:
+        self._changed[row.key] = replace(row, started=0)
+    done: Position = original(self, request)
+    return done
 
 
-def _of_any_creation(_original: Any) -> Any:
-    def free(self: Draft, log: str, created: str) -> None:
-        del created
-        for row in self._of_log(log).values():
-            self._forget(row)
-
-    return free
+@stand_in
+def _of_any_creation(_original: Any, self: Draft, log: str, created: str) -> None:
+    del created
+    for row in self._of_log(log).values():
+        self._forget(row)
 
 
 POSITION_MUTANTS: Final = (

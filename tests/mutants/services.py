@@ -33,17 +33,16 @@ from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory
 from tests.explore.scope import Scope
 from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
-from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.hunt import Mutant, Patch, stand_in
 from tests.sim.services.plan import draw, draw_both_lost, draw_losses, draw_restores
 
 
-def gone_if_unnamed(_original: Any) -> Any:
+@stand_in
+def gone_if_unnamed(
+    _original: Any, _self: Collector, _ledger_id: int, _held: object, _found: object
+) -> Disposal:
     """A ledger that no list names is deleted."""
-
-    def disposal(_self: Collector, _ledger_id: int, _held: object, _found: object) -> Disposal:
-        return Disposal.DROP
-
-    return disposal
+    return Disposal.DROP
 
 
 def without_targets(_original: Any) -> Any:
@@ -55,84 +54,62 @@ def without_targets(_original: Any) -> Any:
     )
 
 
-def read_without_recovery(_original: Any) -> Any:
+@stand_in
+async def read_without_recovery(
+    _original: Any, self: Recoveries, ledger_id: int, _declare_lost: tuple[str, ...]
+) -> LedgerMetadata:
     """Whoever asks for a recovery gets the end as bookies tell it now, and nobody is fenced."""
-
-    async def recover(
-        self: Recoveries, ledger_id: int, _declare_lost: tuple[str, ...]
-    ) -> LedgerMetadata:
-        row = await self._rows.fresh(ledger_id)
-        last = await confirmed_by_bookies(row, self._ports.bookies)
-        return row.closed(last_entry=-1 if last is None else last, length=0)
-
-    return recover
+    row = await self._rows.fresh(ledger_id)
+    last = await confirmed_by_bookies(row, self._ports.bookies)
+    return row.closed(last_entry=-1 if last is None else last, length=0)
 
 
-def adopted(original: Any) -> Any:
+@stand_in
+def adopted(
+    original: Any, self: Creations, row: LedgerMetadata, _ledger_key: bytes, peer: str
+) -> bool:
     """A gateway writes whatever ledger a create of its own gives it."""
-
-    def adopt(self: Creations, row: LedgerMetadata, _ledger_key: bytes, peer: str) -> bool:
-        mine = replace(row, writer=self._handles.writer)
-        return cast("bool", original(self, mine, row.ledger_key, peer))
-
-    return adopt
+    mine = replace(row, writer=self._handles.writer)
+    return cast("bool", original(self, mine, row.ledger_key, peer))
 
 
-def sure_negative(_original: Any) -> Any:
+@stand_in
+def sure_negative(_original: Any, view: LedgerView, entry_id: int) -> QuorumLogError:
     """What is not found is told to be beyond the end."""
-
-    def absent(view: LedgerView, entry_id: int) -> QuorumLogError:
-        return NoSuchEntry("not there", ledger_id=view.row.ledger_id, entry_id=entry_id)
-
-    return absent
+    return NoSuchEntry("not there", ledger_id=view.row.ledger_id, entry_id=entry_id)
 
 
-def lost_first(_original: Any) -> Any:
+@stand_in
+def lost_first(_original: Any, self: Tally, entry_id: int) -> bool:
     """Lost members count as negatives at once."""
-
-    def is_absent(self: Tally, entry_id: int) -> bool:
-        return sum(self._negatives(entry_id)) >= self.quorum.negatives_needed
-
-    return is_absent
+    return sum(self._negatives(entry_id)) >= self.quorum.negatives_needed
 
 
-def lost_are_fenced(_original: Any) -> Any:
+@stand_in
+def lost_are_fenced(_original: Any, self: Recovery) -> bool:
     """Lost members count as fenced at once."""
-
-    def is_covered(self: Recovery) -> bool:
-        known = self._fenced | self._lost(self.metadata.last_fragment)
-        return self.metadata.quorum.is_covered(positions(known))
-
-    return is_covered
+    known = self._fenced | self._lost(self.metadata.last_fragment)
+    return self.metadata.quorum.is_covered(positions(known))
 
 
-def unsaid(original: Any) -> Any:
+@stand_in
+def unsaid(original: Any, row: Any, **changes: Any) -> Any:
     """The row of a ledger that may lack entries does not say so."""
-
-    def replaced(row: Any, **changes: Any) -> Any:
-        changes.pop("may_lack_entries", None)
-        return original(row, **changes)
-
-    return replaced
+    changes.pop("may_lack_entries", None)
+    return original(row, **changes)
 
 
-def nobody_there(_original: Any) -> Any:
+@stand_in
+async def nobody_there(_original: Any, _self: Auditor, _writer: Any) -> WriterPresence:
     """Every writer counts as gone."""
-
-    async def presence_of(_self: Auditor, _writer: Any) -> WriterPresence:
-        return WriterPresence.GONE
-
-    return presence_of
+    return WriterPresence.GONE
 
 
-def believed(original: Any) -> Any:
+@stand_in
+def believed(original: Any, self: Memory, wanted: Any, found: Any, *, holder: str) -> None:
     """A database that lacks what was answered is taken for the right one."""
-
-    def compare(self: Memory, wanted: Any, found: Any, *, holder: str) -> None:
-        with contextlib.suppress(DatabaseWentBack):
-            original(self, wanted, found, holder=holder)
-
-    return compare
+    with contextlib.suppress(DatabaseWentBack):
+        original(self, wanted, found, holder=holder)
 
 
 def of_its_own(_original: Any) -> Any:
@@ -140,83 +117,64 @@ def of_its_own(_original: Any) -> Any:
     return property(lambda self: set(self._held))
 
 
-def unproven(_original: Any) -> Any:
+@stand_in
+async def unproven(
+    _original: Any, self: MetadataClient, held: Mapping[int, object], _holder: str
+) -> Mapping[int, LedgerProof]:
     """No row is read together with the witnesses."""
-
-    async def proofs(
-        self: MetadataClient, held: Mapping[int, object], _holder: str
-    ) -> Mapping[int, LedgerProof]:
-        found = {}
-        for ledger_id in held:
-            status, row = await self.read(ledger_id)
-            if status is not CasStatus.UNKNOWN:
-                found[ledger_id] = LedgerProof(
-                    ledger_id=ledger_id,
-                    row=None if row is None else row,
-                    deleted=row is None,
-                    lost=(),
-                )
-        return found
-
-    return proofs
+    found = {}
+    for ledger_id in held:
+        status, row = await self.read(ledger_id)
+        if status is not CasStatus.UNKNOWN:
+            found[ledger_id] = LedgerProof(
+                ledger_id=ledger_id,
+                row=None if row is None else row,
+                deleted=row is None,
+                lost=(),
+            )
+    return found
 
 
-def nobody_asked(_original: Any) -> Any:
+@stand_in
+async def nobody_asked(_original: Any, _self: Inquiry) -> list[str]:
     """A metadata process begins without a question to the bookies."""
-
-    async def ask(_self: Inquiry) -> list[str]:
-        return []
-
-    return ask
+    return []
 
 
-def not_queued(_original: Any) -> Any:
+@stand_in
+async def not_queued(_original: Any, _self: Checker, _row: LedgerMetadata) -> None:
     """A repair without an item of the queue stays as it is."""
-
-    async def queue(_self: Checker, _row: LedgerMetadata) -> None:
-        return
-
-    return queue
+    return
 
 
-def told_without_copies(_original: Any) -> Any:
+@stand_in
+def told_without_copies(_original: Any, self: RowSpread, down: Container[str]) -> Sequence[str]:
     """Nobody is sent a copy, and nobody waits for one."""
-
-    def begin(self: RowSpread, down: Container[str]) -> Sequence[str]:
-        del down
-        self.phase, self.kept = Spreading.OVER, 3
-        return ()
-
-    return begin
+    del down
+    self.phase, self.kept = Spreading.OVER, 3
+    return ()
 
 
-def settled_without_others(_original: Any) -> Any:
+@stand_in
+def settled_without_others(
+    _original: Any, self: RowSpread, candidates: Sequence[str]
+) -> Sequence[str]:
     """Where too few members keep an end, nobody else is asked."""
-
-    def others(self: RowSpread, candidates: Sequence[str]) -> Sequence[str]:
-        del candidates
-        self.phase = Spreading.OVER
-        return ()
-
-    return others
+    del candidates
+    self.phase = Spreading.OVER
+    return ()
 
 
-def not_sent(_original: Any) -> Any:
+@stand_in
+async def not_sent(_original: Any, _row: LedgerMetadata, _ports: Any) -> None:
     """What a member lacks it never gets."""
-
-    async def sent(_row: LedgerMetadata, _ports: Any) -> None:
-        return
-
-    return sent
+    return
 
 
-def not_asked(_original: Any) -> Any:
+@stand_in
+async def not_asked(_original: Any, _self: MetadataRows) -> None:
     """The collector does not exchange witnesses either."""
-
-    async def confirm(_self: MetadataRows) -> None:
-        return
-
-    return confirm
+    return
 
 
 SERVICES: Final = (

@@ -12,7 +12,7 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rows import LogRows
 from tests.gateway.streams import test_forks as claims
 from tests.gateway.streams.test_streams import served
-from tests.mutants.hunt import Guard, Patch, applied
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 
 def all_of_them(_original: Any) -> Any:
@@ -26,26 +26,20 @@ def whoever_wrote_it(_original: Any) -> Any:
     )
 
 
-def with_the_sources_end(original: Any) -> Any:
+@stand_in
+async def with_the_sources_end(original: Any, self: LogReader, item: Any, page: Any) -> bool:
     """A reader takes each ledger for the log's own."""
-
-    async def fill_from(self: LogReader, item: Any, page: Any) -> bool:
-        page.row = replace(page.row, forked_at=None)
-        return bool(await original(self, item, page))
-
-    return fill_from
+    page.row = replace(page.row, forked_at=None)
+    return bool(await original(self, item, page))
 
 
-def by_anybody(_original: Any) -> Any:
+@stand_in
+async def by_anybody(_original: Any, self: LogReader, row: LogMetadata) -> Any:
     """The last batch of a closed log is that of its last ledger, whoever wrote it."""
-
-    async def last_batch(self: LogReader, row: LogMetadata) -> Any:
-        item = row.last_item
-        assert item is not None
-        last = (await self._engine.get(item.ledger_id)).last_entry
-        return await read_head(self._engine, item.ledger_id, last or 0)
-
-    return last_batch
+    item = row.last_item
+    assert item is not None
+    last = (await self._engine.get(item.ledger_id)).last_entry
+    return await read_head(self._engine, item.ledger_id, last or 0)
 
 
 def sealed_anyhow(_original: Any) -> Any:
