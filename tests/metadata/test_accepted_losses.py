@@ -3,10 +3,10 @@
 The bookies run in this process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import pytest
@@ -15,16 +15,18 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.rebuild import Bookies as Registered
 from quorumlog.wire.bodies import document_of
 from quorumlog.wire.witnesses import witness_of
-from services.metadata import rebuild_sources
+from services.metadata import attempts, copies, ledgers, logs, losses, rebuild_sources
 from services.metadata.database import Connection
 from services.metadata.ledgers import body_of
-from services.metadata.rebuild import _Work
-from services.metadata.rebuild_sources import SourceAway
+from services.metadata.rebuild import Rebuilder, _Work
+from services.metadata.rebuild_sources import Source, SourceAway
+from tests.metadata import test_ledgers, test_logs
 from tests.metadata.support import Service, serving
 from tests.metadata.test_rebuild import (
     NAMES,
@@ -35,6 +37,7 @@ from tests.metadata.test_rebuild import (
     rebuild,
     until_all_ready,
 )
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
@@ -363,3 +366,110 @@ async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
     assert "another rebuild or acceptance" in refused[1]["detail"]
     assert (await accept(service, [witness]))[0] == 200
     assert (await accept(service))[0] == 422
+
+
+# --- guards that are taken out one by one: a claim above must fail -------------------------------
+
+
+def answers(value: Any) -> Callable[[Any], Any]:
+    """Whatever it is asked."""
+
+    def made(_original: Any) -> Any:
+        async def ask(*_given: object, **_named: object) -> Any:
+            return value
+
+        return ask
+
+    return made
+
+
+@stand_in
+async def accepts_first(original: Any, self: _Work, sources: Sequence[Source]) -> Any:
+    """The loss is accepted before the rows are written."""
+    cluster_id = await original(self, sources)
+    await self._tables.accept_lost(cluster_id, (), ())
+    return cluster_id
+
+
+async def names_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_change_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def names_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        await test_logs.test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
+            service
+        )
+
+
+async def deletes_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def deletes_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_logs.test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is
+        await claim(service)
+
+
+def by_version(_original: Any) -> Any:
+    """A compare-and-swap compares versions only."""
+    return lambda old, new: old.version == new.version
+
+
+def of_version(_original: Any) -> Any:
+    """A deletion compares versions only."""
+    return lambda row, *, version, attempt: row.version == version  # noqa: ARG005
+
+
+GUARDS: Final = (
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a ledger may be of another line of history", "rule 18d", names_the_row
+    ),
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a log may be of another line of history", "rule 18d", names_the_log
+    ),
+    Patch(ledgers, "is_row", of_version).guard(
+        "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
+    ),
+    Patch(logs, "is_row", of_version).guard(
+        "a deletion of a log may be of another line of history", "rule 18d", deletes_the_log
+    ),
+    Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
+        "a change whose loss was accepted is never made",
+        "rule 18d",
+        makes_a_lost_change_once_more,
+    ),
+    Patch(Rebuilder, "count_behind", answers(0)).guard(
+        "an acceptance looks for no later rows", "rule 18d", rebuilds_before_it_accepts
+    ),
+    Patch(ledgers, "check_end", answers(None)).guard(
+        "a ledger ends without a question to the bookies", "rule 18d", ends_by_no_older_row
+    ),
+    Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
+        "an acceptance forgets which ledgers were open", "rule 18d", ends_by_no_older_row
+    ),
+    Patch(copies, "_fence", answers(Status.OK)).guard(
+        "bookies tell their copies and go on taking adds", "rule 18d", fences_before_it_reads
+    ),
+    Patch(Registered, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(
+        "a ledger ends whoever is silent", "rule 18d", waits_for_silent_bookies
+    ),
+    Patch(_Work, "_cluster", accepts_first).guard(
+        "a rebuild accepts the loss before it writes",
+        "rule 18d",
+        accepts_nothing_when_cut_off,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(
+    guard: Guard, stores: Stores, folder: Path
+) -> None:
+    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
+        await guard.claim(stores, folder)

@@ -21,9 +21,9 @@ from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
 from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
 from tests.explore.log_judge import LogJudge
 from tests.explore.log_parts import LogParts
-from tests.gateway.streams.test_fork_guards import GUARDS as FORKS_READ
+from tests.gateway.streams.test_forks import GUARDS as FORKS_READ
 from tests.logs.judge import Judge
-from tests.metadata.test_fork_guards import GUARDS as FORKS
+from tests.metadata.test_forks import GUARDS as FORKS
 from tests.metadata.test_guards import GUARDS as METADATA
 from tests.mutants.ends import END_MUTANTS
 from tests.mutants.hunt import Mutant
