@@ -34,7 +34,6 @@ from tests.bookie import (
     test_collect,
     test_cookie,
     test_deleted,
-    test_guards,
     test_row_copies,
     test_space,
     test_twins,
@@ -223,32 +222,34 @@ GUARD_MUTANTS: Final = (
     Patch(Store, "add", patches.unseen_while_added).guard(
         "a ledger that is leaving takes adds",
         "rules 18, 20",
-        scenario(test_guards.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
+        scenario(test_at_once.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
     ),
     Patch(Store, "_add_compared", patches.unseen_while_compared).guard(
         "an add that was compared does not look whether its ledger is leaving",
         "rules 18, 20",
-        scenario(test_guards.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided),
+        scenario(
+            test_at_once.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided
+        ),
     ),
     Patch(Collector, "__init__", patches.graceless).guard(
         "no grace passes between the two looks",
         "rule 18",
-        scenario(test_guards.test_a_grace_period_passes_between_the_two_looks),
+        scenario(test_at_once.test_a_grace_period_passes_between_the_two_looks),
     ),
     Patch(Space, "_referenced", patches.unnamed).guard(
         "a segment goes though a part names it",
         "I1",
-        scenario(test_guards.test_a_segment_still_referenced_by_a_part_is_not_removed),
+        scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),
     ),
     Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
         "what was dropped meanwhile is moved",
         "rules 16, 17",
-        scenario(test_guards.test_a_ledger_dropped_during_a_move_does_not_come_back),
+        scenario(test_at_once.test_a_ledger_dropped_during_a_move_does_not_come_back),
     ),
     Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
         "a record that nobody waits for is forgotten before it is on disk",
         "I13",
-        scenario(test_guards.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
+        scenario(test_at_once.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
     ),
 )
 STORAGE_MUTANTS: Final = CRASH_MUTANTS + OTHER_MUTANTS + TWIN_MUTANTS + GUARD_MUTANTS
