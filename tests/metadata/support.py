@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
-import asyncpg
 import orjson
 import pytest
 from pydantic import SecretStr
@@ -20,6 +19,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.metadata import copies, inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
+from tests.support.database import sql
 from tests.support.waiting import until
 
 PATIENT_S = 30.0
@@ -80,11 +80,7 @@ async def imagine_bookies(stores: Stores) -> None:
     function finds. Most tests of rows need no bookies, and registered ones would change what a rebuild, an inquiry and
     a listing wait for. The tests of rule 15b (`test_members.py`) do without such members.
     """
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute(_IMAGINED)
-    finally:
-        await connection.close()
+    await sql(stores, _IMAGINED)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg
 import pytest
 
 from loadtest.ports import free_ports
@@ -22,7 +21,6 @@ from quorumlog.protocol.rebuild import Bookies as Registered
 from quorumlog.wire.bodies import document_of
 from quorumlog.wire.witnesses import witness_of
 from services.metadata import attempts, copies, ledgers, logs, losses, rebuild_sources
-from services.metadata.database import Connection
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import Rebuilder, _Work
 from services.metadata.rebuild_sources import Source, SourceAway
@@ -38,6 +36,7 @@ from tests.metadata.test_rebuild import (
     until_all_ready,
 )
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
+from tests.support.database import connected
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
@@ -78,19 +77,17 @@ async def put(connection: Any, row: LedgerMetadata) -> str:
 
 async def go_back(stores: Stores, service: Service, row: LedgerMetadata) -> list[str]:
     """The database has this row, and not what came of it; a witness of what it lacks."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    lost = await put(connection, row)
-    await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
-    await connection.close()
+    async with connected(stores) as connection:
+        lost = await put(connection, row)
+        await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
     return [witness_of(await service.client.cluster_id(), lost)]
 
 
 async def fork(stores: Stores, row: LedgerMetadata) -> None:
     """A service that did not know has changed the row in the database's line of history."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await put(connection, row)
-    await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
-    await connection.close()
+    async with connected(stores) as connection:
+        await put(connection, row)
+        await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
 
 
 async def accept(
@@ -321,9 +318,8 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
             patch.setattr(_Work, "_decide_ledgers", lambda work, *_given: cut(work))
             assert (await rebuild(service, take_over=True))[0] is None
 
-        connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-        accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
-        await connection.close()
+        async with connected(stores) as connection:
+            accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
         assert accepted is None
         assert (await accept(service, witnesses))[0] == 409
 
@@ -356,11 +352,10 @@ async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
     service: Service, stores: Stores
 ) -> None:
     witness = witness_of(await service.client.cluster_id(), new_attempt())
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+    async with connected(stores) as connection:
+        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
 
-    refused = await accept(service, [witness])
-    await connection.close()
+        refused = await accept(service, [witness])
 
     assert refused[0] == 422
     assert "another rebuild or acceptance" in refused[1]["detail"]

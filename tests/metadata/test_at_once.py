@@ -23,6 +23,7 @@ from services.autorecovery.drains import drain_of
 from services.metadata.database import Connection
 from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.metadata.test_bookies import beat, cookie
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -32,9 +33,8 @@ LONG_S = 3600.0
 @pytest.fixture
 async def database(stores: Stores) -> AsyncIterator[Connection]:
     """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    yield connection
-    await connection.close()
+    async with connected(stores) as connection:
+        yield connection
 
 
 async def waiting(database: Connection, count: int) -> None:

@@ -3,7 +3,6 @@
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
-import asyncpg
 import pytest
 from aiohttp import web
 
@@ -13,6 +12,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from tests.metadata.support import DRAFT, PATIENT_S, Service
 from tests.support.answering import answering
+from tests.support.database import sql
 
 LIES = [
     (404, "text/html", b"<h1>Not Found</h1>"),
@@ -69,11 +69,7 @@ async def test_a_row_missing_without_a_tombstone_is_not_reported_as_deleted(
     service: Service, stores: Stores
 ) -> None:
     row = await service.client.create(DRAFT)
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute("TRUNCATE ledgers CASCADE")
-    finally:
-        await connection.close()
+    await sql(stores, "TRUNCATE ledgers CASCADE")
 
     assert await service.client.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
     assert await service.client.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -30,6 +29,7 @@ from services.metadata.database import Connection
 from services.metadata.forks import NOT_SHARED
 from tests.metadata.support import DRAFT, WAITING, Service, serving
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
+from tests.support.database import connected
 from tests.support.waiting import until
 
 SETTINGS = LogSettings(Quorum(3, 3, 2))
@@ -90,11 +90,8 @@ class Logs:
 
 @contextlib.asynccontextmanager
 async def logs_of(service: Service, stores: Stores) -> AsyncIterator[Logs]:
-    database = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    try:
+    async with connected(stores) as database:
         yield Logs(service, LogClient(service.client), database)
-    finally:
-        await database.close()
 
 
 @pytest.fixture

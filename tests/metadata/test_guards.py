@@ -1,14 +1,12 @@
 """Guards of the metadata service, each with what finds its absence."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg
 import pytest
 from asyncpg.connect_utils import SessionAttribute
 
@@ -71,6 +69,7 @@ from tests.metadata.test_went_back import (
     waiting,
 )
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
+from tests.support.database import connected
 from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 
@@ -81,16 +80,6 @@ Scenario = Callable[[Stores, Path], Awaitable[None]]
 def folder() -> Iterator[Path]:
     with scratch("ql-guards-") as path:
         yield path
-
-
-@contextlib.asynccontextmanager
-async def beside(stores: Stores) -> AsyncIterator[Any]:
-    """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 # --- members, bookies that are taken out -----------------------------------------------------------
@@ -133,8 +122,8 @@ async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> No
     """A transaction that names the bookie is under way when it is to be taken out."""
     async with (
         serving(stores) as service,
-        beside(stores) as connection,
-        beside(
+        connected(stores) as connection,
+        connected(
             stores
         ) as onlooker,  # its question may be cut off, which a transaction could not bear
     ):
@@ -204,7 +193,7 @@ async def a_repeat_waits_for_the_standby(stores: Stores, _folder: Path) -> None:
 
 async def a_process_knows(stores: Stores, _folder: Path) -> None:
     """A lost change is known to the process that answered it."""
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.change_log)
         async with newcomer(service) as nobody:
             await refused(nobody.create(DRAFT))
@@ -212,7 +201,7 @@ async def a_process_knows(stores: Stores, _folder: Path) -> None:
 
 async def a_holder_tells(stores: Stores, _folder: Path) -> None:
     """And to its client, who tells a process that knows nothing."""
-    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+    async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         await lost_change(one, connection, World.change_log)
         two.client.witnesses = one.client.witnesses
         await refused(two.client.create(DRAFT))
@@ -222,7 +211,7 @@ async def a_holder_tells(stores: Stores, _folder: Path) -> None:
 
 async def a_holder_has_its_reads_proven(stores: Stores, _folder: Path) -> None:
     """What is read for a deletion is of the database that its reader knows."""
-    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+    async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         world = await lost_change(one, connection, World.change_log)
         two.client.witnesses = one.client.witnesses
         await refused(two.client.get(world.row.ledger_id, proof=True))
@@ -230,19 +219,19 @@ async def a_holder_has_its_reads_proven(stores: Stores, _folder: Path) -> None:
 
 async def changes_without_a_token_count(stores: Stores, _folder: Path) -> None:
     """An abort is asked for without an attempt."""
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.abort)
         async with newcomer(service) as nobody:
             await refused(nobody.create(DRAFT))
 
 
 async def a_proof_is_of_one_moment(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await slipped_in(service, connection)
 
 
 async def a_change_looks_last(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await slipped_before_a_change(service, connection)
 
 

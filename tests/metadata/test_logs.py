@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -25,6 +24,7 @@ from quorumlog.protocol.metadata import (
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import document_of
 from tests.metadata.support import DRAFT, Service
+from tests.support.database import connected
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
 
@@ -102,9 +102,8 @@ async def test_every_log_row_has_the_databases_clock(
     service: Service, logs: LogClient, stores: Stores
 ) -> None:
     async def database_ms() -> float:
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-        await connection.close()
+        async with connected(stores) as connection:
+            now: datetime = await connection.fetchval("SELECT clock_timestamp()")
         return now.timestamp() * 1000
 
     assert logs.database_ms() is None

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -14,6 +13,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd, RepairSettings, RepairSettingsPut
 from services.metadata.database import Database
 from tests.metadata.support import DRAFT, Service
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LONG_S = 3600.0
@@ -276,8 +276,7 @@ async def test_however_many_items_wait_all_are_hurried(
 ) -> None:
     """In transactions of some items each: one of all would pass its deadline, again and again."""
     row = await service.client.create(DRAFT)
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(
             "INSERT INTO repairs (ledger_id, member, ranges, failures, next_try_at)"
             f" SELECT {row.ledger_id}, 'b' || n || '@1', '{{[0,9]}}', 1, now() + interval '1 hour'"
@@ -298,5 +297,3 @@ async def test_however_many_items_wait_all_are_hurried(
         left = await connection.fetchval("SELECT count(*) FROM repairs WHERE next_try_at > now()")
         assert left == 0
         assert sizes == ["UPDATE 2000", "UPDATE 2000", "UPDATE 500", "UPDATE 0"]
-    finally:
-        await connection.close()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores, scratch
@@ -33,6 +32,7 @@ from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -50,9 +50,8 @@ async def folder() -> AsyncIterator[Path]:
 @pytest.fixture
 async def database(stores: Stores) -> AsyncIterator[Any]:
     """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    yield connection
-    await connection.close()
+    async with connected(stores) as connection:
+        yield connection
 
 
 @contextlib.asynccontextmanager
