@@ -14,6 +14,7 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
 from services.metadata import copies, inquiry
@@ -118,6 +119,16 @@ async def serving(
             if are_imagined:
                 await imagine_bookies(stores)
         yield service
+
+
+async def swapped(
+    client: MetadataClient, row: LedgerMetadata, *missed: tuple[MissedRange, ...], **how: Any
+) -> LedgerMetadata:
+    """The row after a compare-and-swap, which must be done."""
+    status, now = await client.cas(row, *missed, **how)
+    assert status is CasStatus.OK
+    assert now is not None
+    return now
 
 
 def await_bookies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from services.metadata.ledgers import body_of
 from services.metadata.rebuild import Rebuilder, _Work
 from services.metadata.rebuild_sources import Source, SourceAway
 from tests.metadata import test_ledgers, test_logs
-from tests.metadata.support import Service, serving
+from tests.metadata.support import Service, serving, swapped
 from tests.metadata.test_rebuild import (
     NAMES,
     Bookies,
@@ -55,9 +55,7 @@ def bookies_in(folder: Path) -> Bookies:
 
 async def moved(service: Service, row: LedgerMetadata) -> LedgerMetadata:
     """The row after an ensemble change."""
-    _, changed = await service.client.cas(row.with_ensemble(3, MOVED))
-    assert changed is not None
-    return changed
+    return await swapped(service.client, row.with_ensemble(3, MOVED))
 
 
 async def put(connection: Any, row: LedgerMetadata) -> str:
@@ -247,10 +245,9 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
         async with places.running(service) as running:
             await until_all_ready(running)
             row = await create(service)
-            _, other = await service.client.cas(
-                (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
+            other = await swapped(
+                service.client, (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
             )
-            assert other is not None
             witnesses = await go_back(
                 stores, service, replace(other, version=1, attempt=new_attempt())
             )

@@ -21,7 +21,7 @@ from quorumlog.wire.bodies import document_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.drains import drain_of
 from services.metadata.database import Connection
-from tests.metadata.support import DRAFT, WAITING, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving, swapped
 from tests.metadata.test_bookies import beat, cookie
 from tests.support.database import connected
 from tests.support.waiting import until
@@ -128,8 +128,7 @@ async def test_hurrying_all_repairs_locks_items_in_the_common_order(
     """Each would hold what the other one waits for, and Postgres would end one of them."""
     has_log = rival == "delete its log"
     row = await service.client.create(replace(DRAFT, log="a-log") if has_log else DRAFT)
-    _, closed = await service.client.cas(row.closed(last_entry=NO_ENTRY, length=0))
-    assert closed is not None
+    closed = await swapped(service.client, row.closed(last_entry=NO_ENTRY, length=0))
     items = [
         {"ledger_id": row.ledger_id, "member": member, "ranges": [[0, 9]]}
         for member in ("b1@1", "b2@1", "b3@1")
@@ -312,8 +311,7 @@ async def test_what_names_a_bookie_is_told_of_that_bookie_only(service: Service)
         await client.put_cookie(name, await cookie(service), version=None)
     one = await client.create(DRAFT)
     other = await client.create(replace(DRAFT, fragments=(Fragment(0, ("b4@1", "b2@1", "b3@1")),)))
-    _, marked = await client.cas(other.in_recovery())
-    assert marked is not None
+    await swapped(client, other.in_recovery())
     await worker.add([gap(one.ledger_id, "b2@1"), gap(one.ledger_id, "b1@1")])
     await worker.add([gap(other.ledger_id, "b4@1")])
     for item in await worker.claim(lease_s=LONG_S, limit=9):
@@ -340,13 +338,10 @@ async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_succe
         await client.put_cookie(name, await cookie(service), version=None)
     await client.create(DRAFT)
     row = await client.create(DRAFT)
-    _, closed = await client.cas(row.closed(last_entry=4, length=9))
-    assert closed is not None
-    _, marked = await client.cas(closed.with_repair(Repair(0, "b1@1", "b4@1")))
-    assert marked is not None
+    closed = await swapped(client, row.closed(last_entry=4, length=9))
+    marked = await swapped(client, closed.with_repair(Repair(0, "b1@1", "b4@1")))
     waits = [await drain_of(name, client) for name in ("b1", "b4")]
-    _, placed = await client.cas(marked.with_member_replaced(0, "b1@1", "b4@1"))
-    assert placed is not None
+    await swapped(client, marked.with_member_replaced(0, "b1@1", "b4@1"))
     kept = await drain_of("b1", client)
     worker = RepairClient(client, "worker")
     await worker.add([gap(row.ledger_id, "b1@1")])
@@ -456,8 +451,7 @@ async def test_a_deleted_log_takes_no_ledger_with_it_that_is_not_its_own(service
     closed = []
     for log in ("a-log", None):
         made = await client.create(replace(DRAFT, log=log))
-        _, now = await client.cas(made.closed(last_entry=NO_ENTRY, length=0))
-        assert now is not None
+        now = await swapped(client, made.closed(last_entry=NO_ENTRY, length=0))
         await worker.add([gap(now.ledger_id, "b1@1")])
         closed.append(now)
     own, other = closed

@@ -29,7 +29,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata import liveness
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.database import connected, sql
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
@@ -321,8 +321,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
     uses = await client.uses("b1")
     assert [(use.ledger_id, use.member) for use in uses.first] == [(row.ledger_id, "b1@1")]
 
-    _, closed = await client.cas(row.closed(last_entry=NO_ENTRY, length=0))
-    assert closed is not None
+    closed = await swapped(client, row.closed(last_entry=NO_ENTRY, length=0))
     await client.delete(closed.ledger_id, version=closed.version)
     assert await client.uses("b1") == BookieUses(bookie="b1", ledgers=0, repairs=0)
     for _ in range(2):  # again is as good as once

@@ -10,7 +10,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
-from tests.metadata.support import DRAFT, PATIENT_S, Service
+from tests.metadata.support import DRAFT, PATIENT_S, Service, swapped
 from tests.support.answering import answering
 from tests.support.database import sql
 
@@ -50,10 +50,9 @@ async def test_an_answer_of_another_service_is_no_verdict(service: Service) -> N
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 assert (await client.cas(row.in_recovery()))[0] is CasStatus.OK, lie
 
-                _, closed = await client.cas(
-                    (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
+                closed = await swapped(
+                    client, (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
                 )
-                assert closed is not None
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 await client.delete(row.ledger_id, version=closed.version)
                 gone = await service.client.read(row.ledger_id)

@@ -27,7 +27,7 @@ from services.metadata import forks, ledgers
 from services.metadata import logs as stored
 from services.metadata.database import Connection
 from services.metadata.forks import NOT_SHARED
-from tests.metadata.support import DRAFT, WAITING, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving, swapped
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
 from tests.support.waiting import until
@@ -49,9 +49,7 @@ class Logs:
         row = await self.service.client.create(replace(DRAFT, log=log))
         if is_open:
             return row
-        _, closed = await self.service.client.cas(row.closed(last_entry=9, length=100))
-        assert closed is not None
-        return closed
+        return await swapped(self.service.client, row.closed(last_entry=9, length=100))
 
     async def source(self) -> LogMetadata:
         row, _ = await self.client.create(SOURCE)

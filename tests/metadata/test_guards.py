@@ -44,7 +44,7 @@ from tests.bookie.test_went_back import (
     an_accepted_loss_deletes_nothing,
     gives_nothing_up,
 )
-from tests.metadata.support import DRAFT, serving
+from tests.metadata.support import DRAFT, serving, swapped
 from tests.metadata.test_clock import nothing_ages_by_a_wrong_clock
 from tests.metadata.test_failover import asks_about_the_standby, repeated_without_standby, split
 from tests.metadata.test_inquiry import (
@@ -90,10 +90,8 @@ async def a_target_is_a_member(stores: Stores, _folder: Path) -> None:
     async with serving(stores) as service:
         client = service.client
         await client.put_cookie("b9", await cookie(client), version=None)
-        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
-        assert closed is not None
-        _, moving = await client.cas(replace(closed, repairs=(Repair(0, "b1@1", "b9@1"),)))
-        assert moving is not None
+        closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=3, length=4))
+        moving = await swapped(client, replace(closed, repairs=(Repair(0, "b1@1", "b9@1"),)))
 
         assert await client.list(bookie="b9") == ([moving], None)
         assert (await client.uses("b9")).ledgers == 1
@@ -106,10 +104,8 @@ async def who_leaves_is_a_member(stores: Stores, _folder: Path) -> None:
     async with serving(stores) as service:
         client = service.client
         await client.put_cookie("b1", await cookie(client), version=None)
-        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
-        assert closed is not None
-        _, moved = await client.cas(closed.with_member_replaced(0, "b1@1", "b9@1"))
-        assert moved is not None
+        closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=3, length=4))
+        moved = await swapped(client, closed.with_member_replaced(0, "b1@1", "b9@1"))
         assert (await client.uses("b1")).ledgers == 1
         with pytest.raises(VersionConflict):
             await client.retire("b1")

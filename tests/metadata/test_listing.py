@@ -23,7 +23,7 @@ from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
 from services.metadata.sql import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from services.metadata.transactions import EXPIRED
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.database import connected, sql
 
 
@@ -46,14 +46,12 @@ async def made(service: Service) -> list[LedgerMetadata]:
                 ),
                 version=None if b4 is None else b4.version,
             )
-            _, changed = await service.client.cas(
-                row.with_ensemble(5, ("b1@1", "b2@1", f"b4@{number}"))
+            changed = await swapped(
+                service.client, row.with_ensemble(5, ("b1@1", "b2@1", f"b4@{number}"))
             )
-            assert changed is not None
             row = changed
         if number % 3 == 0:
-            _, changed = await service.client.cas(row.in_recovery())
-            assert changed is not None
+            changed = await swapped(service.client, row.in_recovery())
             row = changed
         rows.append(row)
     return rows
@@ -101,8 +99,7 @@ async def test_pages_cover_every_row_once_during_inserts_and_deletes(service: Se
 
 async def test_a_deleted_ledger_is_in_no_list(service: Service) -> None:
     row = await service.client.create(DRAFT)
-    _, row2 = await service.client.cas(row.closed(last_entry=-1, length=0))
-    assert row2 is not None
+    row2 = await swapped(service.client, row.closed(last_entry=-1, length=0))
     await service.client.delete(row.ledger_id, version=row2.version)
 
     assert await service.client.list() == ([], None)

@@ -18,7 +18,7 @@ from quorumlog.wire.bodies import STAND_IN, Cookie
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.bookie.cookie import identity_of, read_cookie, write_cookie
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, WAITING, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving, swapped
 from tests.metadata.test_rebuild import (
     Bookies,
     bookies,
@@ -97,8 +97,7 @@ async def test_a_member_that_an_earlier_fragment_names_is_added_only_while_it_is
 ) -> None:
     client = service.client
     row = await client.create(draft(*OTHERS, "b4@1"))
-    _, moved = await client.cas(row.with_ensemble(5, (*OTHERS, "b3@2")))
-    assert moved is not None
+    moved = await swapped(client, row.with_ensemble(5, (*OTHERS, "b3@2")))
     await register(service, "b4", 2)
 
     with pytest.raises(StaleMember):

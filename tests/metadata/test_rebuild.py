@@ -38,7 +38,7 @@ from services.bookie.handlers import BOOKIE
 from services.bookie.runtime import BookieRuntime
 from services.metadata import rebuild as rebuild_module
 from services.metadata.rebuild_store import Judged
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.database import connected, sql
 from tests.support.waiting import until
 
@@ -171,9 +171,7 @@ async def create(service: Service, **changes: Any) -> LedgerMetadata:
 
 
 async def closed(service: Service, row: LedgerMetadata, last: int = 4) -> LedgerMetadata:
-    _, row_closed = await service.client.cas(row.closed(last_entry=last, length=50))
-    assert row_closed is not None
-    return row_closed
+    return await swapped(service.client, row.closed(last_entry=last, length=50))
 
 
 async def test_a_bookie_tells_a_rebuild_of_changes_whose_copies_it_has_dropped(
@@ -258,8 +256,7 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
         await until_all_ready(running)
         bookie = running["b1"]
         moved, forked = await create(service), await create(service)
-        _, later = await service.client.cas(moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
-        assert later is not None
+        later = await swapped(service.client, moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
         ended = await closed(service, later)
         await keep(bookie, moved, later, ended, forked)
         other = replace(forked, version=2, attempt="00000000-0000-4000-8000-000000000001")

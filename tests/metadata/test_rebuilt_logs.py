@@ -24,7 +24,7 @@ from quorumlog.wire.log_bodies import TRANSACTION_TAG, LogChange
 from quorumlog.wire.rebuild_bodies import NOT_REBUILT, RebuildReport
 from services.bookie.runtime import BookieRuntime
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.metadata.test_rebuild import (
     NAMES,
     Bookies,
@@ -449,10 +449,9 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
         await transactions.commit(app[0].id, (), None)
         await create(service, log="events", extra=((TRANSACTION_TAG, opened[0].id),))
         ledger = await service.client.create(DRAFT, once=once("k"))
-        _, ledger_closed = await service.client.cas(
-            ledger.closed(last_entry=4, length=50), (MissedRange("b1@1", 0, 4),)
+        ledger_closed = await swapped(
+            service.client, ledger.closed(last_entry=4, length=50), (MissedRange("b1@1", 0, 4),)
         )
-        assert ledger_closed is not None
         await logs.cas(row.closed())
         before = [await rows(table) for table in GONE]
         tables = await public_tables(stores)

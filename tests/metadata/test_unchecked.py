@@ -18,7 +18,7 @@ from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.token_bodies import TokenFields
 from quorumlog.wire.witnesses import witness_of
 from services.metadata.app import ROUTES
-from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.metadata.test_bookies import beat, cookie
 from tests.metadata.test_went_back import NOBODY, is_told
 from tests.support.database import connected
@@ -68,8 +68,7 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     row = await client.create(DRAFT)
     unnamed = await client.create(replace(DRAFT, log="a-log"))
     named = await client.create(replace(DRAFT, log="a-log"))
-    _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=-1, length=0))
-    assert closed is not None
+    closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=-1, length=0))
     begun, _ = await TransactionClient(client).begin(
         "a-log", app=None, version=None, expires_in_s=3600
     )

@@ -31,7 +31,7 @@ from quorumlog.wire.witnesses import WITNESSES_MAX, witness_of
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving, swapped
 from tests.support.database import connected
 from tests.support.waiting import until
 
@@ -70,9 +70,7 @@ async def cookie(client: MetadataClient) -> Cookie:
 async def closed(client: MetadataClient, draft: LedgerMetadata = DRAFT) -> LedgerMetadata:
     """A CLOSED ledger."""
     row = await client.create(draft)
-    _, row_or_none = await client.cas(row.closed(last_entry=-1, length=0))
-    assert row_or_none is not None
-    return row_or_none
+    return await swapped(client, row.closed(last_entry=-1, length=0))
 
 
 async def is_told(service: Service) -> bool:
@@ -360,8 +358,7 @@ async def slipped_before_a_change(service: Service, database: Any) -> None:
     """A restore under a change that waits for its row."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
-    _, now = await service.client.cas(row.in_recovery())
-    assert now is not None
+    await swapped(service.client, row.in_recovery())
     async with newcomer(service) as other, database.transaction():
         await database.execute("LOCK TABLE ledgers IN ACCESS EXCLUSIVE MODE")
         # One that is from the restored version, and would win there.
@@ -452,8 +449,7 @@ async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contai
 ) -> None:
     client = service.client
     first = await client.create(DRAFT)
-    _, now = await client.cas(first.in_recovery())
-    assert now is not None
+    now = await swapped(client, first.in_recovery())
     contained = (name_of(first), name_of(now))
     lost = RowName(9, UUID(NOBODY).bytes)
 
@@ -493,8 +489,7 @@ async def test_proofs_of_many_ledgers_say_what_one_by_one_would(service: Service
     """Rules 18, 18a and 18c, each ledger of a page for itself; the tokens of all, or none, are known."""
     client = service.client
     here, gone = [await client.create(DRAFT) for _ in range(2)]
-    _, closed = await client.cas(gone.closed(last_entry=-1, length=0))
-    assert closed is not None
+    closed = await swapped(client, gone.closed(last_entry=-1, length=0))
     await client.delete(gone.ledger_id, version=closed.version)
     never = gone.ledger_id + 1000
     lost = RowName(9, UUID(NOBODY).bytes)
