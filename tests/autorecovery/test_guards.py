@@ -25,7 +25,7 @@ from tests.autorecovery import (
     test_replica_check,
     test_writers,
 )
-from tests.mutants.guards import always, kept_verdict, let_go_at_once
+from tests.mutants.guards import always, answers, kept_verdict, let_go_at_once
 from tests.mutants.guards import believed as believed_target
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
@@ -46,19 +46,6 @@ def at_once(original: Any, self: LostMembers, bookies: Any, now: float) -> Any:
 
 
 @stand_in
-async def unlimited(_original: Any, _self: PacedBookies) -> None:
-    """Copies go out as they come."""
-    return
-
-
-@stand_in
-async def unasked(_original: Any, _self: Auditor, _row: Any, *, is_silence_enough: bool) -> bool:
-    """What the audit has found of a writer is good enough, however long ago."""
-    del is_silence_enough
-    return True
-
-
-@stand_in
 async def silence_is_enough(original: Any, self: ReplicaCheck, *where: Any) -> Any:
     """A member that says nothing lacks nothing."""
     return await original(self, *where) or ()
@@ -68,12 +55,6 @@ async def silence_is_enough(original: Any, self: ReplicaCheck, *where: Any) -> A
 async def left(_original: Any, _self: Worker, row: LedgerMetadata, _member: str) -> LedgerMetadata:
     """What an earlier worker began stays as it is."""
     return row
-
-
-@stand_in
-async def everywhere(_original: Any, _url: str) -> bool:
-    """What the last address says stands for all of them."""
-    return True
 
 
 GUARDS: Final = (
@@ -97,17 +78,17 @@ GUARDS: Final = (
         "BookKeeper: lostBookieRecoveryDelay",
         test_findings.test_a_bookie_is_lost_only_after_the_delay,
     ),
-    Patch(PacedBookies, "_wait_for_turn", unlimited).guard(
+    Patch(PacedBookies, "_wait_for_turn", answers(None)).guard(
         "the copy rate has no limit",
         "copying has a limit",
         test_pace.test_in_any_interval_at_most_the_limit_and_one_run_are_sent,
     ),
-    Patch(PacedBookies, "_wait_for_turn", unlimited).guard(
+    Patch(PacedBookies, "_wait_for_turn", answers(None)).guard(
         "a pause stops nothing",
         "operators can pause",
         test_pace.test_a_pause_holds_back_all_adds_until_it_ends,
     ),
-    Patch(Auditor, "_is_abandoned", unasked).guard(
+    Patch(Auditor, "_is_abandoned", answers(True)).guard(
         "a recovery that waited does not ask the writer again",
         "rule 21",
         test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
@@ -145,7 +126,7 @@ GUARDS: Final = (
         "rule 21a",
         test_writers.an_unreachable_host_is_silence,
     ),
-    Patch(writers, "refuses_everywhere", everywhere).guard(
+    Patch(writers, "refuses_everywhere", answers(True)).guard(
         "one address refuses for all",
         "rule 21a",
         test_writers.a_name_with_several_addresses_refuses_only_if_all_of_them_do,

@@ -20,7 +20,7 @@ from services.bookie import cookie, registration, replay
 from services.bookie.checkpoints import Moves
 from services.bookie.collect import Collector
 from services.bookie.ledger import StoredLedger
-from services.bookie.registration import Registration
+from services.bookie.registration import Presence, Registration
 from services.bookie.segments import Segments
 from services.bookie.space import Space
 from services.bookie.store import Store
@@ -38,7 +38,8 @@ from tests.bookie import (
     test_space,
     test_twins,
 )
-from tests.bookie.test_store import Gate
+from tests.bookie.support import Gate
+from tests.mutants.guards import always, answers
 from tests.mutants.hunt import Guard, Patch, applied
 
 ROUNDS: Final = 8
@@ -104,26 +105,26 @@ def starts_with_lost_data() -> bool:
 
 
 CRASH_MUTANTS: Final = (
-    Patch(LogWriter, "_sync", patches.nothing).guard(
+    Patch(LogWriter, "_sync", always(None)).guard(
         "acknowledged before it is synced", "rule 3, I13", by_crashes
     ),
-    Patch(Segments, "sync_entries", patches.nothing).guard(
+    Patch(Segments, "sync_entries", always(None)).guard(
         "a new segment's name is not synced", "rule 19", by_crashes
     ),
-    Patch(Space, "_rewrite_state", patches.nothing_later).guard(
+    Patch(Space, "_rewrite_state", answers(None)).guard(
         "a compacted segment's fences are not written again", "rule 16", by_crashes
     ),
-    Patch(Moves, "rewrite_deleted", patches.nothing_later).guard(
+    Patch(Moves, "rewrite_deleted", answers(None)).guard(
         "that a ledger is gone is not written again",
         "rules 16a, 17",
         scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
     ),
-    Patch(Space, "_rewrite_deleted", patches.nothing_later).guard(
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
         "a deleted ledger's id goes with the segment that names it",
         "rule 16a",
         scenario(test_deleted.test_a_deleted_ledgers_id_survives_every_compaction),
     ),
-    Patch(Space, "_rewrite_deleted", patches.nothing_later).guard(
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
         "crashes meet a compaction that drops the ids of deleted ledgers", "rule 16a", by_crashes
     ),
     Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
@@ -152,7 +153,7 @@ OTHER_MUTANTS: Final = (
     Patch(Store, "read", patches.denying).guard(
         "what can't be read is denied", "X15, rule 1", by_flips
     ),
-    Patch(replay, "_judge", patches.nothing).guard("the log is cut on doubt", "rule 19", by_flips),
+    Patch(replay, "_judge", always(None)).guard("the log is cut on doubt", "rule 19", by_flips),
     Patch(Collector, "_disposal", patches.trusting_absence).guard(
         "a row that is missing is a tombstone",
         "X17, rule 18",
@@ -160,7 +161,7 @@ OTHER_MUTANTS: Final = (
             test_collect.test_nothing_is_dropped_without_proof, seen=(CasStatus.UNKNOWN, None)
         ),
     ),
-    Patch(Store, "row_names", patches.no_copies).guard(
+    Patch(Store, "row_names", always(())).guard(
         "a drop asks about no copy that is held",
         "rule 18c",
         scenario(
@@ -174,12 +175,12 @@ OTHER_MUTANTS: Final = (
             test_collect.test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones
         ),
     ),
-    Patch(cookie, "_suspected_loss", patches.no_reason).guard(
+    Patch(cookie, "_suspected_loss", always("")).guard(
         "an emptied directory is taken for the old one", "X18, rule 15", starts_with_lost_data
     ),
 )
 TWIN_MUTANTS: Final = (
-    Patch(cookie, "is_copy", patches.never).guard(
+    Patch(cookie, "is_copy", always(False)).guard(
         "a copy of a directory is taken for the directory", "rule 15a", starts_with_lost_data
     ),
     Patch(cookie, "_suspected_loss", patches.forgiving).guard(
@@ -192,17 +193,17 @@ TWIN_MUTANTS: Final = (
         "rule 15a",
         starts_with_lost_data,
     ),
-    Patch(registration, "probe", patches.nobody_there).guard(
+    Patch(registration, "probe", answers(Presence.GONE)).guard(
         "nobody asks whether the registered process lives",
         "rule 15a",
         scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
     ),
-    Patch(Registration, "_has_live_heartbeat", patches.never_heard).guard(
+    Patch(Registration, "_has_live_heartbeat", answers(False)).guard(
         "a process that does not answer here counts as gone though it is heard",
         "rules 15a, 21a",
         scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
     ),
-    Patch(registration, "is_displaced", patches.never).guard(
+    Patch(registration, "is_displaced", always(False)).guard(
         "a process goes on though another one is registered in its place",
         "rule 15a",
         scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
@@ -236,7 +237,7 @@ GUARD_MUTANTS: Final = (
         "rule 18",
         scenario(test_at_once.test_a_grace_period_passes_between_the_two_looks),
     ),
-    Patch(Space, "_referenced", patches.unnamed).guard(
+    Patch(Space, "_referenced", answers(set())).guard(
         "a segment goes though a part names it",
         "I1",
         scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),

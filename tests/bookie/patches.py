@@ -10,22 +10,8 @@ from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
 from services.bookie import cookie
 from services.bookie.collect import Collector, Disposal, Found
 from services.bookie.ledger import StoredLedger
-from services.bookie.registration import Presence, Registration
-from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 from tests.mutants.hunt import stand_in
-from tests.support.waiting import turns
-
-
-def nothing(_original: Any) -> Any:
-    """Do nothing."""
-    return lambda *_args: None
-
-
-@stand_in
-async def nothing_later(_original: Any, *_args: object) -> None:
-    """Do nothing, as a coroutine."""
-    await turns()
 
 
 def idle_in_checkpoints(_original: Any) -> Any:
@@ -81,11 +67,6 @@ def trusting_absence(
     return Disposal.DROP if found[1] is None else decided
 
 
-def no_copies(_original: Any) -> Any:
-    """No copy of a row is held."""
-    return lambda _self, _ledger_id: ()
-
-
 @stand_in
 def forgetting_first(
     original: Any, self: Collector, ledger_id: int, held: Any, found: Found
@@ -94,16 +75,6 @@ def forgetting_first(
     self._store.moves.forget_copies(ledger_id)
     decided: Disposal = original(self, ledger_id, held, found)
     return decided
-
-
-def no_reason(_original: Any) -> Any:
-    """A directory is always right."""
-    return lambda _found: ""
-
-
-def never(_original: Any) -> Any:
-    """No."""
-    return lambda *_args: False
 
 
 def forgiving(original: Any) -> Any:
@@ -117,18 +88,6 @@ def counting_only(original: Any, found: cookie.Situation) -> Any:
     remote = found.remote
     nameless = None if remote is None else remote.model_copy(update={"process": ""})
     return original(replace(found, remote=nameless))
-
-
-@stand_in
-async def never_heard(_original: Any, _self: Registration, _name: str) -> bool:
-    """Heartbeats count for nothing."""
-    return False
-
-
-@stand_in
-async def nobody_there(_original: Any, *_: object) -> Presence:
-    """Whoever is registered counts as gone, unasked."""
-    return Presence.GONE
 
 
 def one_for_all(_original: Any) -> Any:
@@ -164,12 +123,6 @@ async def unseen_while_compared(original: Any, self: Store, *args: Any) -> None:
 def graceless(original: Any, self: Collector, *args: Any, **kwargs: Any) -> None:
     """The second look may follow the first at once."""
     original(self, *args, **kwargs | {"grace_s": 0.0})
-
-
-@stand_in
-async def unnamed(_original: Any, _self: Space, _numbers: list[int]) -> set[int]:
-    """What was moved counts as all that there was."""
-    return set()
 
 
 def idle_in_queues(_original: Any) -> Any:

@@ -25,6 +25,7 @@ from tests.bookie.collecting import GONE, Rows, filled
 from tests.bookie.support import (
     KEY,
     ME,
+    Gate,
     Held,
     add,
     assert_right,
@@ -35,13 +36,7 @@ from tests.bookie.support import (
     run_of,
     started,
 )
-from tests.bookie.test_store import Gate
 from tests.support.waiting import DEADLINE_S, until
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
 
 
 def cut(store: Store, to: Path) -> Path:

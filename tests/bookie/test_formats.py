@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import orjson
 import pytest
 
 from loadtest.ports import free_ports
-from loadtest.stores import scratch
 from quorumlog.net.metadata_client import MetadataClient
 from services.bookie.collect import MetadataRows
 from services.bookie.config import StoreOptions
@@ -34,12 +32,6 @@ from services.bookie.parts import Part, mask_of
 from services.bookie.segments import Segments
 from services.bookie.witnesses import FreshCopies
 from tests.bookie.support import add, batches_of, image, last_segment, opened, run_of, started
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with scratch("ql-formats-") as path:
-        yield path
 
 
 async def a_directory(root: Path) -> Path:
@@ -132,12 +124,6 @@ def test_a_cookie_of_a_later_release_is_refused_by_the_names_of_its_fields(root:
 HEAD = SegmentHead(segment=1, nonce=5, first_sequence=1, previous_end=0, allocated=1 << 20)
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with scratch("ql-files-") as path:
-        yield path
-
-
 def batch(body: bytes) -> bytes:
     """A batch of one record, at the beginning of what is read."""
     record = QueuedRecord(Kind.FENCE, 7, (body,), len(body))
@@ -208,9 +194,9 @@ def test_a_part_with_holes_has_nothing_beside_its_entries() -> None:
 
 
 def test_low_space_is_told_once_and_so_is_its_end(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (folder / "log").mkdir()
+    (root / "log").mkdir()
     caplog.set_level(logging.INFO, logger="services.bookie.disk")
 
     def told(space: int) -> list[str]:
@@ -225,7 +211,7 @@ def test_low_space_is_told_once_and_so_is_its_end(
             data_bytes_max=space, warn_below_bytes=400_000, read_only_below_bytes=0, reserve_bytes=0
         )
 
-    disk = Disk(folder, options(500_000))
+    disk = Disk(root, options(500_000))
     assert told(500_000) == []
     assert told(400_000) == []
     assert told(399_999) == ["disk-low"]
@@ -244,9 +230,9 @@ async def test_a_row_that_cannot_be_read_is_not_known() -> None:
         assert rows.missing_count == 0
 
 
-async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(folder: Path) -> None:
+async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(root: Path) -> None:
     """Rule 3: the disk takes batches, and an answer belongs to one of them."""
-    store = started(folder / "d")
+    store = started(root / "d")
     ledger = store.holdings.ledger(7)
     heard: list[int] = []
     before = ledger.replica.synced_count

@@ -3,7 +3,7 @@
 The bookies run in this process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus, Status
@@ -35,18 +35,13 @@ from tests.metadata.test_rebuild import (
     rebuild,
     until_all_ready,
 )
+from tests.mutants.guards import answers
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
 LOCK = 0x71756F73
-
-
-@pytest.fixture
-def folder() -> Any:
-    with scratch("ql-accepted-") as path:
-        yield path
 
 
 def bookies_in(folder: Path) -> Bookies:
@@ -361,18 +356,6 @@ async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
 
 
 # --- guards that are taken out one by one: a claim above must fail -------------------------------
-
-
-def answers(value: Any) -> Callable[[Any], Any]:
-    """Whatever it is asked."""
-
-    def made(_original: Any) -> Any:
-        async def ask(*_given: object, **_named: object) -> Any:
-            return value
-
-        return ask
-
-    return made
 
 
 @stand_in

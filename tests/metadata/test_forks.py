@@ -28,6 +28,7 @@ from services.metadata import logs as stored
 from services.metadata.database import Connection
 from services.metadata.forks import NOT_SHARED
 from tests.metadata.support import DRAFT, WAITING, Service, serving, swapped
+from tests.mutants.guards import answers
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
 from tests.support.waiting import until
@@ -569,14 +570,6 @@ async def a_name_that_is_given_again_is_no_fork(found: Logs) -> None:
 
 
 @stand_in
-async def none_shared(
-    _original: Any, _connection: Connection, _ledgers: Collection[int]
-) -> set[int]:
-    """No ledger is looked up among those that forks name."""
-    return set()
-
-
-@stand_in
 async def looked_up_first(
     _original: Any, connection: Connection, wanted: Collection[int]
 ) -> set[int]:
@@ -603,11 +596,6 @@ async def unlocked(_original: Any, connection: Connection, fork: LogMetadata) ->
 
 
 @stand_in
-async def nothing(_original: Any, *_given: object) -> None:
-    return None
-
-
-@stand_in
 async def only_added(original: Any, connection: Connection, name: str, source: str | None) -> None:
     """What a name was forked from before is not forgotten."""
     if source is not None:
@@ -624,12 +612,12 @@ def whatever_is_shared(original: Any) -> Any:
 
 
 GUARDS: Final = (
-    Patch(ledgers, "shared_among", none_shared).guard(
+    Patch(ledgers, "shared_among", answers(set())).guard(
         "a deleted log takes along what forks name",
         "rule 27a",
         a_deleted_source_leaves_what_a_fork_names,
     ),
-    Patch(ledgers, "shared_among", none_shared).guard(
+    Patch(ledgers, "shared_among", answers(set())).guard(
         "a ledger that its log let go of is deleted though a fork names it",
         "rule 27a",
         a_truncated_source_leaves_what_a_fork_names,
@@ -647,13 +635,13 @@ GUARDS: Final = (
     Patch(stored, "share", unlocked).guard(
         "a fork names ledgers whose rows it has not locked", "rule 27a", a_fork_waits_for_a_deletion
     ),
-    Patch(stored, "let_go", nothing).guard(
+    Patch(stored, "let_go", answers(None)).guard(
         "a deleted fork goes on naming ledgers", "rule 27a", the_last_fork_lets_go
     ),
-    Patch(stored, "let_go", nothing).guard(
+    Patch(stored, "let_go", answers(None)).guard(
         "a truncated fork goes on naming ledgers", "rule 27a", a_truncated_fork_lets_go
     ),
-    Patch(stored, "check_name_free", nothing).guard(
+    Patch(stored, "check_name_free", answers(None)).guard(
         "a deleted log's name is free while forks of it are there",
         "rule 27a",
         a_deleted_name_is_taken_while_something_came_of_it,

@@ -1,7 +1,7 @@
 """Guards of the metadata service, each with what finds its absence."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from asyncpg.connect_utils import SessionAttribute
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, VersionConflict
 from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
@@ -68,18 +68,13 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
+from tests.mutants.guards import always, answers
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
 from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 
 Scenario = Callable[[Stores, Path], Awaitable[None]]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with scratch("ql-guards-") as path:
-        yield path
 
 
 # --- members, bookies that are taken out -----------------------------------------------------------
@@ -239,22 +234,10 @@ async def no_route_changes(stores: Stores, _folder: Path) -> None:
 
 
 @stand_in
-async def nothing(_original: Any, *_args: object, **_more: object) -> set[str]:
-    """Do nothing."""
-    await turns()
-    return set()
-
-
-@stand_in
 async def without_targets(original: Any, connection: Connection, rows: Any) -> None:
     """Only fragments are indexed."""
     bare = {item: replace(row, repairs=()) for item, row in rows.items()}
     await original(connection, bare)
-
-
-def unnoted(_original: Any) -> Any:
-    """A copy that comes is not noted."""
-    return lambda _self, _name: None
 
 
 def nobody_presents(_original: Any) -> Any:
@@ -294,21 +277,6 @@ async def unlocked(_original: Any, connection: Connection, attempt: str, _target
     return await connection.fetchval(found, attempt) is not None
 
 
-def nothing_presented(_original: Any) -> Any:
-    """What a request presents is not read."""
-    return lambda _self, _presented: ()
-
-
-def forgetful(_original: Any) -> Any:
-    """What was answered is not remembered."""
-    return lambda _self, _token, _seen: None
-
-
-def silent(_original: Any) -> Any:
-    """A client presents nothing."""
-    return lambda _witnesses: ""
-
-
 @stand_in
 async def unproven(original: Any, self: MetadataClient, ledger_id: int, **_how: object) -> Any:
     """A read is taken as it comes."""
@@ -341,13 +309,6 @@ async def looks_first(_original: Any, self: Database, work: Any) -> Any:
 
 
 @stand_in
-async def answers_of_nobody(_original: Any, _self: Inquiry) -> list[str]:
-    """A start is over at once."""
-    await turns()
-    return []
-
-
-@stand_in
 async def all_answer(original: Any, self: Inquiry) -> list[str]:
     """Who is silent is not told."""
     await original(self)
@@ -358,7 +319,7 @@ async def all_answer(original: Any, self: Inquiry) -> list[str]:
 async def asks_nobody(original: Any, self: WitnessStore, witnesses: Any, **given: Any) -> Any:
     """What bookies hold since the start is not asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Inquiry, "ask", answers_of_nobody(None))
+        patch.setattr(Inquiry, "ask", answers([])(None))
         return await original(self, witnesses, **given)
 
 
@@ -388,24 +349,6 @@ def unchecked(original: Any) -> Any:
 
 
 @stand_in
-async def none_lost(_original: Any, *_args: object) -> tuple[str, ...]:
-    """The database contains whatever a bookie holds copies of."""
-    return ()
-
-
-def keeps_nothing(_original: Any) -> Any:
-    """The bookie's file is not written."""
-    return lambda _self, _witnesses: None
-
-
-@stand_in
-async def any_clock_counts(_original: Any, _connection: Connection) -> bool:
-    """Nobody judges the database's clock."""
-    await turns()
-    return True
-
-
-@stand_in
 async def believed(_original: Any, self: MetadataRows, held: Mapping[int, object]) -> Any:
     """The bookie reads rows without a proof, and goes on where none is given."""
     return {ledger_id: await self._client.read(ledger_id) for ledger_id in held}
@@ -418,7 +361,7 @@ GUARDS: Final = (
     Patch(ledgers, "index_members", without_targets).guard(
         "a repair's target is not in the members' index", "rule 20", a_target_is_a_member
     ),
-    Patch(cookies, "lock_name", nothing).guard(
+    Patch(cookies, "lock_name", answers(set())).guard(
         "a bookie is taken out without the lock of the members",
         "rule 15",
         who_is_being_named_is_not_retired,
@@ -440,16 +383,16 @@ GUARDS: Final = (
         "rule 6",
         a_repeat_waits_for_the_standby,
     ),
-    Patch(Database, "_check", nothing).guard(
+    Patch(Database, "_check", answers(set())).guard(
         "the database is never looked at", "rule 18a", a_process_knows
     ),
-    Patch(Memory, "note_committed", forgetful).guard(
+    Patch(Memory, "note_committed", always(None)).guard(
         "a process forgets what it answered", "rule 18a", a_process_knows
     ),
-    Patch(Memory, "presented", nothing_presented).guard(
+    Patch(Memory, "presented", always(())).guard(
         "what is presented is not looked for", "rule 18a", a_holder_tells
     ),
-    Patch(metadata_requests, "to_header", silent).guard(
+    Patch(metadata_requests, "to_header", always("")).guard(
         "a client presents nothing", "rule 18a", a_holder_tells
     ),
     Patch(MetadataClient, "get", unproven).guard(
@@ -459,9 +402,9 @@ GUARDS: Final = (
         "a change without an attempt is no witness",
         "rule 18a",
         (
-            Patch(transactions, "record_change", nothing),
-            Patch(cookies, "record_change", nothing),
-            Patch(logs, "record_change", nothing),
+            Patch(transactions, "record_change", answers(set())),
+            Patch(cookies, "record_change", answers(set())),
+            Patch(logs, "record_change", answers(set())),
         ),
         changes_without_a_token_count,
     ),
@@ -471,10 +414,10 @@ GUARDS: Final = (
     Patch(Database, "transact", looks_first).guard(
         "a change looks before it waits", "rule 18a", a_change_looks_last
     ),
-    Patch(Inquiry, "ask", answers_of_nobody).guard(
+    Patch(Inquiry, "ask", answers([])).guard(
         "a start asks nobody", "rule 18a", commits_after_the_dump
     ),
-    Patch(Inquiry, "_learn", nothing).guard(
+    Patch(Inquiry, "_learn", answers(set())).guard(
         "what bookies tell at a start is not looked for", "rule 18a", commits_after_the_dump
     ),
     Patch(Database, "_check", unasked).guard(
@@ -485,10 +428,10 @@ GUARDS: Final = (
         "rule 18a",
         hears_while_it_looks,
     ),
-    Patch(Inquiry, "_wait_for_silent", nothing).guard(
+    Patch(Inquiry, "_wait_for_silent", answers(set())).guard(
         "nobody waits for bookies that are yet to start", "rule 18a", starts_before_its_bookies
     ),
-    Patch(Inquiry, "_skip_ids", nothing).guard(
+    Patch(Inquiry, "_skip_ids", answers(set())).guard(
         "an id that a bookie holds is assigned again", "rule 18a", assigns_no_held_id
     ),
     Patch(WitnessStore, "accept", asks_nobody).guard(
@@ -512,10 +455,10 @@ GUARDS: Final = (
             (TransactionStore, "_renew"),
         )
     ),
-    Patch(WitnessFile, "keep", keeps_nothing).guard(
+    Patch(WitnessFile, "keep", always(None)).guard(
         "a bookie forgets with its process", "rule 18a", gives_nothing_up
     ),
-    Patch(ledgers, "lost_of", none_lost).guard(
+    Patch(ledgers, "lost_of", answers(())).guard(
         "the database need not contain what a bookie holds a copy of",
         "rule 18c",
         a_held_copy_keeps_its_ledger,
@@ -523,7 +466,7 @@ GUARDS: Final = (
     Patch(kept, "ACCEPTED", lambda _original: "a target of no change").guard(
         "an accepted loss counts as contained", "rule 18c", an_accepted_loss_deletes_nothing
     ),
-    Patch(FreshCopies, "note", unnoted).guard(
+    Patch(FreshCopies, "note", always(None)).guard(
         "nobody is told of a copy that no witness stands for", "rule 18c", a_held_copy_tells
     ),
     Patch(bookie_witnesses, "placed_by", lambda _original: lambda _body: "").guard(
@@ -537,11 +480,11 @@ GUARDS: Final = (
     Guard(
         "a bookie believes a row without a proof",
         "rule 18a",
-        (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", nothing)),
+        (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", answers(set()))),
         gives_nothing_up,
     ),
     *(
-        Patch(module, "ages_count", any_clock_counts).guard(
+        Patch(module, "ages_count", answers(True)).guard(
             f"{what} go by a wrong clock", "rule 26c", nothing_ages_by_a_wrong_clock
         )
         for what, module in (

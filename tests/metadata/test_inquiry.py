@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.log_client import LogClient, TransactionClient
@@ -37,12 +37,6 @@ from tests.support.waiting import until
 
 RARELY: Final = "60"
 """The interval at which a bookie tells by itself what it knows: later than all that a test looks at."""
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    with scratch("ql-inquiry-") as path:
-        yield path
 
 
 @contextlib.asynccontextmanager

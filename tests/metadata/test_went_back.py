@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog import header
 from quorumlog.errors import CopyLost, DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
@@ -39,12 +39,6 @@ LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
 NOBODY: Final = "00000000-0000-4000-8000-000000000000"
 MEMBERS: Final = ("b1", "b2", "b3")
 """Of DRAFT: no process has their names, so an operator names them as lost where that matters."""
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    with scratch("ql-dumps-") as path:
-        yield path
 
 
 @pytest.fixture

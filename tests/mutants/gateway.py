@@ -46,6 +46,7 @@ from tests.gateway.engine.hands import (
 )
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import a_cluster, call
+from tests.mutants.guards import always
 from tests.mutants.hunt import Mutant, Patch, stand_in
 from tests.support.waiting import turns
 
@@ -395,11 +396,6 @@ async def one_silence_is_not_the_end_of_an_owner() -> str | None:
 # --- the guards, taken out ------------------------------------------------------------------------
 
 
-def never(_original: Any) -> Any:
-    """A guard that does nothing."""
-    return lambda *_args, **_kwargs: None
-
-
 @stand_in
 def only_told(_original: Any, self: Ownership, row: LogMetadata) -> bool:
     """A sweep sees to its own owners, and lets those live that others have displaced."""
@@ -492,7 +488,7 @@ def enough_anyway(original: Any) -> Any:
 
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     (
-        Patch(Rereads, "gap", never).mutant("rows are not reread after a gap", "rule 16a"),
+        Patch(Rereads, "gap", always(None)).mutant("rows are not reread after a gap", "rule 16a"),
         a_displaced_owner_ends_after_a_gap,
     ),
     (
@@ -502,13 +498,13 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         a_displaced_owner_ends_with_the_sweep,
     ),
     (
-        Patch(Owner, "_learn", never).mutant(
+        Patch(Owner, "_learn", always(None)).mutant(
             "an owner goes on whatever its log's row says", "rules 16a and 22"
         ),
         an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
     ),
     (
-        Patch(WriteHandle, "learn", never).mutant(
+        Patch(WriteHandle, "learn", always(None)).mutant(
             "a handle goes on whatever its row says", "rule 16a"
         ),
         a_row_above_ends_a_handle,

@@ -1,5 +1,6 @@
 """What stands in for a guard that is taken out: each makes a method that does not guard."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,16 @@ from tests.mutants.hunt import stand_in
 def always(value: Any) -> Any:
     """A guard that says the same whatever it is asked."""
     return lambda _original: lambda *_args, **_kwargs: value
+
+
+def answers(value: Any) -> Any:
+    """The same of a coroutine."""
+
+    async def answer(*_args: object, **_named: object) -> Any:
+        await asyncio.sleep(0)
+        return value
+
+    return lambda _original: answer
 
 
 # --- a store that goes back ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from quorumlog.protocol.log.handover import Handover
 from quorumlog.protocol.metadata import Writer
 from services.gateway.logs.accesses import Accesses
 from tests.logs.idle import Violation, run
+from tests.mutants.guards import always, answers
 from tests.mutants.hunt import Find, Mutant, Patch, applied, stand_in
 
 IDLE_SEEDS: Final = range(1, 201)
@@ -74,17 +75,6 @@ async def _only_asked(
     return await original(self, name, expiry, is_access=is_access and is_mine)
 
 
-@stand_in
-async def _kept_for_ever(_original: Any, self: Accesses, *args: Any) -> bool:
-    del self, args
-    return True
-
-
-@stand_in
-def _counted_once(_original: Any, self: Accesses, *args: Any) -> None:
-    del self, args
-
-
 IDLE_MUTANTS: Final = (
     Patch(Kept, "lives", _without_slack).mutant(
         "a keeper waits no longer than the log may be idle", "ADR 40"
@@ -105,8 +95,8 @@ IDLE_MUTANTS: Final = (
     Patch(Accesses, "_verdict", _only_asked).mutant(
         "accesses at other gateways are not told", "ADR 40"
     ),
-    Patch(Accesses, "_wait", _counted_once).mutant("a request that lasts is one access", "ADR 40"),
-    Patch(Accesses, "sweep", _kept_for_ever).mutant(
+    Patch(Accesses, "_wait", always(None)).mutant("a request that lasts is one access", "ADR 40"),
+    Patch(Accesses, "sweep", answers(True)).mutant(
         "nobody looks at a log that nobody uses", "ADR 40"
     ),
 )

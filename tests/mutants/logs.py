@@ -62,6 +62,7 @@ from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.logs.test_manager import a_cluster, call
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
+from tests.mutants.guards import always
 from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied, stand_in
 from tests.support.virtual import run_virtual
 
@@ -91,11 +92,6 @@ def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
                 assert not violation.startswith(BROKEN), violation
                 return Find("logs", violation, f"seed {seed}, {count} tried")
     return None
-
-
-def always(value: Any) -> Any:
-    """A guard that says the same whatever it is asked."""
-    return lambda _original: lambda *_args, **_kwargs: value
 
 
 def the_last_of_all(_original: Any) -> Any:
@@ -203,11 +199,6 @@ async def closed_without_a_name(
         await self.ownership.force(
             name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
         )
-
-
-def skipped_now(_original: Any) -> Any:
-    """A check that is left out."""
-    return lambda *_args, **_kwargs: None
 
 
 def skipped(_original: Any) -> Any:
@@ -541,7 +532,7 @@ LOG_MUTANTS: Final = (
         "what an ended owner was sent goes to a namesake of its log",
         "rule 27b",
         (
-            Patch(LogRoute, "_refuse_for", skipped_now),
+            Patch(LogRoute, "_refuse_for", always(None)),
             # Alone it is seldom seen: what nobody waits for goes nowhere anyway.
             Patch(LogRoute, "_is_awaited", always(True)),
         ),
@@ -572,7 +563,7 @@ LOG_MUTANTS: Final = (
     Patch(Takeover, "_has_ended", always(False)).mutant(
         "a takeover goes on behind the batch that ended the log", "rule 25b"
     ),
-    Patch(Pipeline, "_check_seq", skipped_now).mutant(
+    Patch(Pipeline, "_check_seq", always(None)).mutant(
         "an owner takes any stream sequence", "rule 25a"
     ),
     Patch(Takeover, "_stream_seq", always(None)).mutant(
@@ -593,10 +584,10 @@ LOG_MUTANTS: Final = (
     Patch(Cluster, "forgets_deleted", lambda _original: True).mutant(
         "bookies forget the ledgers that were deleted", "rule 16a"
     ),
-    Patch(Tenancy, "check_token", skipped_now).mutant(
+    Patch(Tenancy, "check_token", always(None)).mutant(
         "an owner asks for no writer token", "rule 22"
     ),
-    Patch(LogDriver, "_place_last", skipped_now).mutant(
+    Patch(LogDriver, "_place_last", always(None)).mutant(
         "a ledger's writer is not told its place in the log", "rule 18f"
     ),
     Patch(Owner, "_proceed", closing_at_once).mutant(
@@ -626,7 +617,7 @@ LOG_MUTANTS: Final = (
         (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
         scope=LOG_REPEAT,
     ),
-    Patch(Takeover, "_learn", skipped_now).mutant(
+    Patch(Takeover, "_learn", always(None)).mutant(
         "a takeover does not learn what producers have appended since", "rule 26", scope=LOG_REPEAT
     ),
     Patch(ProducerTable, "snapshot", always(())).mutant(

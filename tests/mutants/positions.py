@@ -12,6 +12,7 @@ from quorumlog.protocol.position_keeper import (
     Truncated,
 )
 from quorumlog.protocol.positions import Batch, Draft, Position, Positions
+from tests.mutants.guards import always
 from tests.mutants.hunt import Find, Mutant, Patch, applied, stand_in
 from tests.positions.simulation import Violation, run
 
@@ -30,10 +31,6 @@ def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
             except AssertionError as found:
                 return Find("positions", repr(found), f"seed {seed}, {count} tried")
     return None
-
-
-def _unchecked(_original: Any) -> Any:
-    return lambda *_args: None
 
 
 @stand_in
@@ -109,14 +106,6 @@ def _any_offset(original: Any, self: Draft, request: Any) -> Position:
     return done
 
 
-def _unknown(_original: Any) -> Any:
-    return lambda _self, _token: None
-
-
-def _always(_original: Any) -> Any:
-    return lambda *_args: True
-
-
 @stand_in
 def _of_what_was_done(original: Any, self: Positions, offset: int, batch: Batch) -> None:
     done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
@@ -172,10 +161,10 @@ def _of_any_creation(_original: Any, self: Draft, log: str, created: str) -> Non
 
 
 POSITION_MUTANTS: Final = (
-    Patch(Positions, "decided", _unknown).mutant(
+    Patch(Positions, "decided", always(None)).mutant(
         "a copy of a change that was decided is decided once more", "32"
     ),
-    Patch(Draft, "_is_remembered", _always).mutant(
+    Patch(Draft, "_is_remembered", always(True)).mutant(
         "a change is done that would be forgotten if a copy had been done", "32"
     ),
     Patch(Positions, "_remember", _of_what_was_done).mutant(
@@ -199,13 +188,13 @@ POSITION_MUTANTS: Final = (
     Patch(Draft, "_free", _of_any_creation).mutant(
         "consumers are freed with a namesake of their log", "32a"
     ),
-    Patch(Positions, "learned", _unchecked).mutant(
+    Patch(Positions, "learned", always(None)).mutant(
         "a new keeper grants at once what may be held", "ADR 37"
     ),
-    Patch(positions, "_check_token", _unchecked).mutant(
+    Patch(positions, "_check_token", always(None)).mutant(
         "a fencing token is not compared", "ADR 37"
     ),
-    Patch(Draft, "_check_free", _unchecked).mutant("a lease that is held is granted", "ADR 37"),
+    Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
     Patch(PositionKeeper, "_append", _told_at_once).mutant(
         "an answer is given before it is in the log", "ADR 37"
     ),

@@ -32,7 +32,7 @@ from services.gateway.interface import LedgerView
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory
 from tests.explore.scope import Scope
-from tests.mutants.guards import always, entries_only, forgotten_id, normal_add
+from tests.mutants.guards import always, answers, entries_only, forgotten_id, normal_add
 from tests.mutants.hunt import Mutant, Patch, stand_in
 from tests.sim.services.plan import draw, draw_both_lost, draw_losses, draw_restores
 
@@ -136,18 +136,6 @@ async def unproven(
 
 
 @stand_in
-async def nobody_asked(_original: Any, _self: Inquiry) -> list[str]:
-    """A metadata process begins without a question to the bookies."""
-    return []
-
-
-@stand_in
-async def not_queued(_original: Any, _self: Checker, _row: LedgerMetadata) -> None:
-    """A repair without an item of the queue stays as it is."""
-    return
-
-
-@stand_in
 def told_without_copies(_original: Any, self: RowSpread, down: Container[str]) -> Sequence[str]:
     """Nobody is sent a copy, and nobody waits for one."""
     del down
@@ -163,18 +151,6 @@ def settled_without_others(
     del candidates
     self.phase = Spreading.OVER
     return ()
-
-
-@stand_in
-async def not_sent(_original: Any, _row: LedgerMetadata, _ports: Any) -> None:
-    """What a member lacks it never gets."""
-    return
-
-
-@stand_in
-async def not_asked(_original: Any, _self: MetadataRows) -> None:
-    """The collector does not exchange witnesses either."""
-    return
 
 
 SERVICES: Final = (
@@ -229,7 +205,7 @@ SERVICES: Final = (
     Patch(RowSpread, "others", settled_without_others).mutant(
         "nobody else keeps an end that too few members keep", "rule 18b", draw_services=draw
     ),
-    Patch(checker, "spread", not_sent).mutant(
+    Patch(checker, "spread", answers(None)).mutant(
         "the check sends no copies of rows", "rule 18b", draw_services=draw
     ),
     Patch(Memory, "compare", believed).mutant(
@@ -243,19 +219,19 @@ SERVICES: Final = (
     Mutant(
         "the collector presents no witnesses",
         "rule 18a, I26",
-        (Patch(MetadataClient, "proofs", unproven), Patch(MetadataRows, "confirm", not_asked)),
+        (Patch(MetadataClient, "proofs", unproven), Patch(MetadataRows, "confirm", answers(None))),
         draw_services=draw_restores,
     ),
     Patch(Memory, "presented", always(())).mutant(
         "what requests present is not looked for", "rule 18a", draw_services=draw_restores
     ),
-    Patch(Inquiry, "ask", nobody_asked).mutant(
+    Patch(Inquiry, "ask", answers([])).mutant(
         "a metadata process that starts asks nobody", "rule 18a", draw_services=draw_restores
     ),
     Patch(Replica, "_kept_row", always(())).mutant(
         "an add is acknowledged without a copy of its row", "rule 18b", draw_services=draw_restores
     ),
-    Patch(Checker, "_queue_placed", not_queued).mutant(
+    Patch(Checker, "_queue_placed", answers(None)).mutant(
         "nobody queues a repair that lacks its last step", "rule 20b", draw_services=draw_restores
     ),
     Mutant(

@@ -29,6 +29,7 @@ from tests.gateway.streams.test_streams import (
     served,
 )
 from tests.logs.support import Answer
+from tests.mutants.guards import always
 from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 FORK = "/v1/stream/fork"
@@ -386,11 +387,6 @@ async def by_anybody(_original: Any, self: LogReader, row: LogMetadata) -> Any:
     return await read_head(self._engine, item.ledger_id, last or 0)
 
 
-def sealed_anyhow(_original: Any) -> Any:
-    """A fork within an open ledger takes what is sealed, and no roll comes first."""
-    return lambda _self, _offset: True
-
-
 GUARDS: Final = (
     Patch(gathered.Page, "own", all_of_them).guard(
         "a read of a fork goes on where the fork ends in a ledger",
@@ -424,7 +420,7 @@ GUARDS: Final = (
         "rule 27a",
         test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
     ),
-    Patch(LogMetadata, "is_sealed_below", sealed_anyhow).guard(
+    Patch(LogMetadata, "is_sealed_below", always(True)).guard(
         "a fork within an open ledger needs no roll",
         "rule 27a",
         test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on,
