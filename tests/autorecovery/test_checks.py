@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
-from tests.autorecovery.test_healing import contents, written
+from tests.autorecovery.test_heal import contents, written
 from tests.autorecovery.test_operator import PATIENT, quorumlog, until_told
 from tests.support.database import sql
 from tests.support.waiting import MENDED_S, until
