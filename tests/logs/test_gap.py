@@ -38,6 +38,7 @@ from tests.gateway.engine.support import (
     world_of,
 )
 from tests.logs.test_manager import SETTINGS, call
+from tests.support.database import connected
 from tests.support.framed import Line
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until, within
@@ -152,18 +153,14 @@ async def _without_copies(bookie: MemoryBookie, request: Request, line: Line) ->
 
 
 async def _log_row(stores: Stores) -> asyncpg.Record:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         (row,) = await connection.fetch("SELECT version, attempt, body::text AS body FROM logs")
         return row
-    finally:
-        await connection.close()
 
 
 async def _go_back(stores: Stores, log: asyncpg.Record, *, kept: int) -> None:
     """The log has this row again, and of its ledgers only this one is there. Each loss is accepted."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(
             "UPDATE logs SET version = $1, attempt = $2, body = $3::text::jsonb", *log.values()
         )
@@ -177,8 +174,6 @@ async def _go_back(stores: Stores, log: asyncpg.Record, *, kept: int) -> None:
             log["attempt"],
         )
         await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
-    finally:
-        await connection.close()
 
 
 async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: Stores) -> None:
@@ -267,12 +262,9 @@ async def _reread(engine: Engine, gaps: int) -> None:
 
 
 async def _forget_row(stores: Stores, ledger_id: int) -> None:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         for table in ("ledger_members", "ledger_tags", "ledgers"):
             await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", ledger_id)
-    finally:
-        await connection.close()
 
 
 async def _until_closed(world: World, row: LedgerMetadata) -> None:

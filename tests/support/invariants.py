@@ -9,6 +9,7 @@ request of apache/bookkeeper; BP-46 is BookKeeper's proposal "Running without th
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from inspect import isfunction
 from typing import Final
 
 from quorumlog.protocol.ids import member_name
@@ -549,45 +550,13 @@ def first_wrong(*found: Wrong) -> Wrong:
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-CHECKS: Final[Sequence[Callable[..., Wrong]]] = (
-    closed_covers_acked,
-    deleted_takes_nothing,
-    acked_reaches_quorum,
-    acked_keeps_its_row,
-    end_is_kept,
-    one_payload,
-    end_never_moves,
-    same_bytes,
-    in_order,
-    was_appended,
-    lac_is_bounded,
-    fenced_rejects,
-    fence_is_kept,
-    deleted_is_for_ever,
-    covers_before_reading,
-    reads_fence,
-    absence_is_proven,
-    negative_sticks,
-    version_grows_by_one,
-    state_goes_on,
-    row_is_legal,
-    borders_stay,
-    begins_after_acked,
-    recovery_changes_at_the_close,
-    writer_changes_the_last,
-    repair_copies_first,
-    repair_reads_back,
-    repair_looks_again,
-    repair_keeps_who_leaves,
-    garbage_is_proven,
-    limbo_denies_nothing,
-    limbo_takes_no_adds,
-    limbo_is_marked,
-    limbo_ends_whole,
-    ledger_ends,
-    appends_are_acked,
-    one_hung_blocks_nothing,
-    copies_come_back,
-    limbo_empties,
-    comes_to_rest,
+CHECKS: Final[Sequence[Callable[..., Wrong]]] = tuple(
+    check
+    for name, check in dict(globals()).items()
+    if isfunction(check)
+    and check.__module__ == __name__
+    and check.__annotations__["return"] == Wrong
+    and not name.startswith("_")
+    and check is not first_wrong
 )
+"""All of them, in the order of this file."""

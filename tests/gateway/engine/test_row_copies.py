@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -20,6 +19,8 @@ from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine.losses import LossAcceptance
 from services.gateway.logs.values import Append
 from tests.gateway.engine.support import MemoryBookie, World, ledger, world_of
+from tests.metadata.support import swapped
+from tests.support.database import connected, sql
 from tests.support.framed import Line
 from tests.support.replicas import HeldEntries
 from tests.support.waiting import until, within
@@ -120,8 +121,7 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
     stores: Stores,
 ) -> None:
     """The gateways stood still meanwhile, and rows were rebuilt without copies of the ends."""
-    async with world_of(stores) as world:
-        database = await asyncpg.connect(stores.postgres_dsn)
+    async with world_of(stores) as world, connected(stores) as database:
         for end in (closed, recovered):
             row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
             slow = Withheld(*world.of(row))
@@ -141,7 +141,6 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
             with pytest.raises(DatabaseWentBack) as told:
                 await asking
             assert told.value.outcome == UNKNOWN
-        await database.close()
 
 
 READS = pytest.mark.parametrize(
@@ -205,14 +204,13 @@ async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) ->
         row, slow, closing = await unkept(world)
         reading = asyncio.ensure_future(world.other.last_add_confirmed(row.ledger_id))
         await until(lambda: slow.count >= 4, "the members are asked for the reader too")
-        database = await asyncpg.connect(stores.postgres_dsn)
-        await database.execute(
+        await sql(
+            stores,
             "UPDATE ledgers SET version = 1,"
             ' body = body || \'{"state": "OPEN", "last_entry": null, "length": null}\''
             " WHERE ledger_id = $1",
             row.ledger_id,
         )
-        await database.close()
         slow.allowed.set()
 
         told = await reading
@@ -285,8 +283,7 @@ async def test_rows_that_others_changed_are_kept_by_the_members(stores: Stores) 
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
         await world.engine.append(row.ledger_id, [b"one"])
         closed = await world.engine.close(row.ledger_id)
-        _, changed = await world.metadata.cas(closed.given_up(0, 0, ()))
-        assert changed is not None
+        changed = await swapped(world.metadata, closed.given_up(0, 0, ()))
         never = row.ledger_id + 1
 
         await world.other.copy_rows([never, row.ledger_id])
@@ -368,20 +365,19 @@ async def test_a_deletion_that_the_database_lost_before_members_knew_is_not_told
     async with world_of(stores) as world:
         row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
         row = await world.engine.close(row.ledger_id)
-        database = await asyncpg.connect(stores.postgres_dsn)
-        get = "SELECT body::text FROM ledgers WHERE ledger_id = $1"
-        body = await database.fetchval(get, row.ledger_id)
-        slow = Withheld(*world.of(row))
-        deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
-        async with within("the members are asked"):
-            await slow.asked.wait()
-        await database.execute(
-            "UPDATE ledgers SET version = $2, body = $3::text::jsonb WHERE ledger_id = $1",
-            row.ledger_id,
-            row.version,
-            body,
-        )
-        await database.close()
+        async with connected(stores) as database:
+            get = "SELECT body::text FROM ledgers WHERE ledger_id = $1"
+            body = await database.fetchval(get, row.ledger_id)
+            slow = Withheld(*world.of(row))
+            deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
+            async with within("the members are asked"):
+                await slow.asked.wait()
+            await database.execute(
+                "UPDATE ledgers SET version = $2, body = $3::text::jsonb WHERE ledger_id = $1",
+                row.ledger_id,
+                row.version,
+                body,
+            )
         slow.allowed.set()
 
         with pytest.raises(DatabaseWentBack) as told_of:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from quorumlog.errors import LogReplaced, NotEnoughBookies
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogState
+from services.gateway.logs import gathered
+from services.gateway.logs.ends import read_head
+from services.gateway.logs.reading import LogReader
+from services.gateway.logs.rows import LogRows
 from services.gateway.logs.values import Append, Since
 from services.gateway.streams.config import Forked, StreamConfig
 from tests.gateway.streams.test_streams import (
@@ -24,6 +29,8 @@ from tests.gateway.streams.test_streams import (
     served,
 )
 from tests.logs.support import Answer
+from tests.mutants.guards import always
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 FORK = "/v1/stream/fork"
 FORK_LOG = "durable-stream.fork"
@@ -348,3 +355,81 @@ async def test_a_forks_json_crosses_its_border_in_one_array(http: Served) -> Non
     await http.ask("POST", FORK, headers=JSON, body=b'[{"n":1},{"n":2}]')
 
     assert orjson.loads(await read(http)) == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+# --- guards that are taken out one by one: a claim above must fail -------------------------------
+
+
+def all_of_them(_original: Any) -> Any:
+    return lambda _self, count: count
+
+
+def whoever_wrote_it(_original: Any) -> Any:
+    """A takeover learns from the last ledger, though it was made for the source."""
+    return property(
+        lambda log: next((i for i in reversed(log.items) if i.first_offset is not None), None)
+    )
+
+
+@stand_in
+async def with_the_sources_end(original: Any, self: LogReader, item: Any, page: Any) -> bool:
+    """A reader takes each ledger for the log's own."""
+    page.row = replace(page.row, forked_at=None)
+    return bool(await original(self, item, page))
+
+
+@stand_in
+async def by_anybody(_original: Any, self: LogReader, row: LogMetadata) -> Any:
+    """The last batch of a closed log is that of its last ledger, whoever wrote it."""
+    item = row.last_item
+    assert item is not None
+    last = (await self._engine.get(item.ledger_id)).last_entry
+    return await read_head(self._engine, item.ledger_id, last or 0)
+
+
+GUARDS: Final = (
+    Patch(gathered.Page, "own", all_of_them).guard(
+        "a read of a fork goes on where the fork ends in a ledger",
+        "rule 27a",
+        test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
+    ),
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
+        "a takeover of a fork learns from the source's ledger",
+        "rule 27a",
+        test_how_the_source_ended_says_nothing_of_a_fork,
+    ),
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
+        "a takeover of a fork learns the source's sequence",
+        "rule 27a",
+        test_a_sequence_of_the_source_is_none_of_the_forks,
+    ),
+    Patch(LogReader, "_fill_from", with_the_sources_end).guard(
+        "a reader of a fork takes the source's end for the fork's",
+        "rule 27a",
+        test_how_the_source_ended_says_nothing_of_a_fork,
+    ),
+    Patch(LogReader, "last_batch", by_anybody).guard(
+        "a closed fork knows the source's last producer",
+        "rule 27a",
+        test_a_fork_that_is_closed_with_nothing_of_its_own_knows_no_producer_of_the_source,
+    ),
+    Patch(
+        LogRows, "known", lambda _original: lambda self, name: self._rows.get(name, (None,))[0]
+    ).guard(
+        "a stream is read by a row from before",
+        "rule 27a",
+        test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
+    ),
+    Patch(LogMetadata, "is_sealed_below", always(True)).guard(
+        "a fork within an open ledger needs no roll",
+        "rule 27a",
+        test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(guard: Guard) -> None:
+    with applied(guard), pytest.raises(AssertionError):
+        async with served() as http:
+            await guard.claim(http)
