@@ -7,7 +7,7 @@ from pathlib import Path
 import asyncpg
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from services.metadata.audit_store import AuditStore
 from services.metadata.database import Database
 from services.metadata.logs import LogStore

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, NoSuchLedger
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY

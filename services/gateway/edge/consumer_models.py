@@ -6,8 +6,8 @@ from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSch
 
 from quorumlog.protocol.positions import Position
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge.log_pages import time_text
 from services.gateway.edge.models import DATE_TIME, Id, Model
+from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView, Lag
 
 LEASE_MS_MAX: Final = 600_000

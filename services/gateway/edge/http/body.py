@@ -16,16 +16,20 @@ from quorumlog.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from quorumlog.net.awake import awake_timeout
 from quorumlog.net.bodies import invalid_of
 from quorumlog.net.budget import PEER
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
+from quorumlog.net.timers import awake_timeout
 from quorumlog.wire import strict
 from services.gateway.edge.http import codings
-from services.gateway.edge.http.limits import CONTROL_BYTES_MAX, CONTROL_MARKS_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.http.limits import (
+    CONTROL_BYTES_MAX,
+    CONTROL_MARKS_MAX,
+    INLINE_BYTES_MAX,
+    Room,
+)
 from services.gateway.edge.http.media import check_charset
-from services.gateway.edge.http.room import Room
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
