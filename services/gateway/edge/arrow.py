@@ -14,11 +14,7 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import (
-    BadRequest,
-    NotAcceptable,
-    UnsupportedMediaType,
-)
+from quorumlog.errors import BadRequest, NotAcceptable, UnsupportedMediaType
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.record import Run

@@ -4,13 +4,7 @@ Until the first byte of a response an error is a status; after that it is the st
 """
 
 import random
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Generic, Self

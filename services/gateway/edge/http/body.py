@@ -10,12 +10,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import hdrs, web
 from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import (
-    BadRequest,
-    RequestTimeout,
-    TooLarge,
-    UnsupportedMediaType,
-)
+from quorumlog.errors import BadRequest, RequestTimeout, TooLarge, UnsupportedMediaType
 from quorumlog.net.bodies import invalid_of
 from quorumlog.net.budget import PEER
 from quorumlog.net.operations import JSON
