@@ -231,10 +231,7 @@ class ClusterRoutes:
         """GET /v1/audit."""
         assert self._audit is not None, "there is such a route"
         page = await self._audit.page(
-            after=given[AFTER],
-            since=given[SINCE],
-            target=given[TARGET],
-            limit=given[LIMIT],
+            after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]
         )
         return json_value(page.model_dump(mode="json"))
 

@@ -86,12 +86,7 @@ _POSITION: Final[dict[str, Any]] = {
 _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 210, "ms": 1200}}
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
-_KEPT: Final = (
-    *TAKING_OVER,
-    errors.QuorumTimeout,
-    errors.NotTheOwner,
-    errors.WriterLost,
-)
+_KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
 """Errors of the log of positions, which this gateway may come to own."""
 _BODILESS: Final = tuple(
     error for error in _KEPT if error not in (errors.TooLarge, errors.UnsupportedMediaType)
@@ -266,10 +261,7 @@ class ConsumerRoutes:
     async def page(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """GET /v1/logs/{name}/consumers."""
         views, following = await self._consumers.page(
-            given[op.NAME],
-            after=given[AFTER] or "",
-            limit=given[LIMIT],
-            prefix=given[PREFIX] or "",
+            given[op.NAME], after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
         )
         return json_value(
             {"consumers": [models.consumer_json(view) for view in views], "next": following}
@@ -294,11 +286,7 @@ class ConsumerRoutes:
     async def put(self, request: web.Request, given: parameters.Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}."""
         wanted = await body.read_model(request, self._room, models.ConsumerCommit)
-        token, version, is_new = (
-            given[FENCING_TOKEN],
-            given[IF_MATCH],
-            given[IF_NONE_MATCH],
-        )
+        token, version, is_new = (given[FENCING_TOKEN], given[IF_MATCH], given[IF_NONE_MATCH])
         if token is None and version is None and not is_new:
             raise errors.PreconditionRequired(
                 "send If-Match, If-None-Match: *, or Fencing-Token", log=given[op.NAME]

@@ -181,8 +181,7 @@ ENTRY: Final = op.PublicOperation(
             "The entry.",
             {
                 JSON: Content(
-                    models.OneEntry,
-                    {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
+                    models.OneEntry, {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}}
                 ),
                 OCTETS: Content(op.BYTES | {"description": "The payload alone."}),
             },

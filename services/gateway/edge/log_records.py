@@ -69,11 +69,7 @@ FROM: Final[Parameter[Start]] = Parameter(
     "query",
     start_of,
     {
-        "anyOf": [
-            {"enum": list(NAMED)},
-            int64(-ID_MAX),
-            {"type": "string", "format": "date-time"},
-        ],
+        "anyOf": [{"enum": list(NAMED)}, int64(-ID_MAX), {"type": "string", "format": "date-time"}],
         "default": "earliest",
     },
     "The first offset; `-N` is N offsets before the end, or where the log begins. A time (RFC 3339) is the first "
@@ -278,12 +274,7 @@ class RecordRoutes:
         records = await read_records(request, self._room, media)
         since = given[PRODUCER_SINCE] or 0
         call = Append.of(
-            records,
-            producer,
-            expect=expect,
-            token=token,
-            since=since,
-            created_at=given[CREATED],
+            records, producer, expect=expect, token=token, since=since, created_at=given[CREATED]
         )
         done = await self._logs.append(name, call)
         return json_bytes(
@@ -346,11 +337,7 @@ class RecordRoutes:
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
-        return [
-            Route(APPEND, self.append),
-            Route(READ, self.read),
-            Route(SOCKET, self.socket),
-        ]
+        return [Route(APPEND, self.append), Route(READ, self.read), Route(SOCKET, self.socket)]
 
 
 def _appended(name: str, done: RecordsAppended) -> bytes:

@@ -116,12 +116,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "id": "5f0c2a9d41be7786",
     "name": "orders service",
     "grants": ["append:logs/orders-*", "read:logs/orders-*"],
-    "quotas": {
-        "requests_per_s": 100,
-        "bytes_per_s": None,
-        "connections": 10,
-        "open_ledgers": None,
-    },
+    "quotas": {"requests_per_s": 100, "bytes_per_s": None, "connections": 10, "open_ledgers": None},
     "created_at": "2026-01-02T03:04:05.678901Z",
     "expires_at": None,
 }
@@ -140,10 +135,7 @@ CREATE: Final = op.PublicOperation(
         )
     },
     replies=op.gives(
-        "The token.",
-        NewAccessToken,
-        {"new": _EXAMPLE | {"token": "qlt_…"}},
-        status=201,
+        "The token.", NewAccessToken, {"new": _EXAMPLE | {"token": "qlt_…"}}, status=201
     ),
     errors=(*op.USUAL, *op.WITH_BODY),
     needs_body=True,
@@ -179,9 +171,7 @@ TICKET: Final = op.PublicOperation(
     "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
     " within half a minute, through any gateway. The ticket allows what the token allows there.",
     scope=on(Named.SOME, Scope.READ, Scope.APPEND),
-    body={
-        JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}}),
-    },
+    body={JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}})},
     replies=op.gives(
         "The ticket.",
         NewTicket,

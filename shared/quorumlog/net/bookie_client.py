@@ -371,14 +371,7 @@ class BookieClient:
                 channel.note_copy(run.ledger_id, name, is_kept=answer.status is Status.OK)
             done(answer.status)
 
-        request = channel.request(
-            Op.ADD,
-            member,
-            run.ledger_id,
-            run.first,
-            run.last,
-            settle,
-        )
+        request = channel.request(Op.ADD, member, run.ledger_id, run.first, run.last, settle)
         message = frames.add_request(
             request.request_id, member, ledger_key, run, recovery=recovery, named_by=name, row=copy
         )

@@ -119,11 +119,7 @@ class MetadataClient(MetadataRequests):
         return proofs
 
     async def create(
-        self,
-        draft: LedgerMetadata,
-        *,
-        attempt: str | None = None,
-        once: Once | None = None,
+        self, draft: LedgerMetadata, *, attempt: str | None = None, once: Once | None = None
     ) -> LedgerMetadata:
         """Create a ledger; a negative `draft.ledger_id` takes the next free one. A late copy of the client's request
         `once` gets the ledger of the first one.
@@ -150,10 +146,7 @@ class MetadataClient(MetadataRequests):
         database lacks (rule 18d).
         """
         body = bodies.LedgerChange(
-            row=metadata,
-            attempt=attempt or new_attempt(),
-            missed=missed,
-            once=once,
+            row=metadata, attempt=attempt or new_attempt(), missed=missed, once=once
         )
         path = f"/v1/ledgers/{metadata.ledger_id}"
         try:

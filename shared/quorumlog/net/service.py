@@ -328,11 +328,7 @@ def add_shared_routes(
     @cache
     def openapi() -> Mapping[str, Any]:
         return describe(
-            operations,
-            title=title,
-            version=RELEASE,
-            description=description,
-            has_tokens=has_tokens,
+            operations, title=title, version=RELEASE, description=description, has_tokens=has_tokens
         )
 
     async def openapi_json(_request: web.Request) -> web.Response:

@@ -184,12 +184,7 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 
 
 async def append_lines(
-    request: web.Request,
-    room: Room,
-    pipe: Pipe[T],
-    *,
-    parse: ParseLine[T],
-    names: tuple[str, str],
+    request: web.Request, room: Room, pipe: Pipe[T], *, parse: ParseLine[T], names: tuple[str, str]
 ) -> web.StreamResponse:
     """Append one item a line; answer one line for each acknowledged run, cumulative. `names` are the members
     for a run's first and last item.
