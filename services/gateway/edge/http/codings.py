@@ -13,7 +13,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 
@@ -91,9 +91,11 @@ class Unpacker:
     def __init__(self, coding: str) -> None:
         self.coding = coding
         is_zstd = coding == ZSTD
-        self._new: Callable[[], _Gzip | _Zstd] = _Zstd if is_zstd else _Gzip
+        self._new: Callable[[], _Gzip | zstd.ZstdDecompressor] = (
+            partial(zstd.ZstdDecompressor, options=_ZSTD_OPTIONS) if is_zstd else _Gzip
+        )
         self._window = WINDOW_BYTES_MAX if is_zstd else _GZIP_BACK_BYTES
-        self._decoder: _Gzip | _Zstd | None = None
+        self._decoder: _Gzip | zstd.ZstdDecompressor | None = None
         self._produced = 0
         """Bytes of the member that is being unpacked, or was last."""
         self._least = 0
@@ -117,21 +119,21 @@ class Unpacker:
                 self._decoder, self._produced, self._least = self._new(), 0, MEMBER_BYTES
             decoder = self._decoder
             try:
-                piece = decoder.decode(chunk)
+                piece = decoder.decompress(chunk, PIECE_BYTES)
                 while True:
                     self._produced += len(piece)
                     yield piece, len(piece) + cost
-                    if decoder.is_done or (decoder.is_hungry and len(piece) < PIECE_BYTES):
+                    if decoder.eof or (decoder.needs_input and len(piece) < PIECE_BYTES):
                         break
                     cost = 0
-                    piece = decoder.decode(b"")
-                    if not piece and decoder.is_hungry:
+                    piece = decoder.decompress(b"", PIECE_BYTES)
+                    if not piece and decoder.needs_input:
                         break
             except (zlib.error, zstd.ZstdError) as error:
                 raise BadRequest(f"the body is not {self.coding}, or damaged: {error}") from error
             chunk = b""
-            if decoder.is_done:
-                chunk, self._decoder = decoder.rest, None
+            if decoder.eof:
+                chunk, self._decoder = decoder.unused_data, None
 
     def finish(self) -> None:
         """The body has ended. Raises: BadRequest where a part of it is missing. No bytes at all are no body."""
@@ -166,52 +168,27 @@ def check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
 
 
 class _Gzip:
-    """A member of gzip."""
+    """Unpacks a member of gzip as `ZstdDecompressor` unpacks a frame, whose interface zlib lacks."""
 
     __slots__ = ("_decoder",)
 
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(wbits=31)
 
-    def decode(self, data: bytes) -> bytes:
+    def decompress(self, data: bytes, max_length: int) -> bytes:
         """A piece of what is left and `data` unpack to. Raises: zlib.error."""
-        return self._decoder.decompress(data or self._decoder.unconsumed_tail, PIECE_BYTES)
+        return self._decoder.decompress(data or self._decoder.unconsumed_tail, max_length)
 
     @property
-    def is_hungry(self) -> bool:
+    def needs_input(self) -> bool:
         return not self._decoder.unconsumed_tail
 
     @property
-    def is_done(self) -> bool:
+    def eof(self) -> bool:
         return self._decoder.eof
 
     @property
-    def rest(self) -> bytes:
-        return self._decoder.unused_data
-
-
-class _Zstd:
-    """A frame of zstd."""
-
-    __slots__ = ("_decoder",)
-
-    def __init__(self) -> None:
-        self._decoder = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
-
-    def decode(self, data: bytes) -> bytes:
-        """A piece of what is left and `data` unpack to. Raises: zstd.ZstdError."""
-        return self._decoder.decompress(data, PIECE_BYTES)
-
-    @property
-    def is_hungry(self) -> bool:
-        return self._decoder.needs_input
-
-    @property
-    def is_done(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def rest(self) -> bytes:
+    def unused_data(self) -> bytes:
         return self._decoder.unused_data
 
 
@@ -301,24 +278,16 @@ def _shrinks(sample: bytes) -> bool:
 class Packer:
     """Compresses an answer that is sent part by part."""
 
-    __slots__ = ("_compress", "_end", "_flush", "_request")
+    __slots__ = ("_packed", "_request", "_sync")
 
     def __init__(self, request: web.Request, coding: str) -> None:
         self._request = request
         request[SAVED] = 0
-        self._compress: Callable[[memoryview], bytes]
-        self._flush: Callable[[], bytes]
-        self._end: Callable[[], bytes]
+        self._packed: Any
         if coding == ZSTD:
-            packed = zstd.ZstdCompressor(_LEVEL)
-            self._compress = packed.compress
-            self._flush = partial(packed.flush, packed.FLUSH_BLOCK)
-            self._end = packed.flush
+            self._packed, self._sync = zstd.ZstdCompressor(_LEVEL), zstd.ZstdCompressor.FLUSH_BLOCK
         else:
-            zipped = zlib.compressobj(_LEVEL, wbits=31)
-            self._compress = zipped.compress
-            self._flush = partial(zipped.flush, zlib.Z_SYNC_FLUSH)
-            self._end = zipped.flush
+            self._packed, self._sync = zlib.compressobj(_LEVEL, wbits=31), zlib.Z_SYNC_FLUSH
 
     async def parts(self, data: bytes, *, is_flushed: bool = False) -> AsyncIterator[bytes]:
         """What `data` adds to the answer; others have their turn in between. `is_flushed`: all of it, so that the
@@ -329,18 +298,19 @@ class Packer:
             if start:
                 await asyncio.sleep(0)
             part = view[start : start + SLICE_BYTES]
-            packed = self._compress(part)
+            packed = self._packed.compress(part)
             self._request[SAVED] += len(part) - len(packed)
             if packed:
                 yield packed
         if is_flushed:
-            packed = self._flush()
+            packed = self._packed.flush(self._sync)
             self._request[SAVED] -= len(packed)
             yield packed
 
     def end(self) -> bytes:
         """What ends the answer."""
-        return self._end()
+        end: bytes = self._packed.flush()
+        return end
 
 
 def begin(
