@@ -144,11 +144,6 @@ class Pages(ABC, Generic[P]):
         return self.members(page)
 
 
-def is_sought(at: Start) -> bool:
-    """Whether a position depends on when it is asked for."""
-    return not isinstance(at, int) and at != "earliest"
-
-
 class LedgerPages(Pages[ReadResult]):
     """Entries of one ledger up to `last`, which is inclusive."""
 

@@ -4,7 +4,7 @@ Until the first byte of a response an error is a status; after that it is the st
 """
 
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Generic, Self
@@ -33,7 +33,7 @@ from services.gateway.edge.http.media import (
     json_bytes,
     octets,
 )
-from services.gateway.edge.pages import Pages, is_sought
+from services.gateway.edge.pages import Pages
 from services.gateway.logs.values import Start
 
 STREAM_BYTES: Final = 1 << 20
@@ -46,21 +46,6 @@ _RETRY_MS: Final = 1000, 5000
 """When readers of events come again after a disconnect: each at another time, not all at once with the rest (chosen by
 judgement; browsers wait 3 to 5 s by themselves).
 """
-
-
-async def page_or_news(
-    room: Room,
-    read: Callable[[Start, float], Awaitable[P]],
-    at: Start,
-    wait_s: float,
-    is_news: Callable[[P], bool],
-) -> P:
-    """The page at a position. If it has no news, waits for some without a place among the requests in work."""
-    page = await read(at, 0.0)
-    if wait_s <= 0 or is_news(page):
-        return page
-    news = await room.wait(read(page.next if is_sought(at) else at, wait_s))
-    return page if news is None else news
 
 
 class PageStream(Generic[P]):
@@ -87,7 +72,7 @@ class PageStream(Generic[P]):
         """Whether the next page is where the log's end, or a time, is now. A client must learn the place early: if
         it is cut off before, it begins again at a later end, and misses the records in between.
         """
-        return is_sought(self.at)
+        return not isinstance(self.at, int) and self.at != "earliest"
 
     def begin(self, page: P) -> int:
         """The position at which a page begins."""
@@ -116,10 +101,11 @@ class PageStream(Generic[P]):
         def read(at: Start, wait_s: float) -> Awaitable[P]:
             return pages.read(at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
 
-        def is_news(page: P) -> bool:
-            return pages.count(page) > 0 or pages.is_end(page)
-
-        page = await page_or_news(self.room, read, self.at, wait_s, is_news)
+        page = await read(self.at, 0.0)
+        if wait_s > 0 and not pages.count(page) and not pages.is_end(page):
+            # Without a place among the requests in work.
+            news = await self.room.wait(read(page.next if self.is_sought else self.at, wait_s))
+            page = page if news is None else news
         self.at = page.next
         if self._left is not None:
             self._left -= pages.count(page)
