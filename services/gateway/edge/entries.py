@@ -259,10 +259,10 @@ class EntryRoutes:
             records = await read_records(request, self._room, media, ENTRIES)
             data = batch.encode(records)
             done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
-            return _appended(ledger_id, done, is_batch=False)
+            return json_bytes(appended_body(ledger_id, done, is_batch=False), 201)
         payloads, is_batch = await self._payloads(request, media)
         done = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
-        return _appended(ledger_id, done, is_batch=is_batch)
+        return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
 
     async def _forward(
         self, request: web.Request, given: Given, media: str, transaction: str | None
@@ -385,7 +385,7 @@ class EntryRoutes:
     ) -> bytes:
         payloads = await self._payloads_of(request, message)
         done = await self._engine.append(ledger_id, payloads, password=password)
-        return _appended_batch(ledger_id, done)
+        return appended_body(ledger_id, done, is_batch=True)
 
     async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
@@ -410,25 +410,10 @@ class EntryRoutes:
         ]
 
 
-def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:
-    return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
-
-
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:
     """The JSON that answers an append."""
+    first, last, lac = done.first, done.last, done.last_add_confirmed
     if is_batch:
-        return _appended_batch(ledger_id, done)
-    return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (
-        ledger_id,
-        done.first,
-        done.last_add_confirmed,
-    )
-
-
-def _appended_batch(ledger_id: int, done: EntriesAppended) -> bytes:
-    return b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}' % (
-        ledger_id,
-        done.first,
-        done.last,
-        done.last_add_confirmed,
-    )
+        form = b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'
+        return form % (ledger_id, first, last, lac)
+    return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (ledger_id, first, lac)

@@ -170,14 +170,12 @@ async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
     data = await read(request, room, min(room.limits.body_bytes_max, CONTROL_BYTES_MAX))
     if not data:
         return {}
-    value = await in_turn(request, room, data, _of_control)
+    value: Any = await in_turn(
+        request, room, data, lambda data: strict.loads(data, CONTROL_MARKS_MAX)
+    )
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")
     return value
-
-
-def _of_control(data: bytes) -> Any:
-    return strict.loads(data, CONTROL_MARKS_MAX)
 
 
 async def expect_nothing(request: web.Request, room: Room) -> None:

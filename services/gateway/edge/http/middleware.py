@@ -191,7 +191,9 @@ def edge_middleware(
                     # Takes no place: it must not starve behind those of clients.
                     check_caller(request)
                 else:
-                    _admit(request, is_draining)
+                    # Before a byte of the body is read.
+                    if is_draining() and request.method not in _SAFE:
+                        raise errors.ShuttingDown("this gateway is about to end; ask another one")
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
@@ -244,12 +246,6 @@ def edge_middleware(
             room.let_go(request)
 
     return edge
-
-
-def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
-    """Refuse a request that can't be taken now, before a byte of its body is read."""
-    if is_draining() and request.method not in _SAFE:
-        raise errors.ShuttingDown("this gateway is about to end; ask another one")
 
 
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
