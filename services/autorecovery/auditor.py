@@ -11,12 +11,12 @@ from collections.abc import Container, Hashable, Iterable
 from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
-from quorumlog.net.awake import awake
 from quorumlog.net.driver import conclude
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.spread import spread
+from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import RecoverRequested

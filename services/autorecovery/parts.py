@@ -12,7 +12,6 @@ from uuid import uuid4
 from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -20,7 +19,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import MachineTimes, Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
-from quorumlog.net.timers import Tasks, Timers, restarted
+from quorumlog.net.timers import Tasks, Timers, awake, restarted
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker

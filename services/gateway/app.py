@@ -14,22 +14,16 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from quorumlog.net.audit_client import AuditClient, TokenClient
-from quorumlog.net.direct import DIRECT
+from quorumlog.net.aiohttp_parts import DIRECT
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.directory import QuarantineRule
+from quorumlog.net.gateway_clients import AuditClient, TokenClient
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
-from quorumlog.net.listen import ListenLimits, bind
+from quorumlog.net.listen import bind
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
-from quorumlog.net.service import (
-    DRAINING,
-    HOSTS,
-    METRICS,
-    Listening,
-    Ready,
-    add_shared_routes,
-)
+from quorumlog.net.service import DRAINING, HOSTS, METRICS, Listening, Ready, add_shared_routes
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.access.callers import Callers
@@ -39,9 +33,8 @@ from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.body import ignore_expect
-from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.middleware import Metrics, allow_origins, edge_middleware
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes

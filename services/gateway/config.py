@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.proxies import Proxies, ProxiesSend
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.timers import CLOCK_SETTING

@@ -37,8 +37,8 @@ from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.edge import entries, ledgers
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.logs import CREATED
 from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
 from services.gateway.engine import Engine

@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 
 from quorumlog.errors import NotEnoughBookies
-from quorumlog.net.awake import awake_timeout
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.timers import awake_timeout
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata

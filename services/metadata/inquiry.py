@@ -12,9 +12,9 @@ from typing import Final
 import aiohttp
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
+from quorumlog.net.timers import awake, awake_timeout
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.wire.bodies import BookieWitnesses, received
 from services.metadata.cookies import CookieStore

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net import audit
-from quorumlog.net.audit_client import AFTER as NUMBER
-from quorumlog.net.audit_client import LIMIT, SINCE, TARGET
+from quorumlog.net.audit import AFTER as NUMBER
+from quorumlog.net.audit import LIMIT, SINCE, TARGET
 from quorumlog.net.bodies import answer
 from quorumlog.net.identity import BOOKIES, GATEWAYS, OPERATORS
 from quorumlog.net.operations import Routes

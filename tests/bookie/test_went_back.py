@@ -19,7 +19,7 @@ from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.bookie_client import BookieClient
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.messages import Status

@@ -32,7 +32,7 @@ from quorumlog.errors import (
     TransactionCommitted,
     WriterLost,
 )
-from quorumlog.net.log_client import TransactionClient
+from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from loadtest.stores import Stores
 from quorumlog.header import AUDITED
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.audit_bodies import AuditedRequest
 from services.metadata import audit

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from services.metadata.audit_store import AuditStore
 from services.metadata.database import Database
 from services.metadata.logs import LogStore

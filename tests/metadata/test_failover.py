@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus

@@ -18,7 +18,7 @@ from quorumlog.errors import (
     OwnedByLog,
     QuorumLogError,
 )
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage
 from quorumlog.protocol.quorum import Quorum

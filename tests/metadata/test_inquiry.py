@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.wire.bodies import BookieWitnesses
 from quorumlog.wire.witnesses import witness_of

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.parameters import PAIRS_MAX
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.log import LogMetadata, LogSettings

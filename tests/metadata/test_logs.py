@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, LogProtected, NoSuchLedger, NoSuchLog, OwnedByLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogSettings, LogState

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from quorumlog.errors import InvalidRequest, NoSuchLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.once import Once

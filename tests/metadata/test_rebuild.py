@@ -19,8 +19,9 @@ from quorumlog.cli.commands import app as cli
 from quorumlog.cli.ends import ExitStatus
 from quorumlog.cli.metadata import new_key
 from quorumlog.errors import NoSuchLedger
-from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.gateway_clients import LogClient
+from quorumlog.net.listen import listening
 from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata

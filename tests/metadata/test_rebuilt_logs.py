@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import NoSuchLedger, NoSuchLog
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.messages import MissedRange

@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchToken
-from quorumlog.net.audit_client import TokenClient
+from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.token_bodies import TokenFields

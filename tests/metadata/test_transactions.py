@@ -20,7 +20,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus

@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.audit_client import TokenClient
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings

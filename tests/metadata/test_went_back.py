@@ -18,7 +18,7 @@ from loadtest.stores import Stores
 from quorumlog import header
 from quorumlog.errors import CopyLost, DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings

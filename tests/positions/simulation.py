@@ -248,7 +248,7 @@ class Keeper:
         self._gathered: list[Asked] = []
 
     def awake_s(self) -> float:
-        """Time, less what it stood still, as `net/awake.py` counts it."""
+        """Time, less what it stood still, as `net/timers.py` counts it."""
         return 1000.0 + self.world.now_s - self._stood_s
 
     def wall_ms(self) -> int:

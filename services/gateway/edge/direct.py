@@ -26,19 +26,19 @@ from multidict import CIMultiDictProxy
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.net import trace
+from quorumlog.net.aiohttp_parts import DirectConnection
 from quorumlog.net.budget import PEER, peer_of
-from quorumlog.net.direct import DirectConnection
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
 from quorumlog.net.operations import JSON, Operation
+from quorumlog.net.responses import SERVER_NAME, problem_response, request_id
 from quorumlog.protocol.positions import Position
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import FRAMES, OCTETS
 from services.gateway.edge.http.middleware import Metrics
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.payloads import from_frames, from_json
 from services.gateway.interface import EngineInterface, EntriesAppended
 from services.gateway.logs.consumers import Consumers
@@ -82,7 +82,7 @@ class _Plain:
 
 
 class DirectRequests:
-    """Takes plain appends and commits (`net/direct.py`)."""
+    """Takes plain appends and commits (`net/aiohttp_parts.py`)."""
 
     def __init__(
         self,

@@ -22,7 +22,6 @@ from quorumlog.errors import (
     VersionConflict,
     WriterLost,
 )
-from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory, Quarantine
 from quorumlog.net.holdings import HoldingsClient
@@ -31,7 +30,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
-from quorumlog.net.timers import HeardClock, Tasks, Timers, restarted
+from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer

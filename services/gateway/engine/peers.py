@@ -25,9 +25,9 @@ from quorumlog.errors import (
     Unauthenticated,
     WriterLost,
 )
-from quorumlog.net.awake import awake_timeout
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.timers import awake_timeout
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer

@@ -29,7 +29,7 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
-from quorumlog.net.awake import awake
+from quorumlog.net.timers import awake
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.clock import Now

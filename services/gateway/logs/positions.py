@@ -29,7 +29,7 @@ from quorumlog.errors import (
     RequestOutdated,
     UnexpectedOffset,
 )
-from quorumlog.net.awake import awake
+from quorumlog.net.timers import awake
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended

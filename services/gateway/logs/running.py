@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.timers import restarted
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from quorumlog.errors import UNKNOWN, DatabaseWentBack, NoSuchLog, QuorumLogError
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.log.messages import Committed, RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata

@@ -19,7 +19,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.net.log_client import TransactionClient
+from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log.messages import RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata

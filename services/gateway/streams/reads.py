@@ -17,13 +17,11 @@ from quorumlog.errors import BadRequest, OffsetBeyondEnd, QuorumLogError
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.http.follows import SharedPage
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.http.sending import write
-from services.gateway.edge.log_pages import LogPages
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
+from services.gateway.edge.http.sending import opened, write
 from services.gateway.edge.operations import TICKET
-from services.gateway.edge.pages import PageStream
-from services.gateway.edge.streams import opened
+from services.gateway.edge.pages import LogPages
+from services.gateway.edge.reads import PageStream
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start
 from services.gateway.streams import operations as op

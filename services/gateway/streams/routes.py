@@ -27,7 +27,7 @@ from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
 from services.gateway.edge.http import body
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Room
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import Append
 from services.gateway.streams import operations as op

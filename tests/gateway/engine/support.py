@@ -11,7 +11,8 @@ from typing import Any
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata

@@ -30,8 +30,7 @@ from services.autorecovery.steering import Steering
 from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
 from services.gateway.edge.entries import EntryRoutes
-from services.gateway.edge.http.limits import Limits
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.engine import Engine, EngineConfig
 from services.gateway.engine.engine import _HEARTBEAT_S
