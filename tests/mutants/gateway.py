@@ -177,7 +177,7 @@ async def an_old_row_ends_no_owner() -> str | None:
 
 
 async def take(gateway: Gateway) -> None:
-    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+    await gateway.take_over("log")
 
 
 def owner_of(gateway: Gateway) -> Owner:
@@ -368,7 +368,7 @@ async def no_roll_while_too_few_bookies_live() -> str | None:
                 )
             )
 
-        cast(Any, one).bookies = two_live
+        cast(Any, one).directory.refresh = two_live
         try:
             await one.logs.forwarded("log", None)
         except NotEnoughBookies:

@@ -1,5 +1,6 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -36,12 +37,12 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
-from services.gateway.logs import gathered, manager, reading
+from services.gateway.logs import manager, reading, values
 from services.gateway.logs.driver import LogDriver
+from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.orphans import Orphans
-from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import Orphans
 from services.gateway.logs.values import LogBatches
 from tests.explore.scopes import (
     LOG_DELETION,
@@ -156,7 +157,7 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.delete("log")
         if source.items[0].ledger_id in cluster.told_of_log:
@@ -179,7 +180,7 @@ async def a_fork_lets_go_of_its_own_alone() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.append("fork", call("b"))
         await one.logs.truncate("fork", 1)
@@ -199,7 +200,7 @@ def nothing_done(original: Any) -> Any:
     async def change(
         self: LogManager, name: str, change: Any, once: Once | None = None
     ) -> tuple[LogMetadata, LogMetadata]:
-        row = await self.row(name)
+        row = await self.rows.row(name)
         needless = await change(row) == row
         done: tuple[LogMetadata, LogMetadata] = await original(
             self, name, change, None if needless else once
@@ -216,8 +217,8 @@ def closed_without_a_name(_original: Any) -> Any:
         self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
     ) -> None:
         with contextlib.suppress(LogClosed):
-            await self.ownership.force(
-                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
+            await self.ownership.handle(name).force(
+                creates=False, finish=LogMetadata.closed, created_at=created_at, once=once
             )
 
     return finish
@@ -409,7 +410,7 @@ def believing(_original: Any) -> Any:
     """What bookies know of the LAC is good enough for a read."""
 
     async def confirmed(self: LogReader, _name: str, item: Any) -> Any:
-        return await self._engine.last_add_confirmed(item.ledger_id)
+        return await self._reads.last_add_confirmed(item.ledger_id)
 
     return confirmed
 
@@ -417,7 +418,7 @@ def believing(_original: Any) -> Any:
 def any_row(original: Any) -> Any:
     """A row that is old may say where the log ends."""
 
-    async def fill(self: LogReader, page: gathered.Page) -> None:
+    async def fill(self: LogReader, page: values.Page) -> None:
         page.is_fresh = True
         await original(self, page)
 
@@ -430,7 +431,7 @@ def of_any_size(_original: Any) -> Any:
     async def full_page(
         self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
     ) -> LogBatches:
-        page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
+        page = values.Page(row, limit, max_bytes, at=start, is_recent=True)
         await self._fill(page)
         return page.done()
 
@@ -544,11 +545,11 @@ def of_any(original: Any) -> Any:
 def forced_by_name(original: Any) -> Any:
     """A log is taken over by its name."""
 
-    async def force(
-        self: Ownership, name: str, *, created_at: str | None = None, **how: Any
-    ) -> LogMetadata:
+    def force(
+        self: LogHandle, *, created_at: str | None = None, **how: Any
+    ) -> asyncio.Future[LogMetadata]:
         del created_at
-        taken: LogMetadata = await original(self, name, **how)
+        taken: asyncio.Future[LogMetadata] = original(self, **how)
         return taken
 
     return force
@@ -557,8 +558,8 @@ def forced_by_name(original: Any) -> Any:
 def whichever(_original: Any) -> Any:
     """A read goes on in whichever log has the name."""
 
-    async def look(self: LogReader, page: gathered.Page) -> None:
-        row = await self._rows.row(page.row.name)
+    async def look(self: LogReader, page: values.Page) -> None:
+        row = await self.rows.row(page.row.name)
         if row.created_at != page.row.created_at and page.count:
             page.is_cut = True
             return
@@ -571,7 +572,7 @@ def fresh_of_any(_original: Any) -> Any:
     """A row is read for whichever log has the name."""
 
     async def fresh(self: LogReader, name: str, _created_at: str | None) -> LogMetadata:
-        return await self._rows.row(name)
+        return await self.rows.row(name)
 
     return fresh
 
@@ -598,7 +599,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a close closes whichever log has the name",
         "rule 27b",
-        (Patch(Ownership, "force", forced_by_name),),
+        (Patch(LogHandle, "force", forced_by_name),),
     ),
     Mutant(
         "a read goes on with the records of a later log",
@@ -905,7 +906,7 @@ LOG_MUTANTS: Final = (
     Mutant(
         "a read of a fork goes on where the fork ends in a ledger",
         "rule 27a",
-        (Patch(gathered.Page, "own", lambda _original: lambda _page, count: count),),
+        (Patch(values.Page, "own", lambda _original: lambda _page, count: count),),
     ),
     Mutant(
         "a takeover of a fork learns from the source's ledger",

@@ -24,7 +24,7 @@ from services.gateway.edge.operations import (
     PublicOperation,
     gives,
 )
-from services.gateway.interface import EngineInterface
+from services.gateway.engine import Engine
 
 
 def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
@@ -216,12 +216,12 @@ _INDEX: Final = page(
 class ClusterRoutes:
     """Handlers about the cluster, and the pages that explain problems."""
 
-    def __init__(self, engine: EngineInterface, audit: AuditClient | None) -> None:
+    def __init__(self, engine: Engine, audit: AuditClient | None) -> None:
         self._engine, self._audit = engine, audit
 
     async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/bookies."""
-        found = await self._engine.bookies()
+        found = await self._engine.directory.refresh()
         shown: dict[str, Any] = {
             "bookies": [bookie.model_dump(mode="json") for bookie in found.bookies]
         }

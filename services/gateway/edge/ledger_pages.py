@@ -9,7 +9,8 @@ from services.gateway.edge import arrow
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.pages import TAIL_BYTES, Pages
 from services.gateway.edge.payloads import encoded
-from services.gateway.interface import EngineInterface, ReadResult
+from services.gateway.engine.ledger_reads import LedgerReads
+from services.gateway.interface import ReadResult
 from services.gateway.logs.values import Start
 
 
@@ -18,14 +19,14 @@ class LedgerPages(Pages[ReadResult]):
 
     def __init__(
         self,
-        engine: EngineInterface,
+        reads: LedgerReads,
         ledger_id: int,
         *,
         last: int | None = None,
         password: str | None = None,
     ) -> None:
         super().__init__(b'"ledger_id":%d' % ledger_id, last)
-        self._engine, self._ledger_id, self._password = engine, ledger_id, password
+        self._reads, self._ledger_id, self._password = reads, ledger_id, password
 
     async def read(
         self,
@@ -38,10 +39,10 @@ class LedgerPages(Pages[ReadResult]):
         """The entries from an id on. Raises: what the engine raises."""
         assert isinstance(at, int), "a ledger's pages begin at an id"
         if wait_s > 0:
-            await self._engine.last_add_confirmed(
+            await self._reads.last_add_confirmed(
                 self._ledger_id, after=at - 1, wait_s=wait_s, password=self._password
             )
-        return await self._engine.read(
+        return await self._reads.read(
             self._ledger_id,
             at,
             last=self.last,

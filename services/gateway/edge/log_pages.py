@@ -46,7 +46,7 @@ class LogPages(Pages[LogBatches]):
         wait_s: float = 0.0,
     ) -> LogBatches:
         """The records from an offset on. Raises: what the log raises."""
-        page = await self._logs.read(
+        page = await self._logs.reader.read(
             self._log,
             at,
             limit=limit,
@@ -59,7 +59,7 @@ class LogPages(Pages[LogBatches]):
 
     async def end(self, page: LogBatches) -> int:
         """The offset after the last acknowledged record."""
-        return (await self._logs.tail(self._log, created_at=page.created_at))[0]
+        return (await self._logs.reader.tail(self._log, created_at=page.created_at))[0]
 
     def count(self, page: LogBatches) -> int:
         """Records of a page."""

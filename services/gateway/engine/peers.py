@@ -32,9 +32,6 @@ from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
 
-INSTANCE: Final = header.FORWARDED_WRITER
-"""The header with the instance id of the intended writer."""
-
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
 """Added to the quorum timeout, so that the writer answers first."""
@@ -139,7 +136,7 @@ class Peers:
         """
         if writer.id in self._gone:
             raise WriterLost("its process was replaced", outcome=NOT_DONE)
-        headers = {INSTANCE: writer.id}
+        headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
         if password is not None:
@@ -159,7 +156,7 @@ class Peers:
                 ) as answer,
             ):
                 body = await answer.read()
-                status, instance = answer.status, answer.headers.get(INSTANCE)
+                status, instance = answer.status, answer.headers.get(header.FORWARDED_WRITER)
         except aiohttp.ClientConnectorError as error:
             raise WriterLost(
                 f"nothing listens at its address: {error}", outcome=NOT_DONE

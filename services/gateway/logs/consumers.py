@@ -32,8 +32,8 @@ from quorumlog.protocol.positions import (
 )
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
-from services.gateway.logs.ends import read_head, read_sized_head
 from services.gateway.logs.handle import resolve
+from services.gateway.logs.offsets import read_head, read_sized_head
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
@@ -102,7 +102,7 @@ class Consumers:
 
     async def look(self, name: str, consumer: str) -> ConsumerView:
         """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         position = await self._positions.ask(Look(name, consumer))
         return await self._view(position, row, await self._end(row))
 
@@ -113,7 +113,7 @@ class Consumers:
 
         Raises: NoSuchLog.
         """
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         first = max(after, _before(prefix))
         found = [
             position
@@ -228,7 +228,7 @@ class Consumers:
         started: int = 0,
     ) -> Position:
         """Take the lease, and begin at `start` where there is no position yet."""
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         asked = Acquire(
             name,
@@ -270,7 +270,7 @@ class Consumers:
         stamp: Stamp | None = None,
     ) -> ConsumerView:
         """Put the position anywhere in the log as it is now."""
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         if offset < row.first_offset:
             raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
@@ -287,7 +287,7 @@ class Consumers:
         try:
             await self._positions.ask(Delete(name, consumer, version), stamp=stamp)
         except NoSuchConsumer:
-            await self._reader.row(name)  # NoSuchLog says more
+            await self._reader.rows.row(name)  # NoSuchLog says more
             raise
 
     # --- the log ---------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Consumers:
         if known is not None:
             known.read_s = now_s  # who asks meanwhile does not ask metadata too
         try:
-            row = await self._reader.row(name)
+            row = await self._reader.rows.row(name)
         except MetadataUnavailable:
             if known is None:
                 raise
@@ -325,7 +325,7 @@ class Consumers:
             with contextlib.suppress(LogReplaced):  # it is the row that is old
                 known.end = max(known.end, await self._end(known.row))
         if offset > known.end:
-            known.row = await self._reader.row(name)
+            known.row = await self._reader.rows.row(name)
             known.end = await self._end(known.row)
         if offset > known.end:
             raise _out_of(known.row, "/offset", f"the log ends at {known.end}")
@@ -411,8 +411,8 @@ class Consumers:
     async def _seen(self, item: LogItem) -> LedgerView:
         """A ledger as far as it is acknowledged."""
         if item.last_offset is None:
-            return await self._engine.last_add_confirmed(item.ledger_id)
-        return await self._engine.ended(item.ledger_id, is_fresh=False)
+            return await self._engine.reads.last_add_confirmed(item.ledger_id)
+        return await self._engine.reads.ended(item.ledger_id, is_fresh=False)
 
 
 def _before(prefix: str) -> str:

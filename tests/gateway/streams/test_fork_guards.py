@@ -7,10 +7,10 @@ from typing import Any, Final
 import pytest
 
 from quorumlog.protocol.log import LogMetadata
-from services.gateway.logs import gathered
-from services.gateway.logs.ends import read_head
+from services.gateway.logs import values
+from services.gateway.logs.offsets import read_head
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.rows import LogRows
+from services.gateway.logs.store import LogRows
 from tests.gateway.streams import test_forks as claims
 from tests.gateway.streams.test_streams import Served, served
 
@@ -68,7 +68,7 @@ class Guard:
 GUARDS: Final = (
     Guard(
         "a read of a fork goes on where the fork ends in a ledger",
-        gathered.Page,
+        values.Page,
         "own",
         all_of_them,
         claims.test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
