@@ -54,7 +54,7 @@ class EngineMetrics(Collector):
             (
                 "bookies_quarantined",
                 "Bookies that are listed as live and fail here.",
-                len(engine.quarantined),
+                len(engine.directory.quarantine.names),
             ),
             (
                 "narrow_ledgers",

@@ -55,7 +55,7 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
         gone = [Writer(name, url) for name in ("a", "b")]
         for writer in (*gone, *gone, gone[1]):
             with pytest.raises(WriterLost) as told:
-                await known.append(writer, 1, FRAMES, b"", None, None)
+                await known.send(writer, "POST", "/v1/ledgers/1/entries", 5.0, media=FRAMES)
             assert told.value.outcome == NOT_DONE
 
     assert asked == ["a", "b", "a", "b"]

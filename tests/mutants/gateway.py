@@ -26,11 +26,10 @@ from services.gateway.engine import ledger_reads
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.rows import LedgerRows
+from services.gateway.engine.rows import LedgerRows, Rereads
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
-from services.gateway.rereads import Rereads
 from tests.gateway.engine.hands import (
     ME,
     MEMBERS,

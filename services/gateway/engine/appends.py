@@ -17,6 +17,7 @@ from quorumlog.errors import (
     LedgerFenced,
     NoSuchLedger,
     OwnedByLog,
+    QuorumTimeout,
     TooLarge,
     WriterLost,
 )
@@ -112,9 +113,15 @@ class Appends:
         row = await self._row(ledger_id)
         check_not_of_log(row, "append to the log")
         self._gatekeeper.check(row, password)
-        writer = self._handles.writer_of(row)
+        writer, peers = self._handles.writer_of(row), self._peers
+        query = "" if expect is None else f"?expect={expect}"
+        path = f"/v1/ledgers/{ledger_id}/entries{query}"
         try:
-            return await self._peers.append(writer, ledger_id, media, data, password, expect)
+            return await peers.send(
+                writer, "POST", path, peers.append_s, data, media=media, password=password
+            )
+        except TimeoutError as error:
+            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
         except WriterLost as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 

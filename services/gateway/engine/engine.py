@@ -45,9 +45,8 @@ from services.gateway.engine.keys import Gatekeeper, with_password
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.losses import LossAcceptance
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_closed
+from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions
-from services.gateway.rereads import Rereads
 
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
@@ -71,12 +70,8 @@ class Engine:
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url, config.internal_url)
-        self.metadata, self.peers, self.directory, self.bookies = (
-            metadata,
-            peers,
-            directory,
-            bookies,
-        )
+        self.metadata, self.peers = metadata, peers
+        self.directory, self.bookies = directory, bookies
         self.database_clock = HeardClock(config.clock_difference_s)
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
@@ -350,7 +345,7 @@ class Engine:
             ],
             "writer": self.writer,
             "degraded_ledgers": self.degraded_ledgers(),
-            "quarantined": self.quarantined,
+            "quarantined": self.directory.quarantine.names,
             "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
             "kept_count": kept.count,
             "kept_ledgers": [
@@ -366,11 +361,6 @@ class Engine:
     def degraded_ledgers(self) -> Sequence[int]:
         """Ledgers of this process with a member that takes no adds (rule 8)."""
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
-
-    @property
-    def quarantined(self) -> Sequence[str]:
-        """Bookies that are listed as live and fail here: new ledgers avoid them."""
-        return self.directory.quarantine.names
 
     async def ready(self) -> None:
         """Return if a default ledger could be created now. Raises: as that creation."""

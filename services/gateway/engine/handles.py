@@ -28,10 +28,9 @@ from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
-from services.gateway.engine.rows import LedgerRows, is_closed
+from services.gateway.engine.rows import LedgerRows, Rereads, is_closed
 from services.gateway.engine.tails import RecentRuns
 from services.gateway.interface import EngineConfig
-from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
 

@@ -122,16 +122,13 @@ class LogDriver:
     """
 
     __slots__ = (
-        "_durable",
         "_inbox",
         "_is_broken",
         "_is_stepping",
         "_machine",
         "_name",
-        "_named",
         "_ports",
         "_report",
-        "_unnamed",
     )
 
     def __init__(

@@ -42,8 +42,6 @@ from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
 log = logging.getLogger(__name__)
 
-_Gathered = list[tuple[asyncio.Future[RecordsAppended], Append]]
-
 
 LOGS_COUNTED_MAX: Final = 100
 """Logs that a gateway counts by name: the first ones that are appended to. Metrics must have a bounded number of labels,
@@ -113,7 +111,7 @@ class LogHandle:
         self._counts = counts
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._gathered: _Gathered = []
+        self._gathered: list[tuple[asyncio.Future[RecordsAppended], Append]] = []
         self._pending: dict[asyncio.Future[Any], int] = {}
         self._broken: QuorumLogError | None = None
 

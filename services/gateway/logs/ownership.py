@@ -15,12 +15,12 @@ from quorumlog.protocol.log.messages import Event, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
 from services.gateway.engine import Engine
+from services.gateway.engine.rows import Rereads
 from services.gateway.logs.driver import LogPorts
 from services.gateway.logs.handle import LogCounts, LogHandle
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
-from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
 

@@ -438,7 +438,9 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
         stranger = Writer("another-instance", world.engine.writer.url_inside)
 
         with pytest.raises(WriterLost):
-            await world.other.peers.append(stranger, row.ledger_id, FRAMES, b"", None, None)
+            await world.other.peers.send(
+                stranger, "POST", f"/v1/ledgers/{row.ledger_id}/entries", 5.0, media=FRAMES
+            )
 
         assert stranger.id in world.other.peers._gone
         assert await payloads(world.engine, row.ledger_id) == []
