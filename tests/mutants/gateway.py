@@ -104,7 +104,7 @@ async def a_row_above_ends_a_handle() -> str | None:
     ):
         hand = Hand()
         handle = handle_of(hand, Told())
-        pending = handle.append([b"x"], 1)
+        pending = handle.append([b"x"])
         await turns()
         handle.learn(head)
         for done in hand.adds:
@@ -195,7 +195,7 @@ def lives_on(gateway: Gateway) -> str | None:
 async def what_was_missed_outlives_its_handle() -> str | None:
     hand = Hand()
     handle = handle_of(hand, Told())
-    pending = handle.append([b"x"], 1)
+    pending = handle.append([b"x"])
     await turns()
     for done in hand.adds[:2]:
         done(Status.OK)
@@ -336,7 +336,7 @@ async def an_entry_in_flight_is_shown_to_nobody() -> str | None:
     handle = handle_of(hand, Told())
     reading = reading_of(rows, {ROW.ledger_id: handle})
     for payload in (b"a", b"b"):
-        _ = handle.append([payload], 1)
+        _ = handle.append([payload])
         await turns()
     first, second = hand.adds[: len(MEMBERS)], hand.adds[len(MEMBERS) :]
     for done in first[:2]:

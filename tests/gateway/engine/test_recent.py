@@ -154,7 +154,7 @@ async def test_a_ledger_that_has_ended_is_read_from_bookies(stores: Stores) -> N
 async def test_a_handle_that_has_ended_shows_nothing_from_memory() -> None:
     hand = Hand()
     handle = handle_of(hand, Told())
-    _ = handle.append([b"x"], 1)
+    _ = handle.append([b"x"])
     await turns()
     for done in hand.adds:
         done(Status.OK)
