@@ -319,7 +319,7 @@ async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_e
     async def gone(_writer: Writer) -> WriterPresence:
         return WriterPresence.GONE
 
-    monkeypatch.setattr(auditor_module, "conclude", blocked)
+    monkeypatch.setattr(auditor_module, "recover", blocked)
     monkeypatch.setattr(auditor._writers, "presence_of", gone)
     for ledger_id in (audits.ledger_id, other):
         await auditor._recover(ledger_id, is_silence_enough=False)

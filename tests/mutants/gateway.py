@@ -26,11 +26,10 @@ from services.gateway.engine import ledger_reads
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.rows import LedgerRows
+from services.gateway.engine.rows import LedgerRows, Rereads
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
-from services.gateway.rereads import Rereads
 from tests.gateway.engine.hands import (
     ME,
     MEMBERS,
@@ -106,7 +105,7 @@ async def a_row_above_ends_a_handle() -> str | None:
     ):
         hand = Hand()
         handle = handle_of(hand, Told())
-        pending = handle.append([b"x"], 1)
+        pending = handle.append([b"x"])
         await turns()
         handle.learn(head)
         for done in hand.adds:
@@ -178,7 +177,7 @@ async def an_old_row_ends_no_owner() -> str | None:
 
 
 async def take(gateway: Gateway) -> None:
-    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+    await gateway.take_over("log")
 
 
 def owner_of(gateway: Gateway) -> Owner:
@@ -197,7 +196,7 @@ def lives_on(gateway: Gateway) -> str | None:
 async def what_was_missed_outlives_its_handle() -> str | None:
     hand = Hand()
     handle = handle_of(hand, Told())
-    pending = handle.append([b"x"], 1)
+    pending = handle.append([b"x"])
     await turns()
     for done in hand.adds[:2]:
         done(Status.OK)
@@ -337,7 +336,7 @@ async def an_entry_in_flight_is_shown_to_nobody() -> str | None:
     handle = handle_of(hand, Told())
     reading = reading_of(rows, {ROW.ledger_id: handle})
     for payload in (b"a", b"b"):
-        _ = handle.append([payload], 1)
+        _ = handle.append([payload])
         await turns()
     first, second = hand.adds[: len(MEMBERS)], hand.adds[len(MEMBERS) :]
     for done in first[:2]:
@@ -368,7 +367,7 @@ async def no_roll_while_too_few_bookies_live() -> str | None:
                 )
             )
 
-        cast(Any, one).bookies = two_live
+        cast(Any, one).directory.refresh = two_live
         try:
             await one.logs.forwarded("log", None)
         except NotEnoughBookies:

@@ -1,5 +1,6 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -36,12 +37,12 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
-from services.gateway.logs import gathered, manager, reading
+from services.gateway.logs import manager, reading, values
 from services.gateway.logs.driver import LogDriver
+from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.orphans import Orphans
-from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import Orphans
 from services.gateway.logs.values import LogBatches
 from tests.explore.scopes import (
     LOG_DELETION,
@@ -140,7 +141,7 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.delete("log")
         if source.items[0].ledger_id in cluster.told_of_log:
@@ -160,7 +161,7 @@ async def a_fork_lets_go_of_its_own_alone() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.append("fork", call("b"))
         await one.logs.truncate("fork", 1)
@@ -180,7 +181,7 @@ def nothing_done(original: Any) -> Any:
     async def change(
         self: LogManager, name: str, change: Any, once: Once | None = None
     ) -> tuple[LogMetadata, LogMetadata]:
-        row = await self.row(name)
+        row = await self.rows.row(name)
         needless = await change(row) == row
         done: tuple[LogMetadata, LogMetadata] = await original(
             self, name, change, None if needless else once
@@ -196,8 +197,8 @@ async def closed_without_a_name(
 ) -> None:
     """A request that finds a log closed is answered, and leaves no name."""
     with contextlib.suppress(LogClosed):
-        await self.ownership.force(
-            name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
+        await self.ownership.handle(name).force(
+            creates=False, finish=LogMetadata.closed, created_at=created_at, once=once
         )
 
 
@@ -346,11 +347,11 @@ def by_its_own(_original: Any) -> Any:
 @stand_in
 async def believing(_original: Any, self: LogReader, _name: str, item: Any) -> Any:
     """What bookies know of the LAC is good enough for a read."""
-    return await self._engine.last_add_confirmed(item.ledger_id)
+    return await self._reads.last_add_confirmed(item.ledger_id)
 
 
 @stand_in
-async def any_row(original: Any, self: LogReader, page: gathered.Page) -> None:
+async def any_row(original: Any, self: LogReader, page: values.Page) -> None:
     """A row that is old may say where the log ends."""
     page.is_fresh = True
     await original(self, page)
@@ -361,7 +362,7 @@ async def of_any_size(
     _original: Any, self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
 ) -> LogBatches:
     """A row of a moment before tells a page, whatever it lacks."""
-    page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
+    page = values.Page(row, limit, max_bytes, at=start, is_recent=True)
     await self._fill(page)
     return page.done()
 
@@ -465,19 +466,19 @@ def of_any(original: Any) -> Any:
 
 
 @stand_in
-async def forced_by_name(
-    original: Any, self: Ownership, name: str, *, created_at: str | None = None, **how: Any
-) -> LogMetadata:
+def forced_by_name(
+    original: Any, self: LogHandle, *, created_at: str | None = None, **how: Any
+) -> asyncio.Future[LogMetadata]:
     """A log is taken over by its name."""
     del created_at
-    taken: LogMetadata = await original(self, name, **how)
+    taken: asyncio.Future[LogMetadata] = original(self, **how)
     return taken
 
 
 @stand_in
-async def whichever(_original: Any, self: LogReader, page: gathered.Page) -> None:
+async def whichever(_original: Any, self: LogReader, page: values.Page) -> None:
     """A read goes on in whichever log has the name."""
-    row = await self._rows.row(page.row.name)
+    row = await self.rows.row(page.row.name)
     if row.created_at != page.row.created_at and page.count:
         page.is_cut = True
         return
@@ -489,7 +490,7 @@ async def fresh_of_any(
     _original: Any, self: LogReader, name: str, _created_at: str | None
 ) -> LogMetadata:
     """A row is read for whichever log has the name."""
-    return await self._rows.row(name)
+    return await self.rows.row(name)
 
 
 LOG_MUTANTS: Final = (
@@ -501,7 +502,7 @@ LOG_MUTANTS: Final = (
         "a refusal of entries that were cut counts", "rule 24a", LOG_REFUSALS
     ),
     Patch(Append, "of", of_any).mutant("an append goes to whichever log has the name", "rule 27b"),
-    Patch(Ownership, "force", forced_by_name).mutant(
+    Patch(LogHandle, "force", forced_by_name).mutant(
         "a close closes whichever log has the name", "rule 27b"
     ),
     Patch(LogReader, "_look", whichever).mutant(
@@ -686,7 +687,7 @@ LOG_MUTANTS: Final = (
     Patch(appends, "transaction_of", always("one")).mutant(
         "the ledger API writes to a log's ledgers", "rule 27"
     ),
-    Patch(gathered.Page, "own", lambda _original: lambda _page, count: count).mutant(
+    Patch(values.Page, "own", lambda _original: lambda _page, count: count).mutant(
         "a read of a fork goes on where the fork ends in a ledger", "rule 27a"
     ),
     Patch(LogMetadata, "base", the_last_of_all).mutant(

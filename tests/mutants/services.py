@@ -25,9 +25,8 @@ from services.autorecovery.worker import Worker
 from services.autorecovery.writers import WriterPresence
 from services.bookie.collect import Collector, Disposal, MetadataRows
 from services.gateway.engine import ledger_reads
-from services.gateway.engine.confirmed import confirmed_by_bookies
 from services.gateway.engine.creations import Creations
-from services.gateway.engine.recoveries import Recoveries
+from services.gateway.engine.ends import Ends
 from services.gateway.interface import LedgerView
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory
@@ -56,12 +55,11 @@ def without_targets(_original: Any) -> Any:
 
 @stand_in
 async def read_without_recovery(
-    _original: Any, self: Recoveries, ledger_id: int, _declare_lost: tuple[str, ...]
-) -> LedgerMetadata:
+    _original: Any, self: Ends, row: LedgerMetadata, _declare_lost: tuple[str, ...]
+) -> tuple[LedgerMetadata, int]:
     """Whoever asks for a recovery gets the end as bookies tell it now, and nobody is fenced."""
-    row = await self._rows.fresh(ledger_id)
-    last = await confirmed_by_bookies(row, self._ports.bookies)
-    return row.closed(last_entry=-1 if last is None else last, length=0)
+    last = await ledger_reads.confirmed_by_bookies(row, self._ports.bookies)
+    return row.closed(last_entry=-1 if last is None else last, length=0), 0
 
 
 @stand_in
@@ -172,7 +170,7 @@ SERVICES: Final = (
         Scope("one entry, deleted and dropped", deletes=True),
         draw_services=draw,
     ),
-    Patch(Recoveries, "_recover", read_without_recovery).mutant(
+    Patch(Ends, "_recover", read_without_recovery).mutant(
         "an unrecovered ledger is read as complete", "X19, pravega#1907", draw_services=draw
     ),
     Patch(Creations, "_adopt", adopted).mutant(

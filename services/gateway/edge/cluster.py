@@ -18,7 +18,7 @@ from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value
 from services.gateway.edge.models import BookieListModel
-from services.gateway.interface import EngineInterface
+from services.gateway.engine import Engine
 
 
 def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
@@ -210,12 +210,12 @@ _INDEX: Final = page(
 class ClusterRoutes:
     """Handlers about the cluster, and the pages that explain problems."""
 
-    def __init__(self, engine: EngineInterface, audit: AuditClient | None) -> None:
+    def __init__(self, engine: Engine, audit: AuditClient | None) -> None:
         self._engine, self._audit = engine, audit
 
     async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/bookies."""
-        found = await self._engine.bookies()
+        found = await self._engine.directory.refresh()
         shown: dict[str, Any] = {
             "bookies": [bookie.model_dump(mode="json") for bookie in found.bookies]
         }

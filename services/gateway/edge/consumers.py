@@ -351,7 +351,8 @@ class ConsumerRoutes:
         return self._done()
 
     def _headers(self, position: Position | None = None) -> dict[str, str]:
-        seen = {header.CONSUMERS_VERSION: str(self._consumers.seen)}
+        # A version that the client may say it has seen, with its next change.
+        seen = {header.CONSUMERS_VERSION: str(self._consumers.positions.seen)}
         return seen if position is None else {"ETag": f'"{position.version}"', **seen}
 
     def _done(self) -> web.Response:

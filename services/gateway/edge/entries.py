@@ -38,7 +38,8 @@ from services.gateway.edge.payloads import (
 )
 from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
-from services.gateway.interface import EngineInterface, EntriesAppended
+from services.gateway.engine import Engine
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.transactions import Transactions
 
 ENTRY_ID: Final = path_id("entry_id", "The entry.")
@@ -235,9 +236,9 @@ class EntryRoutes:
     """Handlers of a ledger's entries."""
 
     def __init__(
-        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
+        self, engine: Engine, room: Room, transactions: Transactions | None = None
     ) -> None:
-        self._engine = engine
+        self._engine, self._appends, self._reads = engine, engine.appends, engine.reads
         self._room = room
         self._transactions = transactions
 
@@ -252,7 +253,7 @@ class EntryRoutes:
             names = ("first_entry", "last_entry")
             return await append_lines(request, self._room, pipe, parse=from_line, names=names)
         accepted(request)
-        transaction = await self._engine.transaction_of(ledger_id)
+        transaction = await self._appends.transaction_of(ledger_id)
         if not self._engine.writes(ledger_id):
             return await self._forward(request, given, media, transaction)
         if transaction is not None and self._transactions is not None:
@@ -261,7 +262,7 @@ class EntryRoutes:
             done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
             return json_bytes(appended_body(ledger_id, done, is_batch=False), 201)
         payloads, is_batch = await self._payloads(request, media)
-        done = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
+        done = await self._appends.append(ledger_id, payloads, password=password, expect=expect)
         return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
 
     async def _forward(
@@ -272,7 +273,7 @@ class EntryRoutes:
         bytes_max = self._room.limits.entry_bytes_max if transaction is None else BATCH_BYTES_MAX
         data = await self._data(request, media, bytes_max)
         try:
-            told = await self._engine.forward(
+            told = await self._appends.forward(
                 ledger_id, media, data, password=password, expect=expect
             )
         except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
@@ -324,7 +325,7 @@ class EntryRoutes:
         if wanted.created_at is not None:
             raise invalid(op.LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
         pages = LedgerPages(
-            self._engine, given[op.LEDGER_ID], last=last, password=given[op.PASSWORD]
+            self._reads, given[op.LEDGER_ID], last=last, password=given[op.PASSWORD]
         )
         return await answer_read(request, self._room, pages, wanted)
 
@@ -332,11 +333,11 @@ class EntryRoutes:
         """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
         ledger_id, entry_id = given[op.LEDGER_ID], given[ENTRY_ID]
         media = accepted(request, tuple(ENTRY.replies[200].content))
-        result = await self._engine.entry(ledger_id, entry_id, password=given[op.PASSWORD])
-        headers = _IMMUTABLE if result.closed else None
+        page = await self._reads.entry(ledger_id, entry_id, password=given[op.PASSWORD])
+        headers, payload = _IMMUTABLE if page.closed else None, bytes(page.runs[0].payload(0))
         if media == OCTETS:
-            return octets(result.payload, OCTETS, headers)
-        member = encoded(result.payload, given[op.ENCODING])
+            return octets(payload, OCTETS, headers)
+        member = encoded(payload, given[op.ENCODING])
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )
@@ -348,12 +349,12 @@ class EntryRoutes:
         found = None
         if given[op.WAIT_MS] and after is not None:
             found = await self._room.wait(
-                self._engine.last_add_confirmed(
+                self._reads.last_add_confirmed(
                     ledger_id, after=after, wait_s=given[op.WAIT_MS] / 1000, password=password
                 )
             )
         if found is None:
-            found = await self._engine.last_add_confirmed(ledger_id, password=password)
+            found = await self._reads.last_add_confirmed(ledger_id, password=password)
         return json_value(
             {
                 "ledger_id": ledger_id,
@@ -366,7 +367,7 @@ class EntryRoutes:
         """GET /v1/ledgers/{ledger_id}/ws."""
         ledger_id, password = given[op.LEDGER_ID], given[op.PASSWORD]
         await self._engine.get(ledger_id)
-        pages = LedgerPages(self._engine, ledger_id, password=password)
+        pages = LedgerPages(self._reads, ledger_id, password=password)
         target = SocketTarget(
             self._pipe(ledger_id, password),
             lambda message: self._payloads_of(request, message),
@@ -384,7 +385,7 @@ class EntryRoutes:
         self, request: web.Request, ledger_id: int, password: str | None, message: WSMessage
     ) -> bytes:
         payloads = await self._payloads_of(request, message)
-        done = await self._engine.append(ledger_id, payloads, password=password)
+        done = await self._appends.append(ledger_id, payloads, password=password)
         return appended_body(ledger_id, done, is_batch=True)
 
     async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
@@ -395,7 +396,7 @@ class EntryRoutes:
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
-            return await self._engine.append(ledger_id, payloads, password=password, expect=expect)
+            return await self._appends.append(ledger_id, payloads, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)
 

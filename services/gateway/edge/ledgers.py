@@ -20,7 +20,7 @@ from services.gateway.edge.access.guard import log_of_transaction
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
 from services.gateway.edge.http.media import json_value, no_content
-from services.gateway.interface import EngineInterface, LedgerQuery
+from services.gateway.engine import Engine
 from services.gateway.logs.transactions import TransactionAttempt, Transactions
 
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
@@ -225,7 +225,7 @@ class LedgerRoutes:
     """Handlers of ledgers as a whole."""
 
     def __init__(
-        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
+        self, engine: Engine, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room
@@ -281,21 +281,18 @@ class LedgerRoutes:
 
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers."""
-        page = await self._engine.list(
-            LedgerQuery(
-                state=given[STATE],
-                bookie=given[BOOKIE],
-                log=given[LOG],
-                custom=given[METADATA],
-                limit=given[LIMIT],
-                after=given[AFTER],
-                shown=scopes.caller_of(request).listed(scopes.Scope.READ),
-            )
+        custom = given[METADATA]
+        rows, following = await self._engine.metadata.list(
+            state=given[STATE],
+            bookie=given[BOOKIE],
+            log=given[LOG],
+            metadata=dict(custom),
+            limit=given[LIMIT],
+            after=given[AFTER],
+            shown=scopes.caller_of(request).listed(scopes.Scope.READ),
         )
-        shown = [
-            models.ledger_json(ledger) for ledger in page.ledgers if ledger.log != POSITIONS_LOG
-        ]
-        return json_value({"ledgers": shown, "next": page.next})
+        shown = [models.ledger_json(row) for row in rows if row.log != POSITIONS_LOG]
+        return json_value({"ledgers": shown, "next": following})
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/close."""
@@ -306,7 +303,7 @@ class LedgerRoutes:
         """POST /v1/ledgers/{ledger_id}/recover."""
         wanted = await body.read_model(request, self._room, models.Recover)
         if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
-            kind, name = scopes.place_of(await self._engine.row(given[op.LEDGER_ID]))
+            kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
             # A recovery fences the ledger's writer: of the log of positions, the writer for all consumers.
             if wanted.declare_lost or name == POSITIONS_LOG:
                 caller.check(scopes.Scope.ADMIN, kind, name)

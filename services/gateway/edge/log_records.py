@@ -10,6 +10,7 @@ from quorumlog.net.operations import Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.log.messages import Append, RecordsAppended
 from services.gateway.edge import arrow
 from services.gateway.edge import log_models as models
 from services.gateway.edge import operations as op
@@ -32,7 +33,7 @@ from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import NAMED, start_of, start_of_json
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append, RecordsAppended, Start
+from services.gateway.logs.values import Start
 
 _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
@@ -266,7 +267,7 @@ class RecordRoutes:
             accepted(request, (NDJSON,))
             if producer is not None:
                 raise invalid(PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
-            created_at = given[CREATED] or (await self._logs.row(name)).created_at
+            created_at = given[CREATED] or (await self._logs.rows.row(name)).created_at
             pipe = self._pipe(name, created_at, token, expect)
             names = ("first_offset", "last_offset")
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)

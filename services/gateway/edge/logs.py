@@ -269,7 +269,7 @@ class LogRoutes:
 
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
-        views, following = await self._logs.page(
+        views, following = await self._logs.views.page(
             after=given[AFTER],
             limit=given[LIMIT],
             prefix=given[PREFIX] or "",

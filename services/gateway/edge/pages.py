@@ -19,7 +19,8 @@ from services.gateway.edge.http.follows import P
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import encoded, encoded_key
 from services.gateway.edge.starts import token_of
-from services.gateway.interface import EngineInterface, ReadResult
+from services.gateway.engine.ledger_reads import LedgerReads
+from services.gateway.interface import ReadResult
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start, StoredBatch
 
@@ -149,14 +150,14 @@ class LedgerPages(Pages[ReadResult]):
 
     def __init__(
         self,
-        engine: EngineInterface,
+        reads: LedgerReads,
         ledger_id: int,
         *,
         last: int | None = None,
         password: str | None = None,
     ) -> None:
         super().__init__(b'"ledger_id":%d' % ledger_id, last)
-        self._engine, self._ledger_id, self._password = engine, ledger_id, password
+        self._reads, self._ledger_id, self._password = reads, ledger_id, password
 
     async def read(
         self,
@@ -169,10 +170,10 @@ class LedgerPages(Pages[ReadResult]):
         """The entries from an id on. Raises: what the engine raises."""
         assert isinstance(at, int), "a ledger's pages begin at an id"
         if wait_s > 0:
-            await self._engine.last_add_confirmed(
+            await self._reads.last_add_confirmed(
                 self._ledger_id, after=at - 1, wait_s=wait_s, password=self._password
             )
-        return await self._engine.read(
+        return await self._reads.read(
             self._ledger_id,
             at,
             last=self.last,
@@ -276,7 +277,7 @@ class LogPages(Pages[LogBatches]):
         wait_s: float = 0.0,
     ) -> LogBatches:
         """The records from an offset on. Raises: what the log raises."""
-        page = await self._logs.read(
+        page = await self._logs.reader.read(
             self._log,
             at,
             limit=limit,
@@ -289,7 +290,7 @@ class LogPages(Pages[LogBatches]):
 
     async def end(self, page: LogBatches) -> int:
         """The offset after the last acknowledged record."""
-        return (await self._logs.tail(self._log, created_at=page.created_at))[0]
+        return (await self._logs.reader.tail(self._log, created_at=page.created_at))[0]
 
     def count(self, page: LogBatches) -> int:
         """Records of a page."""

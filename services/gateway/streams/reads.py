@@ -160,7 +160,7 @@ class StreamReads:
 
     async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogBatches:
         try:
-            return await self._logs.read(
+            return await self._logs.reader.read(
                 found.row.name,
                 at,
                 limit=BATCH_ENTRIES_MAX,
@@ -181,7 +181,7 @@ class StreamReads:
         kept = self._kept.find(found.row, at)
         if kept is None:
             start = at if isinstance(at, int) else found.row.first_offset
-            page = await self._logs.full_page(
+            page = await self._logs.reader.full_page(
                 found.row, start, limit=BATCH_ENTRIES_MAX, max_bytes=CHUNK_BYTES
             )
             if page is None:
@@ -251,7 +251,7 @@ class StreamReads:
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed
         if not is_closed and page.is_at_end and page.is_empty:
-            end, is_over = await self._logs.tail(row.name, created_at=row.created_at)
+            end, is_over = await self._logs.reader.tail(row.name, created_at=row.created_at)
             is_closed = is_over and end == page.next
         if is_closed or page.is_at_end:
             headers["Stream-Up-To-Date"] = "true"

@@ -16,10 +16,12 @@ from typing import Protocol
 
 from quorumlog import errors
 from quorumlog.net.ports import Ports
+from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
+from quorumlog.protocol.recovery import Recovery
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +264,28 @@ async def conclude(
         driver.stop()
         if end.done() and not end.cancelled():
             end.exception()
+
+
+async def recover(
+    row: LedgerMetadata, ports: Ports, *, deadline_s: float, declare_lost: tuple[str, ...] = ()
+) -> tuple[LedgerMetadata, int]:
+    """Recover a ledger that is not CLOSED, by a row that the caller has just read, and send copies of the end (rule 18b): the
+    closed row, and how many bookies have confirmed a copy. If the row has changed since, the machine reads it again.
+
+    Raises: as `conclude`.
+    """
+    extra = {"ledger": row.ledger_id, "state": row.state, "version": row.version}
+    log.info("recovery-begun", extra=extra)
+    closed = await conclude(
+        Recovery(declare_lost=declare_lost),
+        row.ledger_id,
+        ports,
+        messages.RecoverRequested(row),
+        deadline_s=deadline_s,
+    )
+    copies = await spread(closed, ports)
+    log.info("recovered", extra={"ledger": row.ledger_id, "last_entry": closed.last_entry})
+    return closed, copies
 
 
 def error_of(failed: messages.Failed, ledger_id: int) -> errors.QuorumLogError:

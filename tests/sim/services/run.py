@@ -202,7 +202,7 @@ class Run:
         was_deleted = self.judge.is_deleted(ledger_id)
         try:
             done: EntriesAppended = await self._gone_with(
-                gateway.engine.append(ledger_id, payloads)
+                gateway.engine.appends.append(ledger_id, payloads)
             )
         except QuorumLogError as error:
             self.net.note("client", "append", ledger_id, outcome_of(error))
@@ -288,12 +288,12 @@ class Run:
         return {
             node.name
             for node in self.cluster.nodes.values()
-            if not node.is_serving or any(g.engine._directory.is_down(node.me) for g in gateways)
+            if not node.is_serving or any(g.engine.directory.is_down(node.me) for g in gateways)
         }
 
     def _unlisted(self) -> set[str]:
         """Bookies that some gateway can't choose: they fill up or drain, or it has not heard of them yet (seed 201819)."""
-        lists = [gateway.engine._directory.bookies for gateway in self.cluster.gateways]
+        lists = [gateway.engine.directory.bookies for gateway in self.cluster.gateways]
         writable = [
             {bookie.id for bookie in found if bookie.state == "writable"} for found in lists
         ]
@@ -360,7 +360,7 @@ class Run:
         operators = Process("clients", net)
         for gateway in self.cluster.gateways:
             with contextlib.suppress(QuorumLogError):
-                await gateway.engine._directory.refresh()
+                await gateway.engine.directory.refresh()
         for fault in plan.faults:
             net.after(
                 fault.at, self.cluster.strike, fault.kind, fault.lasts, fault.target, fault.other
