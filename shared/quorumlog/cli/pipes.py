@@ -5,6 +5,7 @@ are read are written page by page. Standard output has nothing but the records.
 """
 
 import asyncio
+import base64
 import contextlib
 import os
 import stat
@@ -15,9 +16,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import orjson
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -31,9 +34,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from quorumlog.cli.ends import CutShort, EndedEarly
-from quorumlog.cli.session import BATCHING, common_options
-from quorumlog.client.ledger import frames
+from quorumlog.cli.output import CutShort, EndedEarly, common_options, print_answer
+from quorumlog.cli.session import BATCHING
+from quorumlog.client import Entry, LogRecord, Paged
+from quorumlog.client.records import frames
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 T = TypeVar("T")
@@ -47,6 +51,9 @@ _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
 """Bounds the bytes that are read for one record: no server takes a longer one."""
+ENTRIES: Final = ("entries", "entry")
+RECORDS: Final = ("records", "offset")
+"""What is appended or read, and the API's word for its place."""
 
 
 class Framing(StrEnum):
@@ -175,8 +182,6 @@ class Places:
 
 
 SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
-
-
 Progressed = Callable[[int, int], None]
 """Takes the count of records, and of bytes."""
 
@@ -208,6 +213,25 @@ class _Sending:
         self.last = done.last
         self.count += count
         self.bytes_done += size
+
+
+async def send_input(
+    texts: Sequence[str] | None,
+    file: Path | None,
+    framing: Framing,
+    submit: SubmitPayloads,
+    words: tuple[str, str],
+) -> Places | None:
+    """Append what `records` reads. Returns and raises: as `send`."""
+    size = None if texts else size_of(file)
+    return await send(records(texts, file, framing), submit, words, size)
+
+
+def print_places(words: tuple[str, str], subject: dict[str, Any], done: Places | None) -> None:
+    """Print the first and the last place of what was appended."""
+    first, last = (done.first, done.last) if done else (None, None)
+    text = f"{first}..{last}" if done else None
+    print_answer({**subject, f"first_{words[1]}": first, f"last_{words[1]}": last}, text)
 
 
 async def send(
@@ -343,6 +367,38 @@ def progress(
             bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
 
         yield show
+
+
+def form(item: Entry | LogRecord, framing: Framing, *, as_json: bool) -> bytes:
+    """An entry or a record as it is written: its payload with framing, or a line of JSON."""
+    payload = item.payload if isinstance(item, Entry) else item.value
+    if not as_json:
+        return joined((payload,), framing)
+    data = base64.b64encode(payload).decode()
+    shown: dict[str, Any]
+    if isinstance(item, Entry):
+        shown = {"entry_id": item.entry_id, "data": data}
+    else:
+        key = None if item.key is None else base64.b64encode(item.key).decode()
+        shown = {"offset": item.offset, "timestamp": item.timestamp, "key": key}
+        shown |= {"headers": item.headers, "data": data}
+    return orjson.dumps(shown) + b"\n"
+
+
+async def write_items(
+    found: Paged[Entry] | Paged[LogRecord],
+    framing: Framing,
+    words: tuple[str, str],
+    count: int | None = None,
+) -> None:
+    """Write entries or records to standard output. `count` and raises: as `write`."""
+    shaped = partial(form, framing=framing, as_json=common_options().as_json)
+    pages: AsyncGenerator[Sequence[Any], None] = found.pages()
+    await write(pages, shaped, _place_of, words, count)
+
+
+def _place_of(item: Entry | LogRecord) -> int:
+    return item.entry_id if isinstance(item, Entry) else item.offset
 
 
 async def write(

@@ -1,22 +1,68 @@
-"""How a command ends: the exit status, and what standard error says.
+"""What all commands print, and how they end: lines, tables and JSON, errors and exit statuses.
 
-Under --json every error is one line of JSON on standard error, of one shape (`_document`), whoever found the
+Under --json every error is one line of JSON on standard error, of one shape (`_print`), whoever found the
 error: the shell's arguments, the input, the network or a server. Standard output has results only.
 """
 
 import os
+import re
+import ssl
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, NotFound, QuorumLogError
 
 T = TypeVar("T")
+
+GATEWAY: Final = "http://127.0.0.1:8080"
+TIMEOUT_S: Final = 30.0
+"""A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """The values of the options that every command has (`session.with_common_options`)."""
+
+    gateway: str = GATEWAY
+    as_json: bool = False
+    timeout_s: float = TIMEOUT_S
+    is_quiet: bool = False
+    operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What is shown to the services behind the gateways."""
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    """Of the caller, for gateways that require one."""
+    compression: str | None = None
+    """Of what is sent to gateways and read from them."""
+    operator_context: ssl.SSLContext | None = None
+    """With which they are asked over TLS."""
+
+    @property
+    def shows_notices(self) -> bool:
+        """Whether standard error may have more than errors."""
+        return not self.is_quiet and not self.as_json
+
+
+COMMON_OPTIONS: Final[ContextVar[CommonOptions]] = ContextVar(
+    "options",
+    default=CommonOptions(),  # noqa: B039  (frozen)
+)
+
+
+def common_options() -> CommonOptions:
+    """The common options of the command that runs."""
+    return COMMON_OPTIONS.get()
+
+
+# --- how a command ends ----------------------------------------------------------------------------
 
 
 class ExitStatus(IntEnum):
@@ -80,12 +126,12 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
         return _print(ExitStatus.FAILED, "internal-error", f"{type(error).__name__}: {error}")
 
 
-def finished(work: Callable[[], T], *, as_json: bool) -> T:
+def finished(work: Callable[[], T]) -> T:
     """Do work and return its result; print an error and raise typer.Exit with the error's status."""
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(tell_interrupted(as_json=as_json)) from None
+        raise typer.Exit(tell_interrupted()) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -95,12 +141,12 @@ def finished(work: Callable[[], T], *, as_json: bool) -> T:
     except ValueError as error:  # what the SDK refuses to send
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
-        raise typer.Exit(_tell(error, as_json=as_json)) from None
+        raise typer.Exit(_tell(error)) from None
 
 
-def tell_interrupted(*, as_json: bool) -> int:
+def tell_interrupted() -> int:
     """Print that Ctrl-C ended the command, and return the exit status."""
-    return _tell(EndedEarly("", {}, None), as_json=as_json)
+    return _tell(EndedEarly("", {}, None))
 
 
 def pipe_closed() -> int:
@@ -121,12 +167,12 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: Exception, *, as_json: bool) -> int:
+def _tell(error: Exception) -> int:
     """Print an error with what was done before it, and return the exit status."""
     why = error.why if isinstance(error, EndedEarly) else error
     status, code, detail = _named(why)
     so_far = str(error) if isinstance(error, EndedEarly) else ""
-    if not as_json:
+    if not common_options().as_json:
         if so_far:
             print_error(so_far)
         print_error(f"{code}: {detail}" if isinstance(why, QuorumLogError) else detail)
@@ -172,3 +218,107 @@ def _print(status: ExitStatus, code: str, detail: str, **members: Any) -> int:
 def print_error(line: str) -> None:
     """Print a line on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+# --- what a command prints -----------------------------------------------------------------------
+
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
+
+def confirm_on_terminal(question: str, *, yes: bool) -> None:
+    """Ask a person before what can't be undone. A script has no terminal, and is not asked. Raises: typer.Abort."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
+class StandardOutput(Console):
+    """Standard output, whose reader may close it."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """End without a word, as other programs in a pipe do."""
+        raise typer.Exit(pipe_closed())
+
+
+def print_line(text: str) -> None:
+    """Print one line, as it is."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise typer.Exit(pipe_closed()) from None
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON."""
+    print_line(orjson.dumps(value).decode())
+
+
+def print_answer(value: Any, text: str | None = None) -> None:
+    """Print a value as JSON under --json, else the text, where there is any."""
+    if common_options().as_json:
+        print_json(value)
+    elif text is not None:
+        print_line(text)
+
+
+def text_of(name: str, value: Any) -> str:
+    """A value as people read it, by its name in the API: sizes, durations and times in few letters, nothing for null."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {text_of(key, item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ("\n" if any(map(_is_nested, value)) else ", ").join(
+            text_of("", item) for item in value
+        )
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, int) and (name.endswith("bytes") or name == "length"):
+        return _with_unit(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    if isinstance(value, int) and name.endswith("_ms"):
+        return _with_unit(value, 1000, ("ms", "s")) if value < 60_000 else f"{value // 60_000} min"
+    if name.endswith("_at") or name == "at":
+        return re.sub(r"T([\d:]{8})(\.\d+)?Z$", r" \1Z", str(value))
+    return str(value)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _with_unit(value: float, step: int, units: Sequence[str]) -> str:
+    """A number with the largest unit of which there is one at least."""
+    for unit in units[:-1]:
+        if value < step:
+            return f"{value:.4g} {unit}"
+        value /= step
+    return f"{value:.4g} {units[-1]}"
+
+
+def print_object(value: Mapping[str, Any]) -> None:
+    """Print a table of names and values, or JSON."""
+    if common_options().as_json:
+        print_json(value)
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    # Wide values are wrapped: a truncated value helps nobody.
+    table.add_column(overflow="fold")
+    for name, item in value.items():
+        table.add_row(name, text_of(name, item))
+    StandardOutput().print(table)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
+    """Print rows as a table, or as a line of JSON each."""
+    if common_options().as_json:
+        for row in rows:
+            print_json(row)
+        return
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(text_of(column, row.get(column)) for column in columns))
+    StandardOutput().print(table)
