@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.ports import free_ports
-from services.local.ports import _lock_fds, is_free
+from services.local.process import _lock_fds, is_free
 
 
 def test_two_leases_never_share_a_port() -> None:
