@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 from quorumlog.spark.plan import DataLoss
-from quorumlog.spark.reading import rows
+from quorumlog.spark.rows import rows
 from quorumlog.spark.streaming import StreamReader, lag
 from tests.support.waiting import LOST_WORKER
 

@@ -160,6 +160,13 @@ class Gateways:
         """The JSON of a GET."""
         return self.request("GET", path, params=params, is_repeatable=True).json()
 
+    def post(
+        self, path: str, value: Any = None, params: Mapping[str, str | int] | None = None
+    ) -> Any:
+        """The JSON of a POST that may be repeated, or None."""
+        answer = self.request("POST", path, value=value, params=params, is_repeatable=True)
+        return answer.json() if answer.body else None
+
     def pages(self, path: str, name: str, **only: str) -> list[Any]:
         """All items of a list, or those that match `only`."""
         found: list[Any] = []

@@ -51,16 +51,36 @@ class File:
     """The sum of the records' digests, which does not depend on the records' order."""
 
 
+def _age(text: str) -> dt.timedelta:
+    """An age in seconds. Raises: typer.BadParameter."""
+    try:
+        age = dt.timedelta(seconds=float(text))
+    except (OverflowError, ValueError):
+        raise typer.BadParameter(f"{text!r} is not a valid float.") from None
+    if age < dt.timedelta():
+        raise typer.BadParameter(f"{text} is not in the range x>=0.0.")
+    return age
+
+
 def run(
     spark: SparkSession,
     gateway: str | Sequence[str],
     *,
-    log: str,
-    path: str,
-    through: int | None = None,
-    older_than: dt.timedelta | None = None,
-    truncate: bool = False,
-    dry_run: bool = False,
+    log: Annotated[str, typer.Option(help="The log.")],
+    path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
+    through: Annotated[
+        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
+    ] = None,
+    older_than: Annotated[
+        dt.timedelta | None,
+        typer.Option(
+            parser=_age, metavar="SECONDS", help="Only ledgers of at least this age (seconds)."
+        ),
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Then drop archived ledgers from the log.")
+    ] = False,
+    dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
     """Archive records that are not archived yet: below an offset, or in whole ledgers of at least a
     given age. By default: all sealed ledgers. The frame has a row per file (`FILES`). Raises:
@@ -92,7 +112,7 @@ def run(
             if truncate:
                 row["archived_through"] = report["through"]
                 report["first_offset"], notes = _truncate(spark, gateways, row, end, store)
-        frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
+        frame = job.frame_of(spark, files, FILES)
         return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes)
 
 
@@ -116,12 +136,10 @@ def _archive(
 
     files = _copy(spark, gateway, log, span, store, check)
     try:
-        gateways.request(
-            "POST",
+        gateways.post(
             f"/v1/logs/{log}/archived",
-            value={"through": end, "expect": known},
+            {"through": end, "expect": known},
             params={"created": row["created_at"]},
-            is_repeatable=True,
         )
     except VersionConflict:
         store.withdraw(files, start, end)
@@ -162,18 +180,12 @@ def _truncate(
     if store.manifests_from(first, end, row["archived_through"]) != manifests:
         raise job.JobFailed(f"nothing was truncated: {_RIVAL}")
     if covered > first:
-        path = f"/v1/logs/{row['name']}/truncate"
+        path, meant = f"/v1/logs/{row['name']}/truncate", {"created": row["created_at"]}
         try:
-            answer = gateways.request(
-                "POST",
-                path,
-                value={"before": covered},
-                params={"created": row["created_at"]},
-                is_repeatable=True,
-            )
+            answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
             raise job.JobFailed(f"the log was not truncated for certain: {error.detail}") from None
-        first = int(answer.json()["first_offset"])
+        first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
         "Truncate with the --path where earlier records were archived"
@@ -213,10 +225,9 @@ def _copy(
 ) -> list[File]:
     """Write to a temporary folder, read back, compare, and move into place after calling `check`."""
     start, end = span
-    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     records = (
         spark.read.format("quorumlog")
-        .option("gateway.url", urls)
+        .option("gateway.url", job.urls_of(gateway))
         .option("assign", json.dumps({log: [0]}))
         .option("startingOffsets", json.dumps({log: {"0": start}}))
         .option("endingOffsets", json.dumps({log: {"0": end}}))
@@ -445,43 +456,12 @@ class _Store:
         return sorted(ranges)
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help=__doc__)
-def _main(
-    gateway: job.GatewayOption,
-    log: Annotated[str, typer.Option(help="The log.")],
-    path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
-    through: Annotated[
-        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
-    ] = None,
-    older_than: Annotated[
-        float | None, typer.Option(min=0.0, help="Only ledgers of at least this age (seconds).")
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Then drop archived ledgers from the log.")
-    ] = False,
-    dry_run: job.DryRunOption = False,
-    as_json: job.JsonOption = False,
-) -> None:
-    if through is not None and older_than is not None:
+def _check(given: Mapping[str, Any]) -> None:
+    if given["through"] is not None and given["older_than"] is not None:
         raise typer.BadParameter("either --through or --older-than")
 
-    def work(spark: SparkSession) -> job.JobResult:
-        return run(
-            spark,
-            gateway,
-            log=log,
-            path=path,
-            through=through,
-            older_than=None if older_than is None else dt.timedelta(seconds=older_than),
-            truncate=truncate,
-            dry_run=dry_run,
-        )
 
-    job.main("archive", work, as_json=as_json)
-
+app = job.program("archive", run, __doc__, _check)
 
 if __name__ == "__main__":
     app()
