@@ -24,15 +24,15 @@ from quorumlog.cli.operator import (
 )
 from quorumlog.cli.output import (
     ExitStatus,
+    bar_of,
     common_options,
     print_answer,
     print_error,
-    print_json,
     print_line,
     print_object,
     print_rows,
+    print_value,
 )
-from quorumlog.cli.pipes import bar_of
 from quorumlog.cli.session import WatchOption, run, show_repeatedly
 from quorumlog.client import Client
 from quorumlog.errors import NoSuchBookie, VersionConflict
@@ -155,12 +155,8 @@ def damage(name: BookieArgument) -> None:
     bookie copies them from other members that have them.
     """
     found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
-    places = found["entries"] + found["stretches"]
-    if common_options().as_json:
-        print_json(found)
-    else:
-        _print_damage(found, places)
-    if places or found["is_cut"]:
+    print_value(found, _print_damage)
+    if found["entries"] or found["stretches"] or found["is_cut"]:
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -287,7 +283,8 @@ def _print_left(left: dict[str, Any]) -> None:
         print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"))
 
 
-def _print_damage(found: dict[str, Any], places: list[dict[str, Any]]) -> None:
+def _print_damage(found: dict[str, Any]) -> None:
+    places = found["entries"] + found["stretches"]
     if places:
         print_rows(places, ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"))
     if found["is_cut"]:
@@ -317,9 +314,6 @@ def status(watch: WatchOption = None) -> None:
         return {"autorecovery": found, "queue": queue, "first": first}
 
     def show(found: dict[str, Any]) -> None:
-        if common_options().as_json:
-            print_json(found)
-            return
         for service in found["autorecovery"]:
             print_object(service)
         print_object(found["queue"])

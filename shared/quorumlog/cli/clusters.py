@@ -19,6 +19,7 @@ from quorumlog.cli.output import (
     print_json,
     print_line,
     print_rows,
+    print_value,
     text_of,
 )
 from quorumlog.cli.session import WatchOption, parse_urls, run, run_async, show_repeatedly
@@ -40,9 +41,6 @@ def status(watch: WatchOption = None) -> None:
 
 
 def _print_cluster(found: Mapping[str, Any]) -> None:
-    if common_options().as_json:
-        print_json(found)
-        return
     print_rows(found["bookies"], ("id", "state", "url", "zone", "free_bytes"))
     print_rows(found["services"], ("kind", "state", "url", "id"))
     for missing in found.get("missing_witnesses", []):
@@ -101,15 +99,12 @@ def witnesses(
     state = ask_metadata("GET", metadata, "/v1/witnesses")
     kept = ask_metadata("GET", metadata, f"/v1/kept-ledgers?limit={limit}")
     found = {**state, "kept_count": kept["count"], "kept_ledgers": kept["ledgers"]}
-    _print_witnesses(found)
+    print_value(found, _print_witnesses)
     if found["missing"] or found["kept_count"]:
         raise typer.Exit(ExitStatus.FAILED)
 
 
 def _print_witnesses(found: dict[str, Any]) -> None:
-    if common_options().as_json:
-        print_json(found)
-        return
     print_line(f"held witnesses: {len(found['held'])}")
     for witness in found["held"]:
         print_line(f"  {witness}")
@@ -225,10 +220,7 @@ def rebuild(
         "after": after,
     }
     report = run_async(lambda: _rebuild(parse_urls(metadata)[0], asked))
-    if common_options().as_json:
-        print_json(report)
-    else:
-        _print_report(report)
+    print_value(report, _print_report)
 
 
 async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:

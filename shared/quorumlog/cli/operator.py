@@ -10,8 +10,7 @@ import orjson
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from quorumlog.cli.output import common_options
-from quorumlog.cli.pipes import bar_of
+from quorumlog.cli.output import bar_of, common_options
 from quorumlog.cli.session import parse_urls, run_async
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport

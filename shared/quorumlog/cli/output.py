@@ -4,11 +4,12 @@ Under --json every error is one line of JSON on standard error, of one shape (`_
 error: the shell's arguments, the input, the network or a server. Standard output has results only.
 """
 
+import contextlib
 import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,6 +18,16 @@ from typing import Annotated, Any, Final, TypeVar
 import orjson
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, NotFound, QuorumLogError
@@ -256,6 +267,11 @@ def print_json(value: Any) -> None:
     print_line(orjson.dumps(value).decode())
 
 
+def print_value(value: T, show: Callable[[T], None]) -> None:
+    """Print a value as JSON under --json, else as `show` prints it."""
+    (print_json if common_options().as_json else show)(value)
+
+
 def print_answer(value: Any, text: str | None = None) -> None:
     """Print a value as JSON under --json, else the text, where there is any."""
     if common_options().as_json:
@@ -322,3 +338,41 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> N
     for row in rows:
         table.add_row(*(text_of(column, row.get(column)) for column in columns))
     StandardOutput().print(table)
+
+
+# --- progress --------------------------------------------------------------------------------------
+
+Progressed = Callable[[int, int], None]
+"""Takes the count of records, and of bytes."""
+
+
+def is_progress_shown() -> bool:
+    """Whether standard error is a terminal, and the options do not forbid a progress bar."""
+    return sys.stderr.isatty() and common_options().shows_notices
+
+
+def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
+    """A bar on standard error, which vanishes at its end."""
+    console = Console(stderr=True, highlight=False)
+    hidden = is_hidden or not is_progress_shown()
+    return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
+@contextlib.contextmanager
+def progress(
+    what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
+) -> Iterator[Progressed]:
+    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
+
+    `size`: the whole in `unit`: bytes or items.
+    """
+    counter = TextColumn("{task.fields[count]:,} " + what)
+    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
+    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
+    with bar_of(*columns, is_hidden=is_hidden) as bar:
+        task = bar.add_task(what, total=size, count=0)
+
+        def show(count: int, done_bytes: int) -> None:
+            bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
+
+        yield show

@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -22,19 +22,15 @@ from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from quorumlog.cli.output import CutShort, EndedEarly, common_options, print_answer
+from quorumlog.cli.output import (
+    CutShort,
+    EndedEarly,
+    Progressed,
+    common_options,
+    print_answer,
+    progress,
+)
 from quorumlog.cli.session import BATCHING
 from quorumlog.client import Entry, LogRecord, Paged
 from quorumlog.client.records import frames
@@ -182,8 +178,6 @@ class Places:
 
 
 SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
-Progressed = Callable[[int, int], None]
-"""Takes the count of records, and of bytes."""
 
 
 @dataclass(slots=True)
@@ -329,44 +323,12 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
     return future.exception()
 
 
-def is_progress_shown() -> bool:
-    """Whether standard error is a terminal, and the options do not forbid a progress bar."""
-    return sys.stderr.isatty() and common_options().shows_notices
-
-
 def size_of(file: Path | None) -> int | None:
     """The size of the input in bytes, where it is a file."""
     with contextlib.suppress(OSError):
         found = os.fstat(0) if file is None else file.stat()
         return found.st_size if stat.S_ISREG(found.st_mode) else None
     return None
-
-
-def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
-    """A bar on standard error, which vanishes at its end."""
-    console = Console(stderr=True, highlight=False)
-    hidden = is_hidden or not is_progress_shown()
-    return Progress(*columns, console=console, transient=True, disable=hidden)
-
-
-@contextlib.contextmanager
-def progress(
-    what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
-) -> Iterator[Progressed]:
-    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
-
-    `size`: the whole in `unit`: bytes or items.
-    """
-    counter = TextColumn("{task.fields[count]:,} " + what)
-    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
-    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
-    with bar_of(*columns, is_hidden=is_hidden) as bar:
-        task = bar.add_task(what, total=size, count=0)
-
-        def show(count: int, done_bytes: int) -> None:
-            bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
-
-        yield show
 
 
 def form(item: Entry | LogRecord, framing: Framing, *, as_json: bool) -> bytes:

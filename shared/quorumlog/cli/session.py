@@ -29,6 +29,7 @@ from quorumlog.cli.output import (
     finished,
     print_error,
     print_rows,
+    print_value,
     tell_interrupted,
 )
 from quorumlog.client import Batching, Client, Paged
@@ -276,12 +277,12 @@ WatchOption = Annotated[
 def show_repeatedly(
     work: Callable[[Client], Awaitable[T]], show: Callable[[T], None], every_s: float | None
 ) -> None:
-    """Show what `work` returns: once, or repeatedly until Ctrl-C."""
+    """Print what `work` returns, with `show` or as JSON: once, or repeatedly until Ctrl-C."""
     while True:
         found = run(work)
         if every_s is not None and sys.stdout.isatty():
             StandardOutput().clear()
-        show(found)
+        print_value(found, show)
         if every_s is None:
             return
         time.sleep(every_s)

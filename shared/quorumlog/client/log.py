@@ -383,18 +383,12 @@ class Log:
         path: str,
         value: Mapping[str, Any] | None = None,
         *,
-        is_repeatable: bool = True,
         created_at: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> dict[str, Any]:
-        return await self._transport.call(
-            method,
-            self._path + path,
-            value,
-            params=_meant(created_at),
-            headers=headers,
-            is_repeatable=is_repeatable,
-        )
+        """As `Transport.call`, of the log that was created then."""
+        url, params = self._path + path, _meant(created_at)
+        return await self._transport.call(method, url, value, params=params, **more)
 
 
 def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogAppended:

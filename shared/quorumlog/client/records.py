@@ -149,14 +149,13 @@ def share(done: LogAppended, index: int, count: int) -> LogAppended:
 def _record_of(record: bytes | Record) -> dict[str, Any]:
     if isinstance(record, bytes):
         return {"data": base64.b64encode(record).decode()}
-    entry: dict[str, Any] = {"data": base64.b64encode(record.value).decode()}
-    if record.key is not None:
-        entry["key"] = base64.b64encode(record.key).decode()
-    if record.headers:
-        entry["headers"] = dict(record.headers)
-    if record.timestamp is not None:
-        entry["timestamp"] = record.timestamp
-    return entry
+    shown = {
+        "data": base64.b64encode(record.value).decode(),
+        "key": None if record.key is None else base64.b64encode(record.key).decode(),
+        "headers": dict(record.headers) or None,
+        "timestamp": record.timestamp,
+    }
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def record_of(entry: Mapping[str, Any]) -> LogRecord:

@@ -227,14 +227,11 @@ class Gateways:
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
-        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
-        more: dict[str, Any] = {}
-        if parts.scheme == "https":
-            kind, more = (
-                http.client.HTTPSConnection,
-                {"context": self._context or ssl.create_default_context()},
-            )
-        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S, **more)
+        address, is_tls = (parts.hostname or "", parts.port), parts.scheme == "https"
+        connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
+        if is_tls:
+            context = self._context or ssl.create_default_context()
+            connection = http.client.HTTPSConnection(*address, timeout=_TIMEOUT_S, context=context)
         connection.connect()
         return connection
 
