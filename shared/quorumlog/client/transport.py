@@ -346,8 +346,9 @@ class Transport:
     ) -> GatewayAnswer:
         """Send a request, with safe retries, until there is a final answer.
 
-        `params`: those that are None are left out. `wait_s`: how long the request asks the server to wait, in addition to the deadline. `end`: when
-        the deadline ends, in the event loop's time, where the deadline began before this call.
+        `params`: those that are None are left out. `wait_s`: how long the request asks the server to wait, in
+        addition to the deadline. `end`: when the deadline ends, in the event loop's time, where the deadline
+        began before this call.
         Raises: a class of `quorumlog.errors`, the server's own or ConnectionLost.
         """
         sent = {**(headers or {})}
