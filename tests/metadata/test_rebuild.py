@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from quorumlog.cli.clusters import new_key
 from quorumlog.cli.commands import app as cli
-from quorumlog.cli.ends import ExitStatus
-from quorumlog.cli.metadata import new_key
+from quorumlog.cli.output import ExitStatus
 from quorumlog.errors import NoSuchLedger
 from quorumlog.net.connections import ListenLimits
 from quorumlog.net.gateway_clients import LogClient

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from loadtest.stores import Stores
-from quorumlog.cli.metadata import new_key
+from quorumlog.cli.clusters import new_key
 from quorumlog.errors import MetadataUnavailable
 from services.metadata import resealing
 from services.metadata.config import Config

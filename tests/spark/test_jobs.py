@@ -35,7 +35,7 @@ from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.spark.jobs import archive, ingest, job, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
 from quorumlog.spark.plan import DataLoss, TaskRange
-from quorumlog.spark.reading import rows
+from quorumlog.spark.rows import rows
 from tests.support.waiting import UNHURRIED
 
 COUNT = 300
@@ -180,8 +180,10 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
 
     planted = {plain, striped, rotten}
 
+    saved = tmp_path / "findings.jsonl"
+
     def scrubbed() -> tuple[job.JobResult, list[Any]] | None:
-        result = scrub.run(spark, cluster.urls)
+        result = scrub.run(spark, cluster.urls, findings=saved)
         told = result.frame.collect()
         elsewhere = {row.kind for row in told if row.ledger not in planted} - {EXTRA}
         # Where a machine is slow a copy may be late in both looks. Nothing else is wrong elsewhere.
@@ -210,8 +212,6 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
     assert not writers
 
     assert result.report["queued"] == 0, "nobody asked for repairs"
-    saved = tmp_path / "findings.jsonl"
-    scrub.save(result.frame, saved)
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
     assert lines == [row.asDict() for row in told]
     repaired = scrub.run(

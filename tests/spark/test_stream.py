@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from quorumlog.spark.plan import DataLoss
-from quorumlog.spark.reading import rows
+from quorumlog.spark.rows import rows
 from quorumlog.spark.streaming import StreamReader, lag
 from tests.support.waiting import LOST_WORKER
 
