@@ -20,7 +20,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, job
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     NOT_OWNER,
@@ -57,6 +57,7 @@ from quorumlog.protocol.log.owner import IN_FLIGHT_MAX, Owner, OwnerPhase
 from quorumlog.protocol.log.producers import ProducerTable
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from tests.mutants.hunt import applied, swap
 
 LOG = LogMetadata("log", LogSettings(Quorum(3, 3, 2), roll_bytes=0), (LogItem(1, 0),), version=2)
 NOW = Now(0, 0)
@@ -448,6 +449,17 @@ def test_a_roll_whose_late_answer_shows_a_closed_log_ends_its_owner() -> None:
     assert not [effect for effect in out if isinstance(effect, Submit)]
     assert hand.owner.is_ended
     assert hand.answers["roll"] is NOT_OWNER
+
+
+def test_a_guard_of_late_answers_that_is_taken_out_is_missed() -> None:
+    names_it = swap(job, "is_written", lambda log, new: log.last_item.ledger_id == new).guard(
+        "an owner goes on in a log that was closed since",
+        "rule 22",
+        test_a_roll_whose_late_answer_shows_a_closed_log_ends_its_owner,
+    )
+
+    with applied(names_it), pytest.raises(AssertionError):
+        names_it.claim()
 
 
 def test_too_few_bookies_leave_the_log_as_it_was() -> None:

@@ -43,7 +43,7 @@ from quorumlog.protocol.rebuild_log import (
     LogDecision,
     decide_log,
 )
-from tests.mutants.hunt import Guard, applied, swap
+from tests.mutants.hunt import Guard, Patch, applied, swap
 
 KEY = b"k" * 32
 MEMBERS = ("b1@1", "b2@1", "b3@1")
@@ -1034,6 +1034,22 @@ GUARDS: Final = (
     swap(Bookies, "without_data_of", lambda _bookies, _row: "").guard(
         "a row is written though a new directory is registered as its member",
         "rule 18d",
+        partial(
+            test_no_row_is_written_whose_member_a_new_directory_is_registered_as,
+            2,
+            "2026-02-01",
+            is_written=False,
+        ),
+    ),
+    Patch(
+        Bookies,
+        "without_data_of",
+        lambda original: (
+            lambda bookies, row: original(replace(bookies, copying=bookies.holding), row)
+        ),
+    ).guard(
+        "a fence of an older recovery proves a directory",
+        "rule 15b",
         partial(
             test_no_row_is_written_whose_member_a_new_directory_is_registered_as,
             2,
