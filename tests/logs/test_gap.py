@@ -64,7 +64,7 @@ async def pair_of(stores: Stores, times: LogTimes | None = None) -> AsyncIterato
         both = []
         for _ in range(2):
             proxy = await stack.enter_async_context(proxy_to(world.service.url))
-            one = gateway(world, proxy=proxy, times=times)
+            one = gateway(world, proxy=proxy, log_times=times)
             both.append(await stack.enter_async_context(one))
         yield Pair(world, *both)
 

@@ -208,12 +208,12 @@ async def gateway(
     world: World,
     *,
     proxy: Proxy | None = None,
-    times: LogTimes | None = None,
+    log_times: LogTimes | None = None,
     limits: Limits | None = None,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """An engine and its logs with their internal routes, listening; without `proxy` it shares the
-    world's. Without `times` it does not sweep logs.
+    world's. Without `log_times` it does not sweep logs.
     """
     internal_port, port = free_ports(2)
     proxy = proxy or world.proxy
@@ -223,7 +223,7 @@ async def gateway(
     config = EngineConfig(url, (metadata_url,), internal_url, **settings)
     async with AsyncExitStack() as ends:
         engine = await ends.enter_async_context(Engine.running(config))
-        logs, _ = await ends.enter_async_context(running_logs(engine, times or NO_SWEEP))
+        logs, _ = await ends.enter_async_context(running_logs(engine, log_times or NO_SWEEP))
         app = build_app(engine, limits or Limits(), logs=logs)
         internal = build_internal_app(app, engine, logs)
         listen = ListenLimits(drain_timeout_s=0.1)
