@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark attack conformance
+.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean chaos-spark attack conformance
 
 DAILY := run test unit check fmt demo bench spark docs clean
 
@@ -25,7 +25,7 @@ help:
 help-all: ## print all targets
 	@$(call described,[a-z0-9-]+)
 
-described = grep -hE '^$(1):.*\#\#' $(MAKEFILE_LIST) | awk -F ':.*\#\# ' '{printf "  make %-12s %s\n", $$1, $$2}'
+described = grep -hE '^([a-z0-9-]+ )*$(1):.*\#\#' $(MAKEFILE_LIST) | awk -F ':.*\#\# ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/installed-dev shared/quorumlog/client/sync.py ## make .venv with all that tests, checks and benchmarks need
 
@@ -96,7 +96,7 @@ demo: .venv/installed-run ## send FILE= (or a log of this machine) through a clu
 	@exec $(PY) -m loadtest.demo
 
 # `make bench ARGS=--list` names all benchmarks; each takes of these variables what its options are.
-BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle metadata spark streams submit tail tokens
+BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle many metadata rebuild spark streams submit tail tokens
 BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS
 lower = $(shell echo $(1) | tr A-Z a-z)
 
@@ -189,11 +189,9 @@ conformance: setup ## the Durable Streams suite against a cluster of its own, wh
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)
 
-many: setup ## what an audit and cluster status cost with 10,000 and 100,000 ledgers
-	@exec $(PY) -m loadtest.many $(ARGS)
-
-rebuild: setup ## what a rebuild of the metadata from the bookies costs with 10,000 and 100,000 ledgers
-	@exec $(PY) -m loadtest.rebuild $(ARGS)
+.PHONY: many rebuild
+many rebuild: setup ## benchmarks: what an audit, or a rebuild of the metadata, costs with LEDGERS="10000 100000"
+	@exec $(PY) -m loadtest.bench --only $@ $(if $(LEDGERS),--ledgers $(LEDGERS)) $(ARGS)
 
 .PHONY: test-spark
 test-spark: setup ## Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1.4", installed below build/), Connect, killed drivers, executors with a zip

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
 _ONLY_IN: dict[str, str | tuple[str, ...]] = {
-    "asyncpg": ("services/metadata", "loadtest/many", "loadtest/bench/metadata"),
+    "asyncpg": ("services/metadata", "loadtest/bench/many", "loadtest/bench/metadata"),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
     "pyspark": (

@@ -171,7 +171,9 @@ class Report:
 
     def _memory(self) -> Table:
         """Of the largest process of each role: the most of all measurements, and around the largest load."""
-        names = ("first round", "last round", "load begins", "load ends", "flat")
+        names = ["first round", "last round"]
+        if LOAD in self.results:
+            names += ["load begins", "load ends", "flat"]
         table = _table("RSS of the largest process, MB", names)
         largest: dict[tuple[str, str], tuple[float, float]] = {}
         for work in self.plan.works:
