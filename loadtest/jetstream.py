@@ -224,7 +224,7 @@ class JetStream:
         """Nobody asks anything: what the consumers that there are cost."""
         with (meter := Meter(self._pids)):
             await asyncio.sleep(self._seconds)
-        return meter.shares() | {"servers RSS": meter.memory(max)["servers"]}
+        return meter.shares() | {"servers MB": meter.memory(max)["servers"]}
 
     # JetStream's own load generator: nats-py is bound by itself.
 

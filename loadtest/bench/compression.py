@@ -238,17 +238,19 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     return Plan(
         [
             *(Work("quorumlog", way.name, System.cpu, (way,)) for way in WAYS),
-            *(Work("wire", way.name, System.wire, (way,), is_once=True) for way in WAYS),
+            *(
+                Work("quorumlog", f"{way.name}, bytes", System.wire, (way,), is_once=True)
+                for way in WAYS
+            ),
             Work("event loop", "pieces", pieces, is_once=True),
         ],
         {
-            name: partial(System.running, values=values, batch=asked.batch)
-            for name in ("quorumlog", "wire")
-        }
-        | {"event loop": itself},
+            "quorumlog": partial(System.running, values=values, batch=asked.batch),
+            "event loop": itself,
+        },
         (
-            Columns("a record, medians of the rounds", _CPU, "quorumlog"),
-            Columns("bytes on the wire", ("sent, B", "read, B"), "wire"),
+            Columns("a record, medians of the rounds", _CPU),
+            Columns("bytes on the wire", ("sent, B", "read, B")),
             Columns("the event loop waits for, ms of CPU", (), "event loop", is_turned=True),
         ),
         rounds=asked.rounds,

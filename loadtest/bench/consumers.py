@@ -294,7 +294,7 @@ OPTIONS: Final = {
 _COMMITS: Final = ("entries/s", "p50 ms", "p99 ms", *(f"{role} us" for role in (*_ROLES, "all")))
 _SHARES: Final = (
     *("requests/s", "answer p50 ms", "answer p99 ms", *(f"{role} %" for role in _ROLES)),
-    *("metadata requests/s", "gateway KB each", "gateway MB more", "servers RSS"),
+    *("metadata requests/s", "gateway KB each", "gateway MB more", "servers MB"),
 )
 
 
@@ -327,7 +327,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
         {_OURS: Ours.running, _PEER: JetStream.running},
         (
             Columns("commits and double acks, medians of the rounds", _COMMITS),
-            Columns("consumers that ask periodically, % of a core", _SHARES),
+            Columns("% of a core", _SHARES),
         ),
         asked.time,
         asked.rounds,

@@ -75,7 +75,8 @@ _DRAFT: Final = LedgerMetadata(
     ledger_id=-1,
     quorum=Quorum(3, 3, 2),
     digest=DigestKind.CRC32C,
-    fragments=(Fragment(0, ("b1@1", "b2@1", "b3@1")),),
+    fragments=(Fragment(0, ("bookie-1@1", "bookie-2@1", "bookie-3@1")),),
+    ledger_key=bytes(32),
 )
 
 

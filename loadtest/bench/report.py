@@ -231,7 +231,8 @@ def _memory_of(rounds: Sequence[Figures]) -> Mapping[str, Sequence[float]]:
 def _table(
     title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]] = ()
 ) -> Table:
-    table = Table(title, box=None)
+    table = Table(box=None)
+    table.add_column(title, no_wrap=True)
     for name in names:
         table.add_column(name, justify="right")
     for head, cells in rows:
