@@ -15,6 +15,7 @@ import psutil
 
 from loadtest.bench.measure import for_each
 from loadtest.cluster import Cluster, running
+from loadtest.stores import store_servers
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
@@ -86,9 +87,12 @@ async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
     """A bookie beside a metadata service. No gateway and no autorecovery runs. Its disk space is given back."""
     # Nobody else knows its ledgers: their rows are not to be asked for.
     environment = {"COLLECT_S": "86400"}
-    with TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own:
+    with (
+        TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own,
+        store_servers() as servers,
+    ):
         async with running(
-            None,
+            servers.fresh(),
             bookies=1,
             gateways=1,
             data=Path(own),

@@ -206,6 +206,32 @@ def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
     assert text.count("not measured") == len(GOALS)
 
 
+def test_a_table_has_the_figures_that_were_measured_as_columns_or_as_rows() -> None:
+    works = [Work("few", "costs", Disk.write), Work("many", "costs", Disk.write)]
+    tables = (
+        Columns("as columns", ("ms", "never measured")),
+        Columns("as rows", is_turned=True),
+        Columns("of one system", ("ms",), "many"),
+    )
+    report = Report("many", {}, Plan(works, {}, tables))
+    for work, ms in zip(works, (7.0, 8.0), strict=True):
+        report.add(work, {"ms": ms})
+    console = Console(record=True, width=100)
+
+    report.show(console, is_json=False)
+
+    rows = [line.split() for line in console.export_text().splitlines() if line.strip()][1:]
+    assert rows == [
+        ["as", "columns", "ms"],
+        ["few:", "costs", "7"],
+        ["many:", "costs", "8"],
+        ["as", "rows", "few:", "costs", "many:", "costs"],
+        ["ms", "7", "8"],
+        ["of", "one", "system", "ms"],
+        ["many:", "costs", "8"],
+    ]
+
+
 @pytest.mark.asyncio
 async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
     async def fail(_system: object) -> dict[str, float]:
