@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench bench-bookie bench-deleted bench-tail load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean many rebuild chaos-spark bench-spark attack conformance
+.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean chaos-spark attack conformance
 
 DAILY := run test unit check fmt demo bench spark docs clean
 
@@ -25,7 +25,7 @@ help:
 help-all: ## print all targets
 	@$(call described,[a-z0-9-]+)
 
-described = grep -hE '^$(1):.*\#\#' $(MAKEFILE_LIST) | awk -F ':.*\#\# ' '{printf "  make %-12s %s\n", $$1, $$2}'
+described = grep -hE '^([a-z0-9-]+ )*$(1):.*\#\#' $(MAKEFILE_LIST) | awk -F ':.*\#\# ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/installed-dev shared/quorumlog/client/sync.py ## make .venv with all that tests, checks and benchmarks need
 
@@ -95,9 +95,14 @@ spark: .venv/installed-spark ## run the Spark job FILE= against the local cluste
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
-bench: setup build/nats build/bookkeeper ## ours beside JetStream and BookKeeper: TIME= ROUNDS= ONLY= OUT=docs/benchmarks TLS=1
-	@exec $(PY) -m loadtest.bench $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
-		$(addprefix --only ,$(ONLY)) $(if $(OUT),--out $(OUT)) $(ARGS)
+# `make bench ARGS=--list` names all benchmarks; each takes of these variables what its options are.
+BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle many metadata rebuild spark streams submit tail tokens
+BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS
+lower = $(shell echo $(1) | tr A-Z a-z)
+
+bench: setup $(if $(filter $(BENCH_ALONE),$(ONLY)),,build/nats build/bookkeeper) ## ours beside peers, or ONLY= another benchmark (ARGS=--list): TIME= ROUNDS= OUT=docs/benchmarks TLS=1
+	@exec $(PY) -m loadtest.bench $(addprefix --only ,$(ONLY)) \
+		$(foreach name,$(BENCH_OPTIONS),$(if $($(name)),--$(call lower,$(name)) $($(name)))) $(ARGS)
 
 # What is not here is left out of the benchmark, which says so.
 build/nats: $(wildcard loadtest/nats/go.*)
@@ -108,31 +113,6 @@ build/nats: $(wildcard loadtest/nats/go.*)
 build/bookkeeper: loadtest/bookkeeper/pom.xml loadtest/bookkeeper/src/main/java/Load.java loadtest/bookkeeper/src/main/resources/log4j2.properties
 	@{ command -v mvn >/dev/null && mvn -q -B -f loadtest/bookkeeper/pom.xml package && touch build/bookkeeper; } \
 		|| echo "no Maven here, or no way to its artifacts: BookKeeper is left out"
-
-bench-bookie: setup ## fill one bookie with ENTRIES= entries: rate, memory, restart, reads beside the disk
-	@exec $(PY) -m loadtest.bench_bookie $(if $(ENTRIES),--entries $(ENTRIES)) $(ARGS)
-
-bench-deleted: setup ## what IDS= ids of deleted ledgers cost a bookie: memory, restart, disk, compaction
-	@exec $(PY) -m loadtest.bench_deleted $(if $(IDS),--ids $(IDS))
-
-bench-tail: setup ## 500 readers follow one ledger (LOG=1: one log) with 5 writers: all seen, latency, memory
-	@exec $(PY) -m loadtest.bench_tail $(ARGS)
-
-.PHONY: bench-compression
-bench-compression: setup ## bytes and CPU of compressed bodies, answers and batches: ARGS="--rounds 5"
-	@exec $(PY) -m loadtest.bench_compression $(ARGS)
-
-.PHONY: bench-submit
-bench-submit: setup ## what a submit costs in the SDK, async and sync: COUNT= records
-	@exec $(PY) -m loadtest.bench_submit $(COUNT)
-
-.PHONY: bench-tokens
-bench-tokens: setup ## what the check of an access token costs a request at the edge of a gateway
-	@exec $(PY) -m loadtest.bench_tokens
-
-.PHONY: bench-durable-streams
-bench-durable-streams: setup ## streams beside the Durable Streams server of npm: appends, reads, 500 readers: TIME= ROUNDS=
-	@exec $(PY) -m loadtest.durable_streams $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with an HTML report
 	@exec $(PY) -m loadtest.load
@@ -209,11 +189,9 @@ conformance: setup ## the Durable Streams suite against a cluster of its own, wh
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)
 
-many: setup ## what an audit and cluster status cost with 10,000 and 100,000 ledgers
-	@exec $(PY) -m loadtest.many $(ARGS)
-
-rebuild: setup ## what a rebuild of the metadata from the bookies costs with 10,000 and 100,000 ledgers
-	@exec $(PY) -m loadtest.rebuild $(ARGS)
+.PHONY: many rebuild
+many rebuild: setup ## benchmarks: what an audit, or a rebuild of the metadata, costs with LEDGERS="10000 100000"
+	@exec $(PY) -m loadtest.bench --only $@ $(if $(LEDGERS),--ledgers $(LEDGERS)) $(ARGS)
 
 .PHONY: test-spark
 test-spark: setup ## Spark's slow tests: older PySparks (VERSIONS="4.0.5 4.1.4", installed below build/), Connect, killed drivers, executors with a zip
@@ -224,27 +202,9 @@ chaos-spark: setup ## Spark jobs and streams whose drivers and gateways are kill
 	@exec $(PY) -m loadtest.spark_chaos --time $(or $(TIME),60s) --seed $(or $(SEED),1) \
 		$(if $(ROWS),--rows $(ROWS)) $(if $(RESTARTS),--restarts $(RESTARTS))
 
-.PHONY: bench-metadata bench-idle bench-streams bench-forward bench-consumers scaling
-bench-consumers: setup ## commits of 1, 64 and 1,000 consumers beside JetStream's; what 10,000 cost idle and committing
-	@exec $(PY) -m loadtest.bench_consumers $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
-
-bench-metadata: setup ## what the metadata service does in a second with LEDGERS="10000 10000000" rows
-	@exec $(PY) -m loadtest.bench_metadata $(LEDGERS) $(if $(TIME),--time $(TIME)) $(ARGS)
-
-bench-idle: setup ## memory and CPU of 10,000 open ledgers, 10,000 logs and 1,000 connections of one gateway
-	@exec $(PY) -m loadtest.bench_idle $(if $(TIME),--time $(TIME)) $(ARGS)
-
-bench-streams: setup ## 10,000 Durable Streams opened, appended to once and closed: rates, memory of each: ARGS="--streams 1000"
-	@exec $(PY) -m loadtest.bench_streams $(if $(TIME),--time $(TIME)) $(ARGS)
-
-bench-forward: setup ## what an append costs that another gateway forwards to the log's owner
-	@exec $(PY) -m loadtest.bench_forward $(if $(TIME),--time $(TIME)) $(ARGS)
-
+.PHONY: scaling
 scaling: setup ## what 100 bookies and 20 gateways carry by the measured figures: ARGS="--bookies 10 --gateways 2"
 	@exec $(PY) -m loadtest.scaling $(ARGS)
-
-bench-spark: setup ## measure Spark's ways onto a log and back with ROWS= rows
-	@exec $(PY) -m loadtest.spark_bench $(if $(ROWS),--rows $(ROWS))
 
 crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a kill
 	@$(PY) -m tests.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)

@@ -100,6 +100,14 @@ class Cluster:
         assert process is not None
         return process.pid
 
+    def pids(self, roles: Mapping[str, str], others: str = "") -> dict[str, list[int]]:
+        """The processes by role. `roles`: by what a process is (`bookie`). `others`: the role of all else, if any."""
+        found: dict[str, list[int]] = {}
+        for name in self.names:
+            if role := roles.get(name.partition("-")[0], others):
+                found.setdefault(role, []).append(self.pid(name))
+        return found
+
     def program(self, name: str) -> Program:
         """What it is started as."""
         return self._service(name).program

@@ -11,7 +11,7 @@ committed; and once a lease was given to another worker, no commit of the earlie
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -136,15 +136,8 @@ class Consumed:
 
     def __add__(self, other: "Consumed") -> "Consumed":
         """Of the consumers of both."""
-        return Consumed(
-            self.leases + other.leases,
-            self.lost + other.lost,
-            self.again + other.again,
-            self.bound + other.bound,
-            self.back + other.back,
-            self.zombies + other.zombies,
-            self.problems + other.problems,
-        )
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Consumed(*(mine + its for mine, its in pairs))
 
     @property
     def is_good(self) -> bool:

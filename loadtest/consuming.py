@@ -4,14 +4,16 @@ It follows the log, writes down each record (`consumed.py`), and commits. A work
 it at first: it sends its commit all the same, to every gateway, and writes down what it was told.
 """
 
-import argparse
 import asyncio
+import json
 import random
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import aiohttp
 
@@ -32,7 +34,7 @@ _COMMITS: Final = (20, 200)
 class Task:
     """What a worker is told."""
 
-    gateways: tuple[str, ...]
+    gateways: Sequence[str]
     log: str
     consumer: str
     holder: str
@@ -41,13 +43,15 @@ class Task:
     commit_every: int
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """As arguments."""
-        return (
-            *("--log", self.log, "--consumer", self.consumer, "--holder", self.holder),
-            *("--journal", str(self.journal), "--lease", str(self.lease_s)),
-            *("--commit-every", str(self.commit_every), *self.gateways),
-        )
+    def argument(self) -> str:
+        """The task as the only argument of the process."""
+        return json.dumps(asdict(self) | {"journal": str(self.journal)})
+
+    @classmethod
+    def of(cls, argument: str) -> Self:
+        """The task of this process."""
+        told = json.loads(argument)
+        return cls(**told | {"journal": Path(told["journal"])})
 
 
 async def work(task: Task) -> None:
@@ -140,28 +144,5 @@ def _require_temporary(error: QuorumLogError) -> None:
         raise error
 
 
-def main() -> None:
-    """Work until the process is killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("gateways", nargs="+")
-    parser.add_argument("--log", required=True)
-    parser.add_argument("--consumer", required=True)
-    parser.add_argument("--holder", required=True)
-    parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--lease", type=float, required=True)
-    parser.add_argument("--commit-every", type=int, required=True)
-    given = parser.parse_args()
-    task = Task(
-        tuple(given.gateways),
-        given.log,
-        given.consumer,
-        given.holder,
-        given.journal,
-        given.lease,
-        given.commit_every,
-    )
-    asyncio.run(work(task))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(work(Task.of(sys.argv[1])))

@@ -130,7 +130,7 @@ class Crowd:
             self.plan.lease_s,
             self.plan.commit_every,
         )
-        argv = (sys.executable, "-m", "loadtest.consuming", *task.words)
+        argv = (sys.executable, "-m", "loadtest.consuming", task.argument)
         program = Program(holder, argv, env=dict(os.environ), cwd=ROOT)
         process = cluster.started(program, self.folder / f"{holder}.log")
         self._workers[holder] = _Worker(task, process)

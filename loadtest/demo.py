@@ -7,7 +7,6 @@ everything is read back. Exit status 0 only if the bytes read are the bytes of t
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.cluster import Cluster, running
+from loadtest.program import Teller
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import QuorumLogError
 
@@ -80,13 +79,14 @@ async def run(path: Path, console: Console) -> int:
     async with running(None, bookies=4, gateways=2) as cluster:
         story = Story(console)
         started = time.monotonic()
-        with _progress(console) as progress:
-            task = progress.add_task("appending", total=total)
-
-            def show() -> None:
-                progress.update(task, completed=story.acknowledged)
-
-            await _send(path, cluster, story, total, show)
+        with Teller(console) as teller:
+            await _send(
+                path,
+                cluster,
+                story,
+                total,
+                lambda: teller.show("appending", story.acknowledged, total),
+            )
         seconds = time.monotonic() - started
         console.print(
             f"{story.acknowledged:,} entries acknowledged in {seconds:.1f} s; "
@@ -186,17 +186,6 @@ def batches(path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES) -> Iter
             size += len(line)
     if batch:
         yield batch
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not sys.stdout.isatty(),
-    )
 
 
 if __name__ == "__main__":

@@ -8,19 +8,18 @@ acknowledged entry was read back.
 `--rolling` restarts every bookie in turn instead (ADR 0006): nothing is moved, no append fails.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import random
 import shutil
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from loadtest.cluster import Cluster, running
+from loadtest.program import Teller, arguments
 from loadtest.waiting import until
 from quorumlog.cli.operator import ask
 from quorumlog.client import Client, Ledger
@@ -455,14 +454,15 @@ async def bookies_roll(plan: Plan, story: Story) -> Load:
 def main() -> None:
     """Run as the arguments say; the last line tells what came of it."""
     plan = Plan()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ledgers", type=int, default=plan.ledgers)
-    parser.add_argument("--entries", type=int, default=plan.entries)
-    parser.add_argument("--delay", type=float, default=plan.delay_s)
-    parser.add_argument("--bytes-per-s", type=int, default=plan.bytes_per_s)
-    parser.add_argument("--seed", type=int, default=plan.seed)
-    parser.add_argument("--rolling", action="store_true", help="restart bookies, kill none")
-    given = parser.parse_args()
+    options = {
+        "ledgers": (plan.ledgers, "ledgers, of which half are closed"),
+        "entries": (plan.entries, "entries of each before the first death"),
+        "delay": (plan.delay_s, "seconds before the entries of a lost bookie are copied"),
+        "bytes_per_s": (plan.bytes_per_s, "the limit on copies"),
+        "seed": (plan.seed, "of payloads and reads"),
+        "rolling": (False, "restart bookies, kill none"),
+    }
+    given = arguments("make heal", __doc__, options)
     plan = Plan(
         ledgers=given.ledgers,
         entries=given.entries,
@@ -470,22 +470,14 @@ def main() -> None:
         bytes_per_s=given.bytes_per_s,
         seed=given.seed,
     )
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - began:7.1f} s  {line}\n")
-        sys.stdout.flush()
-
-    story = Story(say)
-    if given.rolling:
-        load = asyncio.run(bookies_roll(plan, story))
-    else:
-        load = asyncio.run(bookies_die(plan, story))
+    teller = Teller()
+    story = Story(teller.say)
+    load = asyncio.run((bookies_roll if given.rolling else bookies_die)(plan, story))
     problems = [*story.problems, *load.failed, *load.wrong]
     for problem in problems[:20]:
-        say(problem)
-    say(f"{load.reads} reads were compared")
-    sys.stdout.write(story.line(plan, load) + "\n")
+        teller.say(problem)
+    teller.say(f"{load.reads} reads were compared")
+    print(story.line(plan, load))
     raise SystemExit(1 if problems else 0)
 
 

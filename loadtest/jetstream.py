@@ -9,7 +9,7 @@ import csv
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self
@@ -27,6 +27,7 @@ from loadtest.bench.measure import (
     appends,
     by_program,
     during,
+    for_each,
     payload_of,
     repeated,
     to_read,
@@ -175,11 +176,10 @@ class JetStream:
         pulls = self._pulls.get(count)
         if pulls is None:
             await self._fill_acked(each)
-            pulls = self._pulls[count] = await _some_at_once(
-                [self._pull(f"c{count}-{number}") for number in range(count)]
-            )
+            names = [f"c{count}-{number}" for number in range(count)]
+            pulls = self._pulls[count] = await for_each(names, self._pull, _AT_ONCE)
         await self._fill_acked(each * (1 + self._rounds(count)))
-        fetched = await _some_at_once([_fetch(pull, each) for pull in pulls])
+        fetched = await for_each(pulls, lambda pull: _fetch(pull, each), _AT_ONCE)
 
         def step_of(messages: list[Any]) -> Step:
             left = iter(messages)
@@ -193,7 +193,7 @@ class JetStream:
         try:
             return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
         finally:
-            await _some_at_once([_ack_rest(messages) for messages in fetched])
+            await for_each(fetched, _ack_rest, _AT_ONCE)
 
     def _rounds(self, count: int) -> int:
         self._acked_rounds[count] = self._acked_rounds.get(count, 0) + 1
@@ -224,7 +224,7 @@ class JetStream:
         """Nobody asks anything: what the consumers that there are cost."""
         with (meter := Meter(self._pids)):
             await asyncio.sleep(self._seconds)
-        return meter.figures(1, 1)
+        return meter.shares() | {"servers MB": meter.memory(max)["servers"]}
 
     # JetStream's own load generator: nats-py is bound by itself.
 
@@ -282,13 +282,3 @@ async def _ack_rest(messages: list[Any]) -> None:
     for message in messages:
         if not message.is_acked:
             await message.ack()
-
-
-async def _some_at_once(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(each: Coroutine[Any, Any, Any]) -> Any:
-        async with room:
-            return await each
-
-    return await asyncio.gather(*map(one, work))

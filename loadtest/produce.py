@@ -7,7 +7,6 @@ status 0 only if each record that was sent is there once, in its producer's orde
 that was answered, the follower saw the same, and the consumers kept their promises (`consumed.py`).
 """
 
-import argparse
 import asyncio
 import itertools
 import signal
@@ -16,14 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.cluster import Cluster, running
 from loadtest.consumed import Consumed
 from loadtest.crowd import Crowd, CrowdPlan
+from loadtest.program import Teller, arguments
 from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client, LogAppended, Producer
@@ -35,7 +33,6 @@ _PATIENCE_S: Final = 120.0
 """For one request, deaths and takeovers included; then it is sent again, as the same one."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
-_TOLD_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,46 +292,19 @@ async def _tell(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
     show(done)
 
 
-class _Teller:
-    """Lines with the time, and a bar where there is a terminal; else a line every few seconds."""
-
-    def __init__(self, total: int) -> None:
-        console = Console(highlight=False, markup=False, soft_wrap=True)
-        self._began = time.monotonic()
-        self._total, self._told_s = total, 0.0
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self.bar.add_task("appending", total=total)
-
-    def say(self, line: str) -> None:
-        self.bar.console.print(f"{time.monotonic() - self._began:7.1f} s  {line}")
-
-    def show(self, done: int) -> None:
-        self.bar.update(self._task, completed=done)
-        now_s = time.monotonic()
-        if self.bar.disable and now_s - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = now_s
-            self.say(f"{done} of {self._total} records are acknowledged")
-
-
 def _plan(given: list[str] | None) -> Plan:
     plan, crowd = Plan(), CrowdPlan()
-    parser = argparse.ArgumentParser(prog="make produce", description=__doc__)
-    parser.add_argument("--records", type=int, default=plan.records)
-    parser.add_argument("--producers", type=int, default=plan.producers)
-    parser.add_argument("--batch", type=int, default=plan.batch, help="records of a request")
-    parser.add_argument("--every", type=float, default=plan.every_s, help="seconds between deaths")
-    parser.add_argument("--consumers", type=int, default=crowd.consumers, help="names; at least 1")
-    parser.add_argument("--workers", type=int, default=crowd.workers, help="of each; at least 2")
-    asked = parser.parse_args(given)
+    options = {
+        "records": (plan.records, "records of all producers"),
+        "producers": (plan.producers, "producers"),
+        "batch": (plan.batch, "records of a request"),
+        "every": (plan.every_s, "seconds between deaths"),
+        "consumers": (crowd.consumers, "names; at least 1"),
+        "workers": (crowd.workers, "workers of each; at least 2"),
+    }
+    asked = arguments("make produce", __doc__, options, given)
     if asked.consumers < 1 or asked.workers < 2:
-        parser.error("without two workers of a consumer nobody takes over")
+        raise SystemExit("without two workers of a consumer nobody takes over")
     crowd = replace(crowd, consumers=asked.consumers, workers=asked.workers, every_s=asked.every)
     return Plan(asked.records, asked.producers, asked.batch, asked.every, crowd=crowd)
 
@@ -342,10 +312,11 @@ def _plan(given: list[str] | None) -> Plan:
 def main(given: list[str] | None = None) -> int:
     """Run as the arguments say; the last line tells what came of it. Status 130 after Ctrl-C."""
     plan = _plan(given)
-    teller = _Teller(plan.records)
+    teller = Teller()
     try:
-        with teller.bar:
-            result = asyncio.run(produce(plan, say=teller.say, show=teller.show))
+        with teller:
+            show = partial(teller.show, "acknowledged", total=plan.records)
+            result = asyncio.run(produce(plan, say=teller.say, show=show))
     except KeyboardInterrupt:
         teller.say("ended before all was judged")
         return 128 + signal.SIGINT

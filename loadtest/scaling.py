@@ -5,7 +5,6 @@ where each figure is from), against the cores, disks and networks of a cluster. 
 gateways to be a core each, which is what one process of them can use. docs/scaling.md has its table.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from loadtest.program import arguments
 from services.local.config import ROOT
 
 FIGURES: Final = ROOT / "docs" / "benchmarks" / "scaling.json"
@@ -142,12 +142,8 @@ def _rounded(value: float) -> str:
 
 def main(given: list[str] | None = None) -> None:
     """Print the table of a cluster."""
-    parser = argparse.ArgumentParser(prog="make scaling", description=__doc__)
-    for each in fields(Cluster):
-        assert isinstance(each.default, int | float)
-        name = "--" + each.name.replace("_", "-")
-        parser.add_argument(name, type=type(each.default), default=each.default)
-    cluster = Cluster(**vars(parser.parse_args(given)))
+    options = {each.name: (each.default, "") for each in fields(Cluster)}
+    cluster = Cluster(**vars(arguments("make scaling", __doc__, options, given)))
     sys.stdout.write(table(cluster))
 
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,6 +34,7 @@ from rich.console import Console
 
 from loadtest.cluster import Cluster, running
 from loadtest.ports import free_ports
+from loadtest.program import Teller, arguments
 from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.errors import QuorumLogError
@@ -56,7 +57,7 @@ _ASK_S: Final = 5.0
 """For a question of ours, which is asked again anyway."""
 
 _TELL_EVERY_S: Final = 15.0
-"""How often a line tells how far it is, where there is no terminal."""
+"""How often a line tells how far it is."""
 
 _COMMIT: Final = re.compile(rb"POST /v1/transactions/[^ /]+/commit ")
 _DONE: Final = re.compile(rb"HTTP/1\.1 2\d\d ")
@@ -227,6 +228,7 @@ class Chaos:
     """No kills after it, by the event loop's clock."""
     chance: random.Random
     counts: Counts
+    say: Callable[[str], None]
     http: Gateways = field(init=False)
     _at: int = 0
     """Where the log ends that is written now."""
@@ -261,7 +263,7 @@ class Chaos:
             for log in (source, target):
                 await asyncio.to_thread(self._count, log)
         self.counts.rows += self.rows
-        _tell(f"round {number}: {self.counts}")
+        self.say(f"round {number}: {self.counts}")
 
     async def _batch(self, asked: dict[str, Any], log: str) -> None:
         """Kill a gateway while rows are on their way, and the driver once its commit is done."""
@@ -283,7 +285,7 @@ class Chaos:
         self._at = 0
         for number in range(self.restarts):
             if loop.time() >= self.end:
-                _tell(f"the time is over after {number} of {self.restarts} restarts")
+                self.say(f"the time is over after {number} of {self.restarts} restarts")
                 break
             self.counts.stage = f"the stream, until kill {number + 1} of {self.restarts}"
             # The first one runs the job again whose driver was killed.
@@ -445,6 +447,7 @@ async def storm(
     seed: int,
     partitions: int = _PARTITIONS,
     waits_for_all: bool = False,
+    say: Callable[[str], None] = lambda _line: None,
 ) -> None:
     """Rounds while there is time for one more, at least one.
 
@@ -473,6 +476,7 @@ async def storm(
             began + time_s,
             random.Random(seed),
             counts,
+            say,
         )
         stack.callback(chaos.http.close)
         try:
@@ -488,38 +492,29 @@ async def storm(
             counts.broken_off = f"interrupted in {counts.stage}"
 
 
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-async def _told(counts: Counts) -> None:
-    """Tell how far it is for ever: in the last line of a terminal, else in one now and then."""
-    console = Console(stderr=True)
-    began = time.monotonic()
-    with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
-        while True:
-            line = f"{time.monotonic() - began:4.0f} s, {counts.progress}"
-            if status is not None:
-                status.update(line)
-            else:
-                _tell(line)
-            await asyncio.sleep(0.5 if status is not None else _TELL_EVERY_S)
+async def _told(counts: Counts, teller: Teller) -> None:
+    """Tell how far it is for ever."""
+    while True:
+        teller.say(counts.progress)
+        await asyncio.sleep(_TELL_EVERY_S)
 
 
 async def _run(asked: argparse.Namespace, counts: Counts) -> None:
+    teller = Teller(Console(stderr=True))
     run = asyncio.ensure_future(
         storm(
             None,
             counts,
             rows=asked.rows,
             restarts=asked.restarts,
-            time_s=asked.time,
+            time_s=_seconds(asked.time),
             seed=asked.seed,
             waits_for_all=True,
+            say=teller.say,
         )
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, run.cancel)
-    telling = asyncio.ensure_future(_told(counts))
+    telling = asyncio.ensure_future(_told(counts, teller))
     try:
         await run
     finally:
@@ -530,18 +525,19 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+)([smh]?)", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 90s, 2m, 1h")
+        raise SystemExit(f"{text!r} is no time: 90s, 2m, 1h")
     return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def main() -> None:
     """Run it and print what came of it, last."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.spark_chaos")
-    parser.add_argument("--time", type=_seconds, default="60s", help="kills until then")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--restarts", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    options = {
+        "time": ("60s", "kills until then: 90s, 2m, 1h"),
+        "rows": (1_000_000, "rows of a round"),
+        "restarts": (20, "deaths of the stream's driver in a round"),
+        "seed": (1, "of all that is drawn"),
+    }
+    asked = arguments("make chaos-spark", __doc__, options)
     print(f"seed {asked.seed}, {asked.rows} rows, {asked.restarts} restarts a round", flush=True)
     counts = Counts()
     try:

@@ -16,10 +16,13 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CODE = ("shared", "services", "loadtest")
 
 _ONLY_IN: dict[str, str | tuple[str, ...]] = {
-    "asyncpg": ("services/metadata", "loadtest/many", "loadtest/bench_metadata"),
+    "asyncpg": ("services/metadata", "loadtest/bench/many", "loadtest/bench/metadata"),
     "redis": ("services/metadata",),
     "rocksdict": ("services/bookie",),
-    "pyspark": ("shared/quorumlog/spark", "shared/pyspark_quorumlog", "loadtest/spark"),
+    "pyspark": (
+        *("shared/quorumlog/spark", "shared/pyspark_quorumlog"),
+        *("loadtest/spark", "loadtest/bench/spark"),
+    ),
     "nats": ("loadtest",),
     "locust": ("loadtest",),
 }
@@ -166,7 +169,10 @@ def test_no_module_is_dead() -> None:
     everyone = {name for path in sources(*_CODE, "tests") for name in imported(path)}
     scripts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     entries = {script.partition(":")[0] for script in scripts.values()}
-    starters = ("Makefile", "Dockerfile", "loadtest/load.py", "loadtest/spark_chaos.py")
+    starters = (
+        *("Makefile", "Dockerfile"),
+        *("loadtest/load.py", "loadtest/spark_chaos.py", "loadtest/bench/__main__.py"),
+    )
     texts = "".join((_ROOT / name).read_text() for name in starters)
 
     dead = []

@@ -1,64 +1,58 @@
-"""`make bench`: what quorumlog does in a second, beside its peers in the same run.
+"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs `compare`.
 
-Measurements take turns: each round runs all of them, ours and the peers', on one machine, and medians of rounds count.
-Entries are of 1 KiB where nothing else is said, have three copies, and are acknowledged by a majority after fsync; the
-data lies in the repository's build folder, on the disk that the clone is on. What is not on this machine is left out
-and named; what a peer does not measure in a round is left out of that round. Ctrl-C, or SIGTERM, ends the run with what
-was measured until then.
+A benchmark starts its systems, runs its measurements in rounds, and reports the medians, as tables, as JSON and as an
+SVG. The data lies in the repository's build folder, on the disk that the clone is on, where nothing else is said. What
+is not on this machine is left out and named. Ctrl-C, or SIGTERM, ends the run with what was measured until then.
 """
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from functools import partial
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import uvloop
 from rich.console import Console
 
-from loadtest.bench.disk import Disk
 from loadtest.bench.measure import Absent, Failed
-from loadtest.bench.ours import Ours
+from loadtest.bench.plan import Plan, Work
 from loadtest.bench.report import Report, facts
-from loadtest.bench.works import PEERS, WORKS, Work
-from loadtest.bookkeeper.peer import BookKeeper
-from loadtest.jetstream import JetStream
-from services.local.config import ROOT
+from loadtest.program import Teller, arguments, build_folder
 
-Start = Callable[[Path, float], AbstractAsyncContextManager[Any]]
+BENCHMARKS: Final = {
+    "compare": ("loadtest.bench.compare", "ours beside JetStream and BookKeeper: rates, latencies, CPU, memory, goals"),
+    "bookie": ("loadtest.bench.bookie", "one bookie that is filled: rate, memory, restart, reads beside the disk"),
+    "compression": ("loadtest.bench.compression", "bytes and CPU of compressed bodies, answers and batches"),
+    "consumers": ("loadtest.bench.consumers", "commits of consumers beside JetStream's; what 10,000 of them cost"),
+    "deleted": ("loadtest.bench.deleted", "what the ids of deleted ledgers cost a bookie: memory, restart, disk, compaction"),
+    "durable-streams": ("loadtest.bench.durable_streams", "streams beside the Durable Streams server of npm"),
+    "forward": ("loadtest.bench.forward", "what an append costs that another gateway forwards to the log's owner"),
+    "idle": ("loadtest.bench.idle", "memory and CPU of open ledgers, logs and connections of one gateway"),
+    "many": ("loadtest.bench.many", "what an audit and cluster status cost with 10,000 and 100,000 ledgers"),
+    "metadata": ("loadtest.bench.metadata", "what the metadata service does in a second with few and with many ledgers"),
+    "rebuild": ("loadtest.bench.rebuild", "what a rebuild of the metadata from the bookies costs with many ledgers"),
+    "spark": ("loadtest.bench.spark", "rows a second through Spark's ways onto a log and back"),
+    "streams": ("loadtest.bench.streams", "many Durable Streams that are opened, appended to once and closed"),
+    "submit": ("loadtest.bench.submit", "what an append costs in the SDK, async and sync"),
+    "tail": ("loadtest.bench.tail", "many readers that follow one ledger or log: all seen, latency, memory"),
+    "tokens": ("loadtest.bench.tokens", "what the check of an access token costs a request at a gateway"),
+}  # fmt: skip
+"""Module and description of each benchmark. A module is imported only for its own run: imports cost memory."""
 _WIDTH: Final = 160
 """Columns of tables that no terminal bounds."""
-_BUILD: Final = ROOT / "build"
+_COMMON: Final = {
+    "list": (False, "name the measurements and end"),
+    "json": (False, "print the figures as JSON"),
+    "out": ("", "a folder for a JSON file and an SVG"),
+}
 
 
-def _arguments(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--time", type=float, default=3.0, help="seconds of a measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--only", action="append", default=[], help="measurements whose names contain this; repeatable"
-    )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="name the measurements")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--out", type=Path, help="a folder for a JSON file and an SVG")
-    parser.add_argument(
-        "--tls",
-        action="store_true",
-        default=os.environ.get("TLS", "") not in ("", "0"),
-        help="mutual TLS between the gateways and the bookies; this program talks to the gateway without",
-    )
-    return parser.parse_args(given)
-
-
-async def measure(
-    report: Report, starts: Mapping[str, Start], folder: Path, console: Console
-) -> None:
+async def measure(report: Report, folder: Path, teller: Teller) -> None:
     """Run all rounds; what one gave is in the report at once. SIGTERM cancels it, as Ctrl-C does.
 
     A run in the background of a shell ignores SIGINT.
@@ -72,25 +66,37 @@ async def measure(
         task.cancel()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
-    async with AsyncExitStack() as stack:
-        systems: dict[str, Any] = {}
-        for name in dict.fromkeys(work.system for work in report.works):
-            console.print(f"starting {name}")
-            running = starts[name](folder, report.seconds)
-            try:
-                systems[name] = await stack.enter_async_context(running)
-            except Absent as absent:
-                report.left_out[name] = str(absent)
-                console.print(f"{name} is left out: {absent}")
-        for number in range(report.rounds):
-            for work in report.works:
-                if work.system in systems and work.name not in report.left_out:
-                    with console.status(work.name):
+    plan = report.plan
+    names = list(dict.fromkeys(work.system for work in plan.works))
+    for group in [[name] for name in names] if plan.is_apart else [names]:
+        async with AsyncExitStack() as stack:
+            systems: dict[str, Any] = {}
+            for name in group:
+                teller.say(f"starting {name}")
+                running = plan.starts[name](folder, plan.seconds)
+                try:
+                    systems[name] = await stack.enter_async_context(running)
+                except Absent as absent:
+                    report.left_out[name] = str(absent)
+                    teller.say(f"{name} is left out: {absent}")
+            for number in range(plan.rounds):
+                for work in in_order(plan, number):
+                    if work.system in systems and work.name not in report.left_out:
+                        teller.show(work.name)
                         await _measure(work, systems[work.system], report)
-                    if is_over.is_set():  # a peer's library may have swallowed the cancellation
-                        raise asyncio.CancelledError
-                    line = f"round {number + 1} of {report.rounds}: {report.line(work)}"
-                    console.print(line, soft_wrap=True)
+                        if is_over.is_set():  # a peer's library may have swallowed the cancellation
+                            raise asyncio.CancelledError
+                        teller.say(f"round {number + 1} of {plan.rounds}: {report.line(work)}")
+
+
+def in_order(plan: Plan, number: int) -> list[Work]:
+    """The measurements of a round."""
+    is_last = number == plan.rounds - 1
+    works = [work for work in plan.works if is_last or not work.is_once]
+    if not plan.takes_turns or number % 2 == 0:
+        return works
+    groups = (list(own) for _, own in groupby(works, lambda work: work.what))
+    return [work for own in groups for work in reversed(own)]
 
 
 async def _measure(work: Work, system: Any, report: Report) -> None:
@@ -101,54 +107,82 @@ async def _measure(work: Work, system: Any, report: Report) -> None:
     except Failed as failed:
         report.fail(work, str(failed))
     except Exception as error:
-        if work.system not in PEERS:  # ours must not fail; a peer's library may raise anything
+        if work.system not in report.plan.may_fail:  # a peer's library may raise anything
             raise
         report.fail(work, repr(error))
 
 
+def _chosen(given: list[str] | None) -> tuple[str, list[str], list[str]]:
+    """The benchmark, if one is chosen, the words that choose measurements, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", action="append", default=[])
+    asked, rest = parser.parse_known_args(given)
+    names = [word for word in asked.only if word in BENCHMARKS]
+    if len(names) > 1:
+        raise SystemExit(f"one benchmark at a time, not {' and '.join(names)}")
+    words = [word for word in asked.only if word not in BENCHMARKS]
+    return (*names, "compare" if words else "")[0], words, rest
+
+
+def _listed() -> str:
+    width = max(map(len, BENCHMARKS))
+    lines = (f"{name:{width}}  {about}" for name, (_, about) in BENCHMARKS.items())
+    return "\n".join(lines)
+
+
 def main(given: list[str] | None = None) -> int:
-    """Measure and report; status 130 after Ctrl-C, 143 after SIGTERM."""
-    asked = _arguments(given)
-    words = [word.casefold() for word in asked.only]
-    works = [
-        work
-        for work in WORKS
-        if not words or any(word in work.name.casefold() for word in words)
-    ]  # fmt: skip
-    if asked.list:
-        print("\n".join(work.name for work in works))
+    """Measure and report; status 130 after Ctrl-C, 143 after SIGTERM, 1 where nothing was measured."""
+    name, words, rest = _chosen(given)
+    if not name and rest == ["--list"]:
+        print(_listed())
         return 0
-    if not works:
-        raise SystemExit(f"no measurement is named by {', '.join(asked.only)}; --list names all")
-    console = Console(highlight=False)
+    name = name or "compare"
+    module = import_module(BENCHMARKS[name][0])
+    about = (
+        f"{module.__doc__}\n\n--only NAME: the measurements whose names contain this; repeatable"
+    )
+    asked = arguments(f"make bench ONLY={name}", about, {**module.OPTIONS, **_COMMON}, rest)
+    console, progress = Console(highlight=False), Console(highlight=False, stderr=asked.json)
     if not console.is_terminal:
         console.width = _WIDTH
-    # Progress stays apart from figures that another program reads.
-    progress = Console(highlight=False, stderr=asked.json)
-    starts: dict[str, Start] = {
-        "disk": Disk.running,
-        "quorumlog": partial(Ours.running, tls=asked.tls),
-        "JetStream": JetStream.running,
-        "BookKeeper": BookKeeper.running,
-    }
-    _BUILD.mkdir(exist_ok=True)
-    report = Report(facts(_BUILD), works, asked.time, asked.rounds, is_tls=asked.tls)
-    status = 0
+    with Teller(progress) as teller:
+        plan: Plan = module.plan(asked, teller)
+        works = [
+            work
+            for work in plan.works
+            if not words or any(word.casefold() in work.name.casefold() for word in words)
+        ]
+        if asked.list:
+            print("\n".join(work.name for work in works))
+            return 0
+        if not works:
+            raise SystemExit(
+                f"no measurement is named by {', '.join(words)}; --list names all benchmarks,"
+                f" --only {name} --list the measurements of this one"
+            )
+        report = Report(name, facts(build_folder()), replace(plan, works=works))
+        try:
+            status = _run(report, teller)
+        finally:
+            report.show(console, is_json=asked.json)
+            if asked.out:
+                report.write(Path(asked.out))
+    return status
+
+
+def _run(report: Report, teller: Teller) -> int:
+    build = build_folder()
     try:
         with (
-            TemporaryDirectory(prefix="bench-", dir=_BUILD, ignore_cleanup_errors=True) as folder,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            TemporaryDirectory(prefix="bench-", dir=build, ignore_cleanup_errors=True) as folder,
+            asyncio.Runner(loop_factory=report.plan.loop) as runner,
         ):
-            runner.run(measure(report, starts, Path(folder), progress))
+            runner.run(measure(report, Path(folder), teller))
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+        return 128 + signal.SIGINT
     except asyncio.CancelledError:
-        status = 128 + signal.SIGTERM
-    finally:
-        report.show(console, is_json=asked.json)
-        if asked.out is not None:
-            report.write(asked.out)
-    return status
+        return 128 + signal.SIGTERM
+    return 0 if report.results else 1
 
 
 if __name__ == "__main__":

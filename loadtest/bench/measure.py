@@ -8,14 +8,28 @@ import asyncio
 import os
 import resource
 import signal
+import statistics
 from asyncio.subprocess import PIPE
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
 from time import perf_counter as clock
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import psutil
 
 from services.local.process import Become, in_child
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 KIB: Final = 1024
 ROLES: Final = ("client", "gateway", "servers", "others")
@@ -25,7 +39,8 @@ Figures = dict[str, float]
 """What one round of a measurement gives, by name; nothing where it failed."""
 Pids = Mapping[str, Sequence[int]]
 """The processes of each role. A role without processes is left out."""
-Append = Callable[[], Awaitable[object]]
+Step = Callable[[], Awaitable[object] | None]
+"""Begins the next call of a worker; None where it has nothing left to do."""
 
 
 def payload_of(size: int) -> bytes:
@@ -36,8 +51,10 @@ def payload_of(size: int) -> bytes:
 class Meter:
     """The time of a block, and the CPU that each role takes meanwhile."""
 
-    def __init__(self, pids: Pids) -> None:
+    def __init__(self, pids: Pids, *, families: Collection[str] = ()) -> None:
+        """`families`: roles whose processes count with all of their children, those that end among them."""
         self._roles = {role: [psutil.Process(pid) for pid in own] for role, own in pids.items()}
+        self._families = families
         self._began = 0.0
         self._before: Mapping[str, float] = {}
         self._memory_before: Mapping[str, float] = {}
@@ -45,7 +62,7 @@ class Meter:
         self.cpu_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        self._memory_before = self._memory()
+        self._memory_before = self.memory(max)
         self._before = self._taken()
         self._began = clock()
         return self
@@ -57,12 +74,26 @@ class Meter:
         after = self._taken()
         self.cpu_s = {role: after[role] - self._before[role] for role in after}
 
+    def _ask(self, role: str, ask: Callable[[psutil.Process], float]) -> Iterator[float]:
+        for process in self._roles[role]:
+            yield ask(process)
+            for child in process.children(recursive=True) if role in self._families else ():
+                with suppress(psutil.NoSuchProcess):  # it has just ended
+                    yield ask(child)
+
     def _taken(self) -> dict[str, float]:
-        taken = {}
-        for role, processes in self._roles.items():
-            times = [process.cpu_times() for process in processes]
-            taken[role] = sum(each.user + each.system for each in times)
-        return taken
+        def cpu_s(process: psutil.Process) -> float:
+            times = process.cpu_times()
+            return times.user + times.system
+
+        def with_ended(process: psutil.Process) -> float:
+            """The time of a child is its parent's once the child has ended."""
+            return sum(process.cpu_times()[:4])
+
+        return {
+            role: sum(self._ask(role, with_ended if role in self._families else cpu_s))
+            for role in self._roles
+        }
 
     def figures(self, entries: int, size: int, times_s: Sequence[float] = ()) -> Figures:
         """Of so many entries of one size in the block. `times_s`: the latencies of calls."""
@@ -73,16 +104,20 @@ class Meter:
         for role, taken in cpu_s.items():
             found[f"{role} us"] = taken / entries * 1e6
             found[f"{role} ms/MB"] = taken / megabytes * 1e3
-        for role, megabytes in self._memory().items():
+        for role, megabytes in self.memory(max).items():
             found[f"{role} RSS before"] = self._memory_before[role]
             found[f"{role} RSS"] = megabytes
         return found
 
-    def _memory(self) -> Mapping[str, float]:
-        """MB of the largest process of each role."""
+    def shares(self) -> Figures:
+        """The percentage of a core that each role took."""
+        return {f"{role} %": 100 * taken / self.seconds for role, taken in self.cpu_s.items()}
+
+    def memory(self, of: Callable[[Iterable[float]], float]) -> Figures:
+        """MB of each role: of its largest process (`max`), or of all its processes (`sum`)."""
         return {
-            role: max(process.memory_info().rss for process in processes) / 1e6
-            for role, processes in self._roles.items()
+            role: of(self._ask(role, lambda each: each.memory_info().rss / 1e6))
+            for role in self._roles
         }
 
 
@@ -93,6 +128,14 @@ def percentiles(times_s: Sequence[float]) -> Figures:
         f"p{percent:g} ms": ordered[int(len(ordered) * percent / 100)] * 1e3
         for percent in (50, 99, 99.9)
         if ordered
+    }
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """The median of each figure over the rounds that have it."""
+    names = dict.fromkeys(name for each in rounds for name in each)
+    return {
+        name: statistics.median(each[name] for each in rounds if name in each) for name in names
     }
 
 
@@ -110,30 +153,47 @@ def during(seconds: float) -> Iterator[float]:
         yield now
 
 
-async def appends(
-    meter: Meter, append: Append, *, in_flight: int, seconds: float, size: int, count: int = 1
-) -> Figures:
-    """Append again and again with so many calls in flight, `count` entries each."""
-    times_s: list[float] = []
+async def at_a_rate(count: int, rate: float, begin_s: float = 0.0) -> AsyncIterator[int]:
+    """Numbers, so many a second; one that is late does not wait for the next beat."""
+    loop = asyncio.get_running_loop()
+    start = loop.time() + begin_s
+    for number in range(count):
+        await asyncio.sleep(start + number / rate - loop.time())
+        yield number
+
+
+async def for_each(items: Iterable[T], call: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
+    """Call with each item, so many at once. Returns the results in the order of the items."""
+    left = enumerate(items)
+    found: dict[int, R] = {}
 
     async def work() -> None:
-        for began in during(seconds):
-            await append()
-            times_s.append(clock() - began)
+        for number, item in left:
+            found[number] = await call(item)
 
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return [found[number] for number in sorted(found)]
+
+
+async def appends(
+    meter: Meter,
+    append: Callable[[], Awaitable[object]],
+    *,
+    in_flight: int,
+    seconds: float,
+    size: int,
+    count: int = 1,
+) -> Figures:
+    """Append again and again with so many calls in flight, `count` entries each."""
     await append()
-    with meter:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(in_flight):
-                group.create_task(work())
-    return meter.figures(len(times_s) * count, size, times_s)
+    return await repeated(meter, [append] * in_flight, seconds, size=size, count=count)
 
 
-Step = Callable[[], Awaitable[object] | None]
-"""Begins the next call of a worker; None where it has nothing left to do."""
-
-
-async def repeated(meter: Meter, steps: Sequence[Step], seconds: float) -> Figures:
+async def repeated(
+    meter: Meter, steps: Sequence[Step], seconds: float, *, size: int = 1, count: int = 1
+) -> Figures:
     """Call each of these again and again, all of them at once, until the time is over or one has nothing left."""
     times_s: list[float] = []
     is_over = False
@@ -152,7 +212,7 @@ async def repeated(meter: Meter, steps: Sequence[Step], seconds: float) -> Figur
         async with asyncio.TaskGroup() as group:
             for step in steps:
                 group.create_task(work(step))
-    return meter.figures(len(times_s), 1, times_s)
+    return meter.figures(len(times_s) * count, size, times_s)
 
 
 class Absent(Exception):
@@ -161,6 +221,10 @@ class Absent(Exception):
 
 class Failed(Exception):
     """A peer, or a program that makes load, gave no figures in this round."""
+
+
+class Wrong(Exception):
+    """What was measured gave wrong results, so that its figures say nothing."""
 
 
 async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 120.0) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import os
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, pairwise
@@ -19,16 +19,15 @@ from typing import Final, Self
 import aiohttp
 import orjson
 
-from loadtest import bench_tail
-from loadtest.bench import wrk
+from loadtest.bench import tail, wrk
 from loadtest.bench.measure import (
     KIB,
-    Append,
     Figures,
     Meter,
     Pids,
     appends,
     during,
+    for_each,
     payload_of,
     percentiles,
     to_read,
@@ -136,17 +135,13 @@ class Ours:
     async def _open(self, count: int) -> Sequence[Ledger]:
         """So many ledgers with an entry each, open from the first round to the last."""
         if count not in self._open_ledgers:
-            room = asyncio.Semaphore(_CREATES_IN_FLIGHT)
 
-            async def opened() -> Ledger:
-                async with room:
-                    ledger = await self.client.create_ledger()
-                    await ledger.append(b"open")
-                    return ledger
+            async def opened(_number: int) -> Ledger:
+                ledger = await self.client.create_ledger()
+                await ledger.append(b"open")
+                return ledger
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(opened()) for _ in range(count)]
-            self._open_ledgers[count] = [task.result() for task in tasks]
+            self._open_ledgers[count] = await for_each(range(count), opened, _CREATES_IN_FLIGHT)
         return self._open_ledgers[count]
 
     async def wrk(self, connections: int) -> Figures:
@@ -190,7 +185,11 @@ class Ours:
             answer.raise_for_status()
 
     async def _appends(
-        self, append: Append, in_flight: int, size: int = KIB, count: int = 1
+        self,
+        append: Callable[[], Awaitable[object]],
+        in_flight: int,
+        size: int = KIB,
+        count: int = 1,
     ) -> Figures:
         return await appends(
             Meter(self.pids),
@@ -249,10 +248,10 @@ class Ours:
     async def tail(self) -> Figures:
         """From just before an append until a reader that follows the ledger has the entry."""
         records = max(1, round(_TAIL_RATE * self.seconds))
-        plan = bench_tail.Plan(1, 1, records, _TAIL_RATE, is_log=False)
-        followed = await bench_tail.run(plan, self.cluster)
+        scale = tail.Scale(1, 1, records, _TAIL_RATE, is_log=False)
+        followed = await tail.run(scale, self.cluster)
         assert not followed.wrong, followed
-        return percentiles([each / 1e3 for each in followed.times_ms])
+        return percentiles(followed.times_s)
 
     # Reads, recoveries, deaths.
 
@@ -343,11 +342,7 @@ class Ours:
     @property
     def pids(self) -> Pids:
         """The processes of each role; this one is the client."""
-        pids: dict[str, list[int]] = {"client": [os.getpid()]}
-        for name in self.cluster.names:
-            role = _ROLES.get(name.partition("-")[0], "others")
-            pids.setdefault(role, []).append(self.cluster.pid(name))
-        return pids
+        return {"client": [os.getpid()], **self.cluster.pids(_ROLES, "others")}
 
 
 async def _fill(ledger: Ledger, count: int) -> None:

@@ -2,13 +2,12 @@
 
 import os
 import platform
-import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 import psutil
@@ -16,14 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.chart import chart
-from loadtest.bench.goals import FLAT, GOALS, LOAD, Goal, Outcome, outcome
-from loadtest.bench.measure import ROLES, Figures
-from loadtest.bench.works import Work
+from loadtest.bench.goals import FLAT, LOAD, Goal, Outcome, outcome
+from loadtest.bench.measure import Figures, medians
+from loadtest.bench.plan import Columns, Plan, Work
 from services.local.config import ROOT
-
-_TIMES: Final = ("p50 ms", "p99 ms", "p99.9 ms", "ms", "gap ms", "failed")
-_PER_MB: Final = tuple(f"{role} ms/MB" for role in ROLES[:3])
-_PER_ENTRY: Final = (*(f"{role} us" for role in ROLES), "all us")
 
 
 def facts(folder: Path) -> dict[str, str]:
@@ -68,11 +63,10 @@ def _commit() -> str:
 class Report:
     """What was measured until now."""
 
+    name: str
+    """Of the benchmark."""
     facts: Mapping[str, str]
-    works: Sequence[Work]
-    seconds: float
-    rounds: int
-    is_tls: bool
+    plan: Plan
     results: dict[str, list[Figures]] = field(default_factory=dict)
     """Of each measurement, round by round."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -96,7 +90,8 @@ class Report:
         figures = self.results[work.name][-1]
         if not figures:
             return self.failed[-1]
-        shown = [n for n in ("entries/s", "MB/s", "p50 ms", "ms", "gap ms") if n in figures]
+        named = [name for table in self.plan.tables for name in table.figures if name in figures]
+        shown = dict.fromkeys(named or figures)
         return f"{work.name}: " + ", ".join(f"{_number(figures[n])} {n}" for n in shown)
 
     def show(self, console: Console, *, is_json: bool) -> None:
@@ -105,34 +100,41 @@ class Report:
             console.out(orjson.dumps(self._document(), option=orjson.OPT_INDENT_2).decode())
             return
         console.print(f"\n{self._conditions()}\n", soft_wrap=True)
-        for table in (self._rates(), self._cpu(), self._memory(), self._goals()):
-            console.print(table)
-            console.print()
+        tables = [self._table(columns) for columns in self.plan.tables]
+        for table in (*tables, self._memory(), self._goals()):
+            if table.row_count:
+                console.print(table)
+                console.print()
         for name, why in self.left_out.items():
             console.print(f"{name} is left out: {why}")
         for what in self.failed:
             console.print(f"left out of a round: {what}")
 
     def write(self, folder: Path) -> None:
-        """Write a JSON file and an SVG, which are named by date and commit."""
+        """Write a JSON file and an SVG, which are named by date, commit and benchmark."""
         folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join((self.facts["date"].partition(" ")[0], *self.facts["commit"].split()))
+        parts = [self.facts["date"].partition(" ")[0], *self.facts["commit"].split()]
+        name = "-".join(parts if self.name == "compare" else [*parts, self.name])
         document = orjson.dumps(self._document(), option=orjson.OPT_INDENT_2)
         (folder / f"{name}.json").write_bytes(document + b"\n")
         svg = chart(self._conditions(), self._outcomes(), self.results)
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
 
     def _conditions(self) -> str:
+        plan = self.plan
         told = ", ".join(f"{name} {fact}" for name, fact in self.facts.items())
-        inside = "mutual TLS inside" if self.is_tls else "no TLS inside"
-        return f"{told}; {self.rounds} rounds of {self.seconds:g} s, {inside}"
+        lasting = f" of {plan.seconds:g} s" if plan.seconds else ""
+        said = f", {plan.conditions}" if plan.conditions else ""
+        return f"{told}; rounds: {plan.rounds}{lasting}{said}"
 
     def _document(self) -> dict[str, Any]:
         return {
+            "benchmark": self.name,
             "facts": self.facts,
-            "seconds": self.seconds,
-            "rounds": self.rounds,
-            "tls": self.is_tls,
+            "seconds": self.plan.seconds,
+            "rounds": self.plan.rounds,
+            "tls": self.plan.is_tls,
+            "conditions": self.plan.conditions,
             "measurements": self.results,
             "goals": [
                 {
@@ -152,44 +154,32 @@ class Report:
 
     def _outcomes(self) -> list[Outcome]:
         """Of the goals of which all was measured."""
-        found = [outcome(goal, self.results) for goal in GOALS]
+        found = [outcome(goal, self.results) for goal in self.plan.goals]
         return [each for each in found if each is not None]
 
-    def _rates(self) -> Table:
-        table = _table("medians of the rounds", "entries/s", "least", "most", "MB/s", *_TIMES)
-        for name, rounds in self.results.items():
-            rates = [each["entries/s"] for each in rounds if "entries/s" in each]
-            spread = [_number(min(rates)), _number(max(rates))] if rates else ["", ""]
-            table.add_row(
-                name,
-                _median(rounds, "entries/s"),
-                *spread,
-                _median(rounds, "MB/s"),
-                *(_median(rounds, figure) for figure in _TIMES),
-            )
-        return table
-
-    def _cpu(self) -> Table:
-        table = _table("CPU", *_PER_ENTRY, *_PER_MB)
-        for name, rounds in self.results.items():
-            if any("all us" in each for each in rounds):
-                shown = (_median(rounds, figure) for figure in (*_PER_ENTRY, *_PER_MB))
-                table.add_row(name, *shown)
-        return table
+    def _table(self, columns: Columns) -> Table:
+        """The medians of the rounds. A column without figures is left out."""
+        works = [w for w in self.plan.works if w.system.startswith(columns.system)]
+        rows = {w.name: _shown(self.results[w.name]) for w in works if w.name in self.results}
+        wanted = columns.figures or dict.fromkeys(name for row in rows.values() for name in row)
+        rows = {name: row for name, row in rows.items() if row.keys() & set(wanted)}
+        figures = [each for each in wanted if any(each in row for row in rows.values())]
+        cells = [[_cell(row, each) for each in figures] for row in rows.values()]
+        if columns.is_turned:
+            return _table(columns.title, rows, zip(figures, zip(*cells, strict=True), strict=True))
+        return _table(columns.title, figures, zip(rows, cells, strict=True))
 
     def _memory(self) -> Table:
         """Of the largest process of each role: the most of all measurements, and around the largest load."""
-        names = ("first round", "last round", "load begins", "load ends", "flat")
-        table = _table("RSS of the largest process, MB", *names)
+        names = ["first round", "last round"]
+        if LOAD in self.results:
+            names += ["load begins", "load ends", "flat"]
+        table = _table("RSS of the largest process, MB", names)
         largest: dict[tuple[str, str], tuple[float, float]] = {}
-        for work in self.works:
-            for role in ROLES:
-                rounds = [
-                    r[f"{role} RSS"] for r in self.results.get(work.name, ()) if f"{role} RSS" in r
-                ]
-                if rounds:
-                    first, last = largest.get((work.system, role), (0.0, 0.0))
-                    largest[work.system, role] = max(first, rounds[0]), max(last, rounds[-1])
+        for work in self.plan.works:
+            for role, rounds in _memory_of(self.results.get(work.name, ())).items():
+                first, last = largest.get((work.system, role), (0.0, 0.0))
+                largest[work.system, role] = max(first, rounds[0]), max(last, rounds[-1])
         for (system, role), (first, last) in largest.items():
             row = [_number(first), _number(last)]
             found = outcome(
@@ -202,9 +192,10 @@ class Report:
         return table
 
     def _goals(self) -> Table:
-        table = _table("goals", "figure", "ours", "theirs", "goal", "value", "reached")
-        asked = {work.name for work in self.works}
-        for goal in GOALS:
+        names = ("figure", "ours", "theirs", "goal", "value", "reached")
+        table = _table("goals", names)
+        asked = {work.name for work in self.plan.works}
+        for goal in self.plan.goals:
             found = outcome(goal, self.results)
             if found is not None:
                 table.add_row(
@@ -221,16 +212,36 @@ class Report:
         return table
 
 
-def _table(*names: str) -> Table:
-    table = Table(names[0], box=None)
-    for name in names[1:]:
+def _shown(rounds: Sequence[Figures]) -> Figures:
+    """The medians, and the extremes of the rate."""
+    rates = [each["entries/s"] for each in rounds if "entries/s" in each]
+    extremes = {"least": min(rates), "most": max(rates)} if rates else {}
+    return medians(rounds) | extremes
+
+
+def _memory_of(rounds: Sequence[Figures]) -> Mapping[str, Sequence[float]]:
+    """The RSS of each role, round by round."""
+    found: dict[str, list[float]] = {}
+    for name, value in ((name, value) for each in rounds for name, value in each.items()):
+        if name.endswith(" RSS"):
+            found.setdefault(name.removesuffix(" RSS"), []).append(value)
+    return found
+
+
+def _table(
+    title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]] = ()
+) -> Table:
+    table = Table(box=None)
+    table.add_column(title, no_wrap=True)
+    for name in names:
         table.add_column(name, justify="right")
+    for head, cells in rows:
+        table.add_row(head, *cells)
     return table
 
 
-def _median(rounds: Sequence[Figures], figure: str) -> str:
-    found = [each[figure] for each in rounds if figure in each]
-    return _number(statistics.median(found)) if found else ""
+def _cell(row: Figures, figure: str) -> str:
+    return _number(row[figure]) if figure in row else ""
 
 
 def _number(value: float) -> str:

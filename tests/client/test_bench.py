@@ -1,5 +1,6 @@
 """Each measurement of `make bench`, for an instant: it runs and gives figures; how large they are is its own matter."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +17,22 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from loadtest.bench.__main__ import main, measure
+from loadtest.bench.__main__ import BENCHMARKS, in_order, main, measure
+from loadtest.bench.compare import WORKS
+from loadtest.bench.disk import Disk
 from loadtest.bench.goals import GOALS, Goal, outcome
 from loadtest.bench.measure import Absent, Failed
 from loadtest.bench.ours import Ours
+from loadtest.bench.plan import Columns, Plan, Work
 from loadtest.bench.report import Report, facts
-from loadtest.bench.works import WORKS, Work
 from loadtest.bookkeeper import peer as bookkeeper
 from loadtest.bookkeeper.peer import BookKeeper
 from loadtest.cluster import Cluster
 from loadtest.jetstream import JetStream
+from loadtest.program import Teller
 from loadtest.waiting import until_sync
 from quorumlog.client import Client
+from services.local.config import ROOT
 from services.local.process import Become, in_child
 
 SECONDS: Final = 0.05
@@ -40,6 +45,8 @@ LARGE: Final = (
 )
 """Measurements that take long however short they are: their code runs with smaller numbers."""
 NAMES: Final = {work.name for work in WORKS}
+COLUMNS: Final = (Columns("medians of the rounds", ("entries/s",)),)
+PLAN: Final = Plan(WORKS, {}, COLUMNS, rounds=2, goals=GOALS)
 
 
 def works_of(system: str) -> list[Work]:
@@ -116,7 +123,7 @@ def test_ctrl_c_ends_a_run_with_what_was_measured() -> None:
         preexec_fn=in_child(Become.SELF, signal.SIGKILL),  # noqa: PLW1509
     ) as process:
         assert process.stdout is not None
-        while not process.stdout.readline().startswith("round 2"):
+        while "round 2" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         out, error = process.communicate()
@@ -184,7 +191,7 @@ def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
     assert found is not None
     assert (found.ours, found.theirs, found.value) == (40, 15, 3.5)
 
-    report = Report(facts(tmp_path), WORKS, 1, 2, is_tls=False)
+    report = Report("compare", facts(tmp_path), PLAN)
     failing, other = [work for work in WORKS if work.system == "JetStream"][:2]
     report.fail(failing, "it hung")
     report.add(other, {"entries/s": 7.0})
@@ -199,6 +206,32 @@ def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
     assert text.count("not measured") == len(GOALS)
 
 
+def test_a_table_has_the_figures_that_were_measured_as_columns_or_as_rows() -> None:
+    works = [Work("few", "costs", Disk.write), Work("many", "costs", Disk.write)]
+    tables = (
+        Columns("as columns", ("ms", "never measured")),
+        Columns("as rows", is_turned=True),
+        Columns("of one system", ("ms",), "many"),
+    )
+    report = Report("many", {}, Plan(works, {}, tables))
+    for work, ms in zip(works, (7.0, 8.0), strict=True):
+        report.add(work, {"ms": ms})
+    console = Console(record=True, width=100)
+
+    report.show(console, is_json=False)
+
+    rows = [line.split() for line in console.export_text().splitlines() if line.strip()][1:]
+    assert rows == [
+        ["as", "columns", "ms"],
+        ["few:", "costs", "7"],
+        ["many:", "costs", "8"],
+        ["as", "rows", "few:", "costs", "many:", "costs"],
+        ["ms", "7", "8"],
+        ["of", "one", "system", "ms"],
+        ["many:", "costs", "8"],
+    ]
+
+
 @pytest.mark.asyncio
 async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
     async def fail(_system: object) -> dict[str, float]:
@@ -209,8 +242,10 @@ async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
         yield object()
 
     async def measured(system: str) -> Report:
-        report = Report({}, [Work(system, "work", fail)], 1, 2, is_tls=False)
-        await measure(report, {system: running}, tmp_path, Console(quiet=True))
+        works, peers = [Work(system, "work", fail)], ("JetStream",)
+        plan = Plan(works, {system: running}, COLUMNS, rounds=2, may_fail=peers)
+        report = Report("compare", {}, plan)
+        await measure(report, tmp_path, Teller(Console(quiet=True)))
         return report
 
     report = await measured("JetStream")
@@ -225,6 +260,48 @@ async def test_only_a_peer_may_fail(tmp_path: Path) -> None:
 def test_a_word_that_names_no_measurement_is_refused() -> None:
     with pytest.raises(SystemExit, match="no measurement is named by nonsense"):
         main(["--only", "nonsense"])
+
+
+def test_the_list_has_each_benchmark_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(BENCHMARKS)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_each_benchmark_names_its_measurements_and_takes_its_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "spark":
+        pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
+
+    assert main(["--only", name, "--list"]) == 0
+
+    assert all(": " in line for line in capsys.readouterr().out.splitlines())
+    with pytest.raises(SystemExit) as ended:
+        main(["--only", name, "--help"])
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_the_makefile_knows_which_benchmarks_need_no_peer() -> None:
+    text = (ROOT / "Makefile").read_text()
+    alone = re.search(r"^BENCH_ALONE := (.*)$", text, re.MULTILINE)
+    assert alone is not None
+    assert sorted(["compare", *alone[1].split()]) == sorted(BENCHMARKS)
+
+
+def test_a_measurement_that_is_made_once_is_of_the_last_round_and_turns_keep_its_place() -> None:
+    works = [Work(system, what, Disk.write) for what in "ab" for system in ("x", "y")]
+    once = Work("x", "once", Disk.write, is_once=True)
+    plan = Plan([*works, once], {}, COLUMNS, rounds=2, takes_turns=True)
+
+    assert [work.name for work in in_order(plan, 0)] == ["x: a", "y: a", "x: b", "y: b"]
+    assert [work.name for work in in_order(plan, 1)] == [
+        "y: a", "x: a", "y: b", "x: b", "x: once",
+    ]  # fmt: skip
 
 
 def test_goals_are_of_measurements_that_there_are() -> None:
@@ -253,7 +330,7 @@ def test_a_goal_of_which_something_is_not_measured_has_no_outcome() -> None:
 
 
 def test_tables_and_chart_take_any_part_of_the_measurements(tmp_path: Path) -> None:
-    report = Report(facts(tmp_path), WORKS, 1, 1, is_tls=False)
+    report = Report("compare", facts(tmp_path), PLAN)
     figures = {name for goal in GOALS for name in (goal.figure, goal.beside_figure)} | {"entries/s"}
     for name in NAMES:
         report.results[name] = [dict.fromkeys(figures, 7.0)]

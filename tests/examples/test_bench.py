@@ -1,32 +1,29 @@
 """The benchmark beside the Durable Streams server runs, and each reader of both servers gets what was appended."""
 
-from pathlib import Path
-from typing import Final
-
+import orjson
 import pytest
 
 from loadtest import npm
-from loadtest.durable_streams.__main__ import run, table
-from loadtest.durable_streams.systems import HERE
-from loadtest.durable_streams.works import WORKS, Scale
+from loadtest.bench.__main__ import main
+from loadtest.bench.durable_streams import SERVER, SYSTEMS, WORKS
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-_SCALE: Final = Scale(seconds=0.1, read_bytes=256 << 10, readers=3, records=4, rate=50.0)
+OPTIONS = "--time 0.1 --rounds 2 --read-mib 1 --readers 3 --records 4 --rate 50 --json"
 
 
-async def test_each_measurement_of_both_servers_gives_figures(tmp_path: Path) -> None:
-    systems = {"quorumlog", "their server"}
+def test_each_measurement_of_both_servers_gives_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     try:
         npm.needs("wrk")
-        npm.installed(HERE)
+        npm.installed(SERVER)
     except npm.Absent as missing:
         pytest.skip(f"{missing}: the benchmark was not run")
 
     # Two rounds: what a slow machine left out of one has another chance.
-    results = await run(_SCALE, 2, WORKS, tmp_path)
+    assert main(["--only", "durable-streams", *OPTIONS.split()]) == 0
 
-    assert set(results) == {(work.name, system) for work in WORKS for system in systems}
-    for (name, _), rounds in results.items():
-        assert all(figures["entries/s"] > 0 for figures in rounds), name
-    assert len(table(results).splitlines()) == 2 + len(results)
+    measured = orjson.loads(capsys.readouterr().out)["measurements"]
+    assert set(measured) == {f"{system}: {work}" for work in WORKS for system in SYSTEMS}
+    for name, rounds in measured.items():
+        assert any(figures and figures["entries/s"] > 0 for figures in rounds), name
+        assert all("all but client us" in figures for figures in rounds if figures), name

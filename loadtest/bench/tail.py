@@ -1,4 +1,4 @@
-"""`make bench-tail`: many readers follow one ledger (LOG=1: one log) through one gateway.
+"""Many readers follow one ledger (LOG=1: one log) through one gateway.
 
 Every reader checks every record: its place, without a gap, and that the bytes of all are the bytes
 that a read gives afterwards. Latency is from just before an append is sent until the record is with
@@ -9,32 +9,32 @@ shares one machine.
 import argparse
 import asyncio
 import base64
-import contextlib
 import hashlib
-import os
-import statistics
 import struct
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter_ns as clock_ns
 from typing import Final
 
 import aiohttp
 import orjson
-import psutil
-import uvloop
 
+from loadtest.bench.measure import Figures, Meter, Wrong, at_a_rate, percentiles
+from loadtest.bench.plan import Columns, Plan, Work
 from loadtest.cluster import Cluster, running
+from loadtest.program import Teller, is_set
 
 _RECORD_BYTES: Final = 100
 _HEAD: Final = struct.Struct(">qii")
 """Of a record: when it was sent, by which writer, as its how manyth."""
 _SETTLE_S: Final = 120.0
+_WATCH_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Scale:
     """What is run."""
 
     readers: int
@@ -58,7 +58,7 @@ class Reader:
     total: int
     seen: int = 0
     is_wrong: bool = False
-    times_ms: list[float] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
     _rest: bytes = b""
     _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
@@ -86,7 +86,7 @@ class Reader:
             self.seen += 1
         if events:
             sent_ns = _HEAD.unpack_from(_data_of(events[0]))[0]
-            self.times_ms.append((now_ns - sent_ns) / 1e6)
+            self.times_s.append((now_ns - sent_ns) / 1e9)
 
     def has_seen(self, expected: bytes) -> bool:
         """Whether it saw all records, in order, with the bytes that are there."""
@@ -97,12 +97,10 @@ def _data_of(event: bytes) -> bytes:
     return base64.b64decode(orjson.loads(event.partition(b"data: ")[2])["data"])
 
 
-async def _write(session: aiohttp.ClientSession, url: str, writer: int, plan: Plan) -> None:
-    """Append at a steady rate; one that is late does not wait for the next beat."""
-    loop = asyncio.get_running_loop()
-    start = loop.time() + writer / plan.writers / plan.rate
-    for number in range(plan.records):
-        await asyncio.sleep(start + number / plan.rate - loop.time())
+async def _write(session: aiohttp.ClientSession, url: str, writer: int, scale: Scale) -> None:
+    """Append at a steady rate."""
+    begin_s = writer / scale.writers / scale.rate
+    async for number in at_a_rate(scale.records, scale.rate, begin_s):
         body = _HEAD.pack(clock_ns(), writer, number).ljust(_RECORD_BYTES, b".")
         async with session.post(
             url, data=body, headers={"Content-Type": "application/octet-stream"}
@@ -111,8 +109,8 @@ async def _write(session: aiohttp.ClientSession, url: str, writer: int, plan: Pl
             await answer.read()
 
 
-async def _created(session: aiohttp.ClientSession, gateway: str, plan: Plan) -> str:
-    if plan.is_log:
+async def _created(session: aiohttp.ClientSession, gateway: str, scale: Scale) -> str:
+    if scale.is_log:
         async with session.put(f"{gateway}/v1/logs/tails", json={}) as answer:
             answer.raise_for_status()
         return f"{gateway}/v1/logs/tails/records"
@@ -121,20 +119,20 @@ async def _created(session: aiohttp.ClientSession, gateway: str, plan: Plan) -> 
         return f"{gateway}/v1/ledgers/{(await answer.json())['ledger_id']}/entries"
 
 
-async def _expected(session: aiohttp.ClientSession, url: str, plan: Plan) -> bytes:
+async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> bytes:
     """The digest of all events' data, made of what a plain read gives; every record is there once."""
-    name = b"offset" if plan.is_log else b"entry_id"
+    name = b"offset" if scale.is_log else b"entry_id"
     digest, sent = hashlib.sha256(), set()
     async with session.get(url, headers={"Accept": "application/x-ndjson"}) as answer:
         answer.raise_for_status()
         lines = (await answer.read()).splitlines()
     for number, line in enumerate(lines):
         if b'"%b":%d,' % (name, number) not in line:
-            raise SystemExit(f"bench-tail: the read itself is wrong at {number}")
+            raise Wrong(f"the read itself is wrong at {number}")
         sent.add(_HEAD.unpack_from(_data_of(b"data: " + line))[1:])
         digest.update(line)
-    if len(lines) != plan.total or len(sent) != plan.total:
-        raise SystemExit(f"bench-tail: {len(lines)} records were read, {plan.total} appended")
+    if len(lines) != scale.total or len(sent) != scale.total:
+        raise Wrong(f"{len(lines)} records were read, {scale.total} appended")
     return digest.digest()
 
 
@@ -142,103 +140,108 @@ async def _expected(session: aiohttp.ClientSession, url: str, plan: Plan) -> byt
 class Followed:
     """What the readers saw, and what it cost."""
 
-    plan: Plan
+    scale: Scale
     wrong: int
     """Readers that missed something, or saw what is not there."""
-    times_ms: Sequence[float]
+    times_s: Sequence[float]
     """From just before an append until a reader has the record."""
     gateway_s: float
     """The gateway's CPU."""
-    before_bytes: int
+    before_mb: float
     """The gateway's memory before the readers came."""
-    peak_bytes: int
+    peak_mb: float
 
-    def __str__(self) -> str:
-        """For people."""
-        plan = self.plan
-        cuts = statistics.quantiles(self.times_ms, n=100) if len(self.times_ms) > 1 else [0.0] * 99
-        return (
-            f"{'log' if plan.is_log else 'ledger'}: {plan.writers} writers of {plan.rate:g}/s; the gateway used"
-            f" {self.gateway_s:.1f} s of a core, {self.gateway_s * 1e6 / plan.total / plan.readers:.1f} us a record"
-            f" and reader; {self.before_bytes >> 20} MB before\n"
-            f"bench-tail: {plan.readers} readers, {plan.total} records each, {self.wrong} wrong,"
-            f" p50 {cuts[49]:.3g} ms, p99 {cuts[98]:.3g} ms, gateway {self.peak_bytes >> 20} MB"
-        )
-
-
-async def _watch(pid: int, seen: Callable[[int], None]) -> None:
-    process = psutil.Process(pid)
-    while True:
-        seen(process.memory_info().rss)
-        await asyncio.sleep(0.2)
+    @property
+    def figures(self) -> Figures:
+        """For the report."""
+        records = self.scale.total * self.scale.readers
+        return percentiles(self.times_s) | {
+            "wrong readers": self.wrong,
+            "gateway CPU s": self.gateway_s,
+            "gateway us": self.gateway_s * 1e6 / records,
+            "gateway MB before": self.before_mb,
+            "gateway MB at most": self.peak_mb,
+        }
 
 
-async def run(plan: Plan, cluster: Cluster) -> Followed:
+async def run(scale: Scale, cluster: Cluster) -> Followed:
     """Let readers follow the tail while writers append."""
     gateway = cluster.gateways[0]
-    pid = int((cluster.data / "run" / "gateway-1.pid").read_text())
-    peak, before = 0, psutil.Process(pid).memory_info().rss
-    cpu_before = psutil.Process(pid).cpu_times()
+    meter = Meter({"gateway": [cluster.pid("gateway-1")]})
+    before = peak = meter.memory(max)["gateway"]
 
-    def saw(rss: int) -> None:
+    async def watch() -> None:
         nonlocal peak
-        peak = max(peak, rss)
+        while True:
+            peak = max(peak, meter.memory(max)["gateway"])
+            await asyncio.sleep(_WATCH_S)
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=timeout
     ) as session:
-        url = await _created(session, gateway, plan)
-        readers = [Reader(plan.total) for _ in range(plan.readers)]
-        ready = asyncio.Semaphore(0)
-        watching = asyncio.ensure_future(_watch(pid, saw))
-        following = [
-            asyncio.ensure_future(reader.follow(session, url, ready.release)) for reader in readers
-        ]
-        try:
-            for _ in readers:
-                await asyncio.wait_for(ready.acquire(), _SETTLE_S)
-            async with asyncio.TaskGroup() as group:
-                for writer in range(plan.writers):
-                    group.create_task(_write(session, url, writer, plan))
-            await asyncio.wait(following, timeout=_SETTLE_S)
-        finally:
-            watching.cancel()
-            for task in following:
-                task.cancel()
-            await asyncio.gather(watching, *following, return_exceptions=True)
-        expected = await _expected(session, url, plan)
-    cpu = psutil.Process(pid).cpu_times()
-    busy_s = cpu.user + cpu.system - cpu_before.user - cpu_before.system
-    times_ms = [time for reader in readers for time in reader.times_ms]
+        with meter:
+            url = await _created(session, gateway, scale)
+            readers = [Reader(scale.total) for _ in range(scale.readers)]
+            ready = asyncio.Semaphore(0)
+            watching = asyncio.ensure_future(watch())
+            following = [
+                asyncio.ensure_future(reader.follow(session, url, ready.release))
+                for reader in readers
+            ]
+            try:
+                for _ in readers:
+                    await asyncio.wait_for(ready.acquire(), _SETTLE_S)
+                async with asyncio.TaskGroup() as group:
+                    for writer in range(scale.writers):
+                        group.create_task(_write(session, url, writer, scale))
+                await asyncio.wait(following, timeout=_SETTLE_S)
+            finally:
+                watching.cancel()
+                for task in following:
+                    task.cancel()
+                await asyncio.gather(watching, *following, return_exceptions=True)
+            expected = await _expected(session, url, scale)
+    times_s = [time for reader in readers for time in reader.times_s]
     wrong = sum(not reader.has_seen(expected) for reader in readers)
-    return Followed(plan, wrong, times_ms, busy_s, before, peak)
+    return Followed(scale, wrong, times_s, meter.cpu_s["gateway"], before, peak)
 
 
-async def _main(plan: Plan) -> int:
+async def _follow(cluster: Cluster, scale: Scale) -> Figures:
+    """Raises: Wrong, where a reader missed something."""
+    followed = await run(scale, cluster)
+    if followed.wrong:
+        raise Wrong(f"{followed.wrong} of {scale.readers} readers were wrong: {followed.figures}")
+    return followed.figures
+
+
+OPTIONS: Final = {
+    "readers": (500, "readers of one ledger or log"),
+    "writers": (5, "writers"),
+    "records": (400, "records of each writer"),
+    "rate": (20.0, "records a second of each writer"),
+    "log": (is_set("LOG"), "follow a log instead of a ledger"),
+}
+_FIGURES: Final = (
+    *("p50 ms", "p99 ms", "p99.9 ms", "wrong readers", "gateway CPU s", "gateway us"),
+    *("gateway MB before", "gateway MB at most"),
+)
+
+
+@asynccontextmanager
+async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
     async with running(None, bookies=3, gateways=1) as cluster:
-        followed = await run(plan, cluster)
-    print(followed)
-    return 0 if not followed.wrong else 1
+        yield cluster
 
 
-def main() -> int:
-    """Run it; status 1 where a reader missed something."""
-    parser = argparse.ArgumentParser(prog="make bench-tail", description=__doc__)
-    parser.add_argument("--readers", type=int, default=500)
-    parser.add_argument("--writers", type=int, default=5)
-    parser.add_argument("--records", type=int, default=400, help="of each writer")
-    parser.add_argument("--rate", type=float, default=20.0, help="of each writer, a second")
-    parser.add_argument("--log", action="store_true", default=bool(os.environ.get("LOG")))
-    given = parser.parse_args()
-    plan = Plan(given.readers, given.writers, given.records, given.rate, given.log)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        return runner.run(_main(plan))
-    return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """One measurement. `gateway us`: the gateway's CPU for each record and reader."""
+    scale = Scale(asked.readers, asked.writers, asked.records, asked.rate, asked.log)
+    followed = "log" if asked.log else "ledger"
+    what = f"{scale.readers} readers of one {followed}, {scale.total} records each"
+    return Plan(
+        (Work("quorumlog", what, _follow, (scale,)),),
+        {"quorumlog": _started},
+        (Columns("the tail", _FIGURES),),
+        conditions=f"{scale.writers} writers of {scale.rate:g} records/s",
+    )

@@ -1,16 +1,20 @@
-"""`python -m loadtest.bench_tokens`: what the check of a token costs a request at the gateway's edge, in microseconds.
+"""What the check of a token costs a request at the gateway's edge, in microseconds.
 
 The check itself is timed, in this process, without sockets: a request takes some hundred microseconds more, which
-differ from run to run by more than the check.
+differ from run to run by more than the check. The best of three tries counts.
 """
 
+import argparse
 import asyncio
-import time
 from collections.abc import Sequence
+from time import perf_counter as clock
 from typing import Any, Final, cast
 
 from aiohttp.test_utils import make_mocked_request
 
+from loadtest.bench.measure import Figures
+from loadtest.bench.plan import Columns, Plan, Work, itself
+from loadtest.program import Teller
 from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
@@ -20,7 +24,8 @@ from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.guard import Guard
 from services.gateway.edge.tokens import AccessTokenCreate
 
-_ROUNDS: Final = 20_000
+_REQUESTS: Final = 20_000
+_TRIES: Final = 3
 _LOG: Final = log_records.APPEND.path
 _LEDGER: Final = entries.APPEND.path
 _TABLE: Final = {
@@ -79,29 +84,37 @@ async def _microseconds(grants: Sequence[str], path: str, info: dict[str, str]) 
     match: Any = type("MatchInfo", (dict,), {"add_app": lambda *_: None})(info)
     request = make_mocked_request("POST", path, headers, match_info=match, transport=_Open())
     await guard.admit(request, path)
-    started = time.perf_counter()
-    for _ in range(_ROUNDS):
+    started = clock()
+    for _ in range(_REQUESTS):
         await guard.admit(request, path)
         guard.leave(request, None)
-    return (time.perf_counter() - started) / _ROUNDS * 1e6
+    return (clock() - started) / _REQUESTS * 1e6
 
 
-async def main() -> None:
-    """Print a line for each kind of grant."""
-    for title, grants, path, info in (
-        ("a grant on everything", ["append:*"], _LOG, {"name": "orders-1"}),
-        ("a prefix of logs", ["append:logs/orders-*"], _LOG, {"name": "orders-1"}),
-        (
-            "the last of 32 prefixes",
-            [*(f"append:logs/other-{n}-*" for n in range(31)), "append:logs/orders-*"],
-            _LOG,
-            {"name": "orders-1"},
-        ),
-        ("a namespace of ledgers", ["append:ledgers/team-*"], _LEDGER, {"ledger_id": "7"}),
-    ):
-        least = min([await _microseconds(grants, path, info) for _ in range(3)])
-        print(f"{title}: {least:.1f} µs")
+async def _best(_: object, grants: Sequence[str], path: str, info: dict[str, str]) -> Figures:
+    return {"us": min([await _microseconds(grants, path, info) for _ in range(_TRIES)])}
 
 
-if __name__ == "__main__":
-    asyncio.run(main())
+_ORDERS: Final = (_LOG, {"name": "orders-1"})
+_WORKS: Final = (
+    ("a grant on everything", ["append:*"], *_ORDERS),
+    ("a prefix of logs", ["append:logs/orders-*"], *_ORDERS),
+    (
+        "the last of 32 prefixes",
+        [*(f"append:logs/other-{n}-*" for n in range(31)), "append:logs/orders-*"],
+        *_ORDERS,
+    ),
+    ("a namespace of ledgers", ["append:ledgers/team-*"], _LEDGER, {"ledger_id": "7"}),
+)
+OPTIONS: Final = {"rounds": (1, "rounds, of which medians count")}
+
+
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """A measurement for each kind of grant."""
+    return Plan(
+        [Work("guard", what, _best, tuple(given)) for what, *given in _WORKS],
+        {"guard": itself},
+        (Columns("the check of a token", ("us",)),),
+        rounds=asked.rounds,
+        loop=asyncio.new_event_loop,
+    )

@@ -1,23 +1,54 @@
-"""What is measured, of any server of the protocol. The client is the same for both: wrk for appends, plain sockets for
-reads, which ask for no compression.
+"""Streams of a gateway with three synced copies, beside the Durable Streams server of npm with one, in one run.
+
+Both get the same requests of the same client, in turns: each round runs every measurement of both, and medians of rounds
+count. The client is wrk for appends, and plain sockets for reads, which ask for no compression. Times in seconds say little
+on a shared machine; the CPU that the servers take for a record is disturbed least. Where there is no Node, or no way to
+npm, theirs is left out.
 """
 
+import argparse
 import asyncio
 import http.client
 import os
 import re
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from time import perf_counter as clock
 from typing import Final, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from loadtest import npm
 from loadtest.bench import wrk
-from loadtest.bench.measure import KIB, Failed, Figures, Meter, payload_of
-from loadtest.durable_streams.systems import System
+from loadtest.bench.measure import (
+    KIB,
+    Failed,
+    Figures,
+    Meter,
+    Pids,
+    at_a_rate,
+    during,
+    for_each,
+    payload_of,
+)
+from loadtest.bench.plan import ROUNDS, TIME, Columns, Plan, Work
+from loadtest.cluster import running
+from loadtest.ports import free_ports
+from loadtest.program import Teller
+from loadtest.waiting import until
+from services.local.config import ROOT
+from services.local.process import Program, start, stop
 
+SERVER: Final = ROOT / "loadtest" / "durable_streams"
+_ROLES: Final = {"gateway": "gateway", "bookie": "servers"}
+_SETTINGS: Final = {"QUORUM_TIMEOUT_S": "50"}
+"""No append is given up because the machine is busy; their server never gives one up."""
+_STOP_S: Final = 20.0
 OCTETS: Final = "application/octet-stream"
 JSON: Final = "application/json"
 _FILLERS: Final = 32
@@ -29,12 +60,51 @@ _PLACE: Final = re.compile(rb'"streamNextOffset":"([^"]+)"')
 _PAD: Final = "x" * 60
 
 
+@asynccontextmanager
+async def ours(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
+    """A gateway and three bookies; an answer says that two disks of three are synced."""
+    data = folder / "cluster"
+    data.mkdir()
+    async with running(None, bookies=3, gateways=1, data=data, environment=_SETTINGS) as cluster:
+        pids = {"client": [os.getpid()], **cluster.pids(_ROLES, "others")}
+        yield cluster.gateways[0], pids
+
+
+@asynccontextmanager
+async def theirs(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
+    """One process of Node with its file-backed store, as shipped: an answer says that its file is synced
+    (`fdatasync` for each append). Raises: Absent.
+    """
+    packages = npm.installed(SERVER)
+    program = packages / "server.mjs"
+    program.write_bytes((SERVER / "server.mjs").read_bytes())
+    data = folder / "theirs"
+    data.mkdir()
+    (port,) = free_ports(1)
+    argv = ("node", str(program), str(port), str(data))
+    process = start(Program("durable-streams", argv, os.environ), folder / "theirs.log")
+    url = f"http://127.0.0.1:{port}"
+
+    async def answers() -> bool:
+        assert process.poll() is None, (folder / "theirs.log").read_text()
+        async with session.get(f"{url}/v1/stream/none") as answer:
+            return answer.status == 404
+
+    try:
+        async with aiohttp.ClientSession() as session:
+            await until(answers, "the server answers", passing=(aiohttp.ClientError, OSError))
+        yield url, {"client": [os.getpid()], "servers": [process.pid]}
+    finally:
+        stop(process, signal.SIGTERM, _STOP_S)
+
+
+SYSTEMS: Final = {"quorumlog": ours, "their server": theirs}
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much is done in one measurement."""
 
-    seconds: float
-    """Of appends."""
     read_bytes: int
     """Of a stream that is read from its beginning."""
     readers: int
@@ -49,35 +119,59 @@ class Scale:
         return min(self.read_bytes // size, _RECORDS_MAX)
 
 
+@dataclass(slots=True)
 class Load:
     """Measurements of one server. Streams to read are filled once."""
 
-    def __init__(self, system: System, session: aiohttp.ClientSession, scale: Scale) -> None:
-        self.system, self._session, self._scale = system, session, scale
-        self._filled: dict[int, str] = {}
-        self._number = 0
+    url: str
+    """Of its first process; streams are below `/v1/stream/`."""
+    pids: Pids
+    session: aiohttp.ClientSession
+    seconds: float
+    """Of appends."""
+    scale: Scale
+    _filled: dict[int, str] = field(default_factory=dict)
+    _number: int = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, folder: Path, seconds: float, *, name: str, scale: Scale
+    ) -> "AsyncIterator[Load]":
+        """Run a server until the end of the block. Raises: Absent."""
+        async with (
+            SYSTEMS[name](folder) as (url, pids),
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            ) as session,
+        ):
+            yield cls(url, pids, session, seconds, scale)
+
+    async def measure(self, work: Callable[["Load"], Awaitable[Figures]]) -> Figures:
+        """The figures of one measurement, and the CPU of all but the client."""
+        figures = await work(self)
+        return figures | {"all but client us": figures["all us"] - figures["client us"]}
 
     async def appends(self, connections: int) -> Figures:
         """Records of 1 KiB, one a request, each connection the next one after its answer."""
         path = await self._created(OCTETS)
-        meter = Meter(self.system.pids)
-        return await wrk.appends(meter, self.system.url + path, connections, self._scale.seconds)
+        meter = Meter(self.pids)
+        return await wrk.appends(meter, self.url + path, connections, self.seconds)
 
     async def catch_up(self, size: int) -> Figures:
         """The whole of a stream of such records, by one reader, again and again."""
         if size not in self._filled:
             self._filled[size] = await self._fill(size)
-        path, count = self._filled[size], self._scale.count(size)
+        path, count = self._filled[size], self.scale.count(size)
         return await asyncio.to_thread(self._read, path, count, size)
 
     def _read(self, path: str, count: int, size: int) -> Figures:
         buffer, rounds = bytearray(1 << 20), 0
-        connection = http.client.HTTPConnection(urlsplit(self.system.url).netloc)
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
         try:
             _read_all(connection, path, buffer)
-            with Meter(self.system.pids) as meter:
-                end = clock() + self._scale.seconds
-                while not rounds or clock() < end:
+            with Meter(self.pids) as meter:
+                for _ in during(self.seconds):
                     if _read_all(connection, path, buffer) != count * size:
                         raise Failed("a read had not all of the stream")
                     rounds += 1
@@ -87,15 +181,15 @@ class Load:
 
     async def readers(self) -> Figures:
         """So many follow one stream as events, while one client appends."""
-        scale, path = self._scale, await self._created(JSON)
-        host, port = urlsplit(self.system.url).netloc.split(":")
+        scale, path = self.scale, await self._created(JSON)
+        host, port = urlsplit(self.url).netloc.split(":")
         readers = [Reader(path, host, int(port), scale.records) for _ in range(scale.readers)]
         try:
             await asyncio.gather(*(reader.connect() for reader in readers))
             await asyncio.wait([reader.ready for reader in readers], timeout=_SETTLE_S)
             if not all(reader.ready.done() for reader in readers):
                 raise Failed("not all readers could begin")
-            with Meter(self.system.pids) as meter:
+            with Meter(self.pids) as meter:
                 await self._write(path)
                 done = [reader.done for reader in readers]
                 await asyncio.wait(done, timeout=_SETTLE_S)
@@ -110,39 +204,31 @@ class Load:
         return meter.figures(seen, KIB // 8, times_s) | {"late": float(missing)}
 
     async def _write(self, path: str) -> None:
-        """Append at a steady rate; an append that is late does not wait for the next beat."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        for number in range(self._scale.records):
-            await asyncio.sleep(start + number / self._scale.rate - loop.time())
+        """Append at a steady rate."""
+        async for number in at_a_rate(self.scale.records, self.scale.rate):
             body = f'{{"n":{number},"t":{int(clock() * 1e9)},"pad":"{_PAD}"}}'
             await self._post(path, body.encode(), JSON)
 
     async def _fill(self, size: int) -> str:
-        path, left = await self._created(OCTETS), self._scale.count(size)
+        path = await self._created(OCTETS)
 
-        async def work() -> None:
-            nonlocal left
-            while left:
-                left -= 1
-                await self._post(path, payload_of(size), OCTETS)
+        async def post(_number: int) -> None:
+            await self._post(path, payload_of(size), OCTETS)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_FILLERS):
-                group.create_task(work())
+        await for_each(range(self.scale.count(size)), post, _FILLERS)
         return path
 
     async def _created(self, kind: str) -> str:
         self._number += 1
         path = f"/v1/stream/bench-{os.urandom(4).hex()}-{self._number}"
         headers = {"Content-Type": kind}
-        async with self._session.put(self.system.url + path, headers=headers) as answer:
+        async with self.session.put(self.url + path, headers=headers) as answer:
             answer.raise_for_status()
         return path
 
     async def _post(self, path: str, body: bytes, kind: str) -> None:
         headers = {"Content-Type": kind}
-        async with self._session.post(self.system.url + path, data=body, headers=headers) as answer:
+        async with self.session.post(self.url + path, data=body, headers=headers) as answer:
             answer.raise_for_status()
 
 
@@ -230,19 +316,41 @@ class Reader(asyncio.Protocol):
             self._transport.abort()
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A measurement, and what its figures are of."""
-
-    name: str
-    run: Callable[[Load], Awaitable[Figures]]
-    rate: str = "entries/s"
-
-
-WORKS: Final = (
-    Work("append, one at a time", lambda load: load.appends(1)),
-    Work("append, 64 in flight", lambda load: load.appends(64)),
-    Work("catch-up, records of 1 KiB", lambda load: load.catch_up(KIB), "MB/s"),
-    Work("catch-up, records of 64 KiB", lambda load: load.catch_up(64 * KIB), "MB/s"),
-    Work("readers of one stream", lambda load: load.readers()),
+WORKS: Final[dict[str, Callable[[Load], Awaitable[Figures]]]] = {
+    "append, one at a time": lambda load: load.appends(1),
+    "append, 64 in flight": lambda load: load.appends(64),
+    "catch-up, records of 1 KiB": lambda load: load.catch_up(KIB),
+    "catch-up, records of 64 KiB": lambda load: load.catch_up(64 * KIB),
+    "readers of one stream": lambda load: load.readers(),
+}
+OPTIONS: Final = {
+    "time": TIME,
+    "rounds": ROUNDS,
+    "read_mib": (32, "MiB of the streams that are read"),
+    "readers": (500, "readers that follow one stream"),
+    "records": (60, "records that each of them gets"),
+    "rate": (20.0, "of those, a second"),
+}
+_FIGURES: Final = (
+    *("entries/s", "MB/s", "p50 ms", "p99 ms", "gateway us", "servers us", "others us"),
+    *("all but client us", "gateway RSS", "servers RSS"),
 )
+
+
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """Each measurement of both."""
+    scale = Scale(asked.read_mib << 20, asked.readers, asked.records, asked.rate)
+    return Plan(
+        [
+            Work(system, what, Load.measure, (work,))
+            for what, work in WORKS.items()
+            for system in SYSTEMS
+        ],
+        {name: partial(Load.running, name=name, scale=scale) for name in SYSTEMS},
+        (Columns("medians of the rounds", _FIGURES),),
+        asked.time,
+        asked.rounds,
+        # A busy machine may time ours out too.
+        may_fail=tuple(SYSTEMS),
+        takes_turns=True,
+    )

@@ -1,42 +1,44 @@
-"""All measurements, in the order of a round: those that are compared stand side by side."""
+"""What quorumlog does in a second, beside its peers in the same run.
 
+Measurements take turns: each round runs all of them, ours and the peers', on one machine, and medians of rounds count.
+Entries are of 1 KiB where nothing else is said, have three copies, and are acknowledged by a majority after fsync.
+What a peer does not measure in a round is left out of that round. Measurements that are compared stand side by side.
+"""
+
+import argparse
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from loadtest.bench.disk import Disk
-from loadtest.bench.measure import KIB, Figures
+from loadtest.bench.goals import GOALS
+from loadtest.bench.measure import KIB, ROLES, Figures
 from loadtest.bench.ours import JSON, Ours
+from loadtest.bench.plan import ROUNDS, TIME, Columns, Plan, Work
 from loadtest.bookkeeper.peer import BookKeeper
 from loadtest.jetstream import JetStream
+from loadtest.program import Teller, is_set
 from quorumlog.client.records import FRAMES
 
 _SMALL: Final = 100
 _LARGE: Final = 64 * KIB
+_RATES: Final = (
+    *("entries/s", "least", "most", "MB/s"),
+    *("p50 ms", "p99 ms", "p99.9 ms", "ms", "gap ms", "failed"),
+)
+_CPU: Final = (
+    *(f"{role} us" for role in (*ROLES, "all")),
+    *(f"{role} ms/MB" for role in ROLES[:3]),
+)
 
-
-PEERS: Final = ("JetStream", "BookKeeper")
-"""Systems that may fail: what they do not measure in a round is left out of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A measurement of a system."""
-
-    system: str
-    what: str
-    method: Callable[..., Awaitable[Figures]]
-    """Of the system's class: one round."""
-    given: tuple[Any, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of the measurement, in tables and for `--only`."""
-        return f"{self.system}: {self.what}"
-
-    async def run(self, system: Any) -> Figures:
-        """Measure for one round."""
-        return await self.method(system, *self.given)
+OPTIONS: Final = {
+    "time": TIME,
+    "rounds": ROUNDS,
+    "tls": (
+        is_set("TLS"),
+        "mutual TLS between the gateways and the bookies; this program talks to the gateway without",
+    ),
+}
 
 
 def _ours(what: str, method: Callable[..., Awaitable[Figures]], *given: Any) -> Work:
@@ -103,3 +105,23 @@ WORKS: Final = (
     _ours("a bookie is killed", Ours.death),
     _bookkeeper("a bookie is killed", BookKeeper.death),
 )
+
+
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """All measurements."""
+    return Plan(
+        WORKS,
+        {
+            "disk": Disk.running,
+            "quorumlog": partial(Ours.running, tls=asked.tls),
+            "JetStream": JetStream.running,
+            "BookKeeper": BookKeeper.running,
+        },
+        (Columns("medians of the rounds", _RATES), Columns("CPU", _CPU)),
+        asked.time,
+        asked.rounds,
+        "mutual TLS inside" if asked.tls else "no TLS inside",
+        GOALS,
+        ("JetStream", "BookKeeper"),
+        is_tls=asked.tls,
+    )

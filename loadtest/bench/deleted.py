@@ -1,4 +1,4 @@
-"""`make bench-deleted IDS=…`: what the ids of deleted ledgers cost a bookie (rule 16a).
+"""What the ids of deleted ledgers cost a bookie (rule 16a): IDS=.
 
 Callers may choose ids, so the ids here are drawn at random and form no ranges. Each step opens the
 directory in a process of its own, so that its memory is that of a bookie's store after a start. The
@@ -9,23 +9,24 @@ compactions leave them. On a machine with other work the CPU times mean more tha
 import argparse
 import asyncio
 import multiprocessing
-import os
 import random
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter as clock
 from time import process_time
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-from rich.table import Table
+import psutil
 
+from loadtest.bench.measure import Figures
+from loadtest.bench.plan import Columns, Plan, Work
+from loadtest.program import Teller
 from services.bookie.config import StoreOptions
 from services.bookie.records import IDS_MAX
 from services.bookie.space import Space
@@ -37,8 +38,6 @@ LOOKUPS: Final = 20_001
 _ME: Final = "b1@1"
 _MB: Final = 1_000_000
 
-Step = Callable[[Path, int], dict[str, Any]]
-
 
 def ids(count: int) -> Iterator[int]:
     """Ids that form no ranges, the same each time."""
@@ -47,15 +46,14 @@ def ids(count: int) -> Iterator[int]:
 
 
 def _rss() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGESIZE") / _MB
+    return psutil.Process().memory_info().rss / _MB
 
 
 def _bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-def _sizes(directory: Path) -> dict[str, Any]:
+def _sizes(directory: Path) -> Figures:
     """Of a directory whose store was stopped in order."""
     return {
         "log MB": _bytes_of(directory / "log") / _MB,
@@ -75,7 +73,7 @@ def _fatal(error: BaseException) -> None:
     raise SystemExit(f"the log can't be written: {error}")
 
 
-def fill(directory: Path, count: int) -> dict[str, Any]:
+def fill(directory: Path, count: int) -> Figures:
     """All ids but the last ones, as compactions write them."""
 
     async def write() -> None:
@@ -92,7 +90,7 @@ def fill(directory: Path, count: int) -> dict[str, Any]:
     return {"filled in s": clock() - began} | _sizes(directory)
 
 
-def restart(directory: Path, _count: int) -> dict[str, Any]:
+def restart(directory: Path, _count: int) -> Figures:
     """A start, and what an add to a ledger that is new here pays for the question."""
     with _opened(directory) as (store, took, memory):
         memory_at_start = _rss()
@@ -124,10 +122,10 @@ def restart(directory: Path, _count: int) -> dict[str, Any]:
         return made
 
 
-def delete(directory: Path, _count: int) -> dict[str, Any]:
+def delete(directory: Path, _count: int) -> Figures:
     """Some more, one by one, and what two compactions then write."""
 
-    async def work() -> dict[str, Any]:
+    async def work() -> Figures:
         store = Store(directory, _ME, StoreOptions())
         store.start(_fatal)
         before = _bytes_of(directory / "log") - StoreOptions().segment_bytes
@@ -139,7 +137,7 @@ def delete(directory: Path, _count: int) -> dict[str, Any]:
                 await store.checkpoint()
         took = clock() - began
         await store.stop()
-        made: dict[str, Any] = {
+        made: Figures = {
             "deleted one by one, µs each": took / ONE_BY_ONE * 1e6,
             "deleted one by one, bytes of log each": (_bytes_of(directory / "log") - before)
             / ONE_BY_ONE,
@@ -162,7 +160,7 @@ def delete(directory: Path, _count: int) -> dict[str, Any]:
     return asyncio.run(work())
 
 
-def rebuild(directory: Path, _count: int) -> dict[str, Any]:
+def rebuild(directory: Path, _count: int) -> Figures:
     """The index from the log."""
     shutil.rmtree(directory / "index")
     with _opened(directory) as (store, took, _):
@@ -178,33 +176,33 @@ def rebuild(directory: Path, _count: int) -> dict[str, Any]:
         return made
 
 
-def _apart(step: Step, directory: Path, count: int) -> dict[str, Any]:
-    """A step in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(step, (directory, count))
+async def _steps(system: tuple[Path, int], teller: Teller) -> Figures:
+    """All steps, each in a process of its own."""
+    found: Figures = {}
+    for step in (fill, restart, delete, rebuild):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found |= await asyncio.to_thread(pool.apply, step, system)
+        teller.say(f"{system[1]:,}: {step.__name__} is done")
+    return found
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="make bench-deleted")
-    parser.add_argument("--ids", type=int, default=10_000_000)
-    asked = parser.parse_args()
-    table = Table(title=f"{asked.ids:,} ids of deleted ledgers")
-    table.add_column("what")
-    table.add_column("none", justify="right")
-    table.add_column("all", justify="right")
-    found: list[dict[str, Any]] = []
-    for count in (0, asked.ids):
-        with tempfile.TemporaryDirectory(prefix="ql-deleted-") as folder:
-            made: dict[str, Any] = {}
-            for step in (fill, restart, delete, rebuild):
-                made |= _apart(step, Path(folder), count)
-                sys.stderr.write(f"{count:,}: {step.__name__} is done\n")
-            found.append(made)
-    for name in found[0]:
-        table.add_row(name, *(f"{made[name]:,.1f}" for made in found))
-    Console().print(table)
+@asynccontextmanager
+async def _directory(
+    _folder: Path, _seconds: float, *, count: int
+) -> AsyncIterator[tuple[Path, int]]:
+    with tempfile.TemporaryDirectory(prefix="ql-deleted-") as folder:
+        yield Path(folder), count
 
 
-if __name__ == "__main__":
-    main()
+OPTIONS: Final = {"ids": (10_000_000, "ids of deleted ledgers")}
+
+
+def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
+    """All steps without ids, and with all of them."""
+    counts = {"none": 0, "all": asked.ids}
+    return Plan(
+        [Work(name, "ids", _steps, (teller,)) for name in counts],
+        {name: partial(_directory, count=count) for name, count in counts.items()},
+        [Columns(f"{asked.ids:,} ids of deleted ledgers", is_turned=True)],
+        is_apart=True,
+    )

@@ -1,4 +1,4 @@
-"""`make bench-compression`: what compression saves on the wire and on disk, and what processor time it costs whom.
+"""What compression saves on the wire and on disk, and what processor time it costs whom.
 
 The same records of JSON are appended by the SDK in batches and read back in pages, plain and compressed, in turns: so what
 else the machine does disturbs each alike, and medians over rounds count. Bytes on the wire are counted apart from that, by
@@ -13,14 +13,18 @@ import os
 import random
 import statistics
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from pathlib import Path
 from time import thread_time
 from typing import Final
 
-from loadtest.bench.measure import Meter
+from loadtest.bench.measure import Figures, Meter
+from loadtest.bench.plan import ROUNDS, Columns, Plan, Work, itself
 from loadtest.cluster import Cluster, running
+from loadtest.program import Teller
 from quorumlog.client import Client, Log
 from quorumlog.protocol import batch, packed
 from quorumlog.zstd import zstd
@@ -118,51 +122,67 @@ async def read(log: Log, start: int, count: int) -> None:
         start = page.next
 
 
-async def one(
-    cluster: Cluster, way: Way, values: Sequence[bytes], size: int, number: int
-) -> Mapping[str, float]:
-    """One round of one way: microseconds of CPU for a record, by role."""
-    pids = {
-        "client": [os.getpid()],
-        "gateway": [cluster.pid("gateway-1")],
-        "bookies": [cluster.pid(name) for name in cluster.names if name.startswith("bookie")],
-    }
-    found: dict[str, float] = {}
-    async with Client(cluster.gateways[0], compression=way.wire) as client:
-        log = await client.create_log(f"log-{number}", batch_compression=way.stored)
-        await append(log, values[:size], size)
-        for work, done in (
-            ("append", append(log, values, size)),
-            ("read", read(log, size, len(values))),
+@dataclass(frozen=True, slots=True)
+class System:
+    """A cluster with one gateway, and the records that it gets."""
+
+    cluster: Cluster
+    values: Sequence[bytes]
+    batch: int
+    """Records of a request."""
+    _numbers: "count[int]" = field(default_factory=count)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, _folder: Path, _seconds: float, *, values: Sequence[bytes], batch: int
+    ) -> "AsyncIterator[System]":
+        """Run it until the end of the block."""
+        async with running(None, bookies=3, gateways=1) as cluster:
+            yield cls(cluster, values, batch)
+
+    async def wire(self, way: Way) -> Figures:
+        """Bytes on the wire for a record: of an append and of a read."""
+        relay, values = Relay(), self.values
+        async with (
+            relay.to(self.cluster.gateways[0]),
+            Client(relay.url, compression=way.wire) as client,
         ):
-            with Meter(pids) as meter:
-                await done
-            for role, seconds in meter.cpu_s.items():
-                found[f"{work} {role}"] = seconds / len(values) * 1e6
-        ledger = client.ledger((await log.info())["ledgers"][0]["ledger_id"])
-        await log.roll()
-        info = await ledger.info()
-        found["stored"] = (info["length"] or 0) / (len(values) + size)
-    return found
+            log = await self._new_log(client, way)
+            before = relay.sent
+            await append(log, values, self.batch)
+            sent, before = relay.sent - before, relay.received
+            await read(log, 0, len(values))
+            received = relay.received - before
+        return {"sent, B": sent / len(values), "read, B": received / len(values)}
 
+    async def cpu(self, way: Way) -> Figures:
+        """Microseconds of CPU for a record, by role."""
+        values, size = self.values, self.batch
+        pids = {
+            "client": [os.getpid()],
+            **self.cluster.pids({"gateway": "gateway", "bookie": "bookies"}),
+        }
+        found: Figures = {}
+        async with Client(self.cluster.gateways[0], compression=way.wire) as client:
+            log = await self._new_log(client, way)
+            await append(log, values[:size], size)
+            for work, done in (
+                ("append", append(log, values, size)),
+                ("read", read(log, size, len(values))),
+            ):
+                with Meter(pids) as meter:
+                    await done
+                for role, seconds in meter.cpu_s.items():
+                    found[f"{work}: {role} us"] = seconds / len(values) * 1e6
+            ledger = client.ledger((await log.info())["ledgers"][0]["ledger_id"])
+            await log.roll()
+            info = await ledger.info()
+            found["stored, B"] = (info["length"] or 0) / (len(values) + size)
+        return found
 
-async def wire(
-    cluster: Cluster, way: Way, values: Sequence[bytes], size: int
-) -> tuple[float, float]:
-    """Bytes on the wire for a record: of an append and of a read."""
-    relay = Relay()
-    async with (
-        relay.to(cluster.gateways[0]),
-        Client(relay.url, compression=way.wire) as client,
-    ):
-        log = await client.create_log(
-            f"wire-{way.name.replace(' ', '-')}", batch_compression=way.stored
-        )
-        before = relay.sent
-        await append(log, values, size)
-        sent, before = relay.sent - before, relay.received
-        await read(log, 0, len(values))
-        return sent / len(values), (relay.received - before) / len(values)
+    async def _new_log(self, client: Client, way: Way) -> Log:
+        return await client.create_log(f"log-{next(self._numbers)}", batch_compression=way.stored)
 
 
 def longest_ms(work: Callable[[], object], times: int = 20) -> float:
@@ -175,74 +195,65 @@ def longest_ms(work: Callable[[], object], times: int = 20) -> float:
     return statistics.median(taken) * 1e3
 
 
-def pieces() -> list[tuple[str, float]]:
+async def pieces(_: object) -> Figures:
     """What one piece takes, in milliseconds."""
     lines = b"\n".join(records(60_000, 7))
-    found: list[tuple[str, float]] = []
+    found: Figures = {}
     for coding in CODINGS:
         pack = zstd.compress if coding == "zstd" else lambda data: zlib.compress(data, 6, 31)
         for name, data in (("JSON", lines[: 8 << 20]), ("zeros", bytes(8 << 20))):
             unpacking = Unpacker(coding).pieces(pack(data))
             next(unpacking)
             taken = longest_ms(partial(next, unpacking))
-            found.append((f"a piece of {name} is unpacked, {coding}", taken))
+            found[f"a piece of {name} is unpacked, {coding}"] = taken
     first = lines[:SLICE_BYTES]
-    found.append(("a slice of an answer, gzip", longest_ms(lambda: zlib.compress(first, 1, 31))))
-    found.append(("a slice of an answer, zstd", longest_ms(lambda: zstd.compress(first, 1))))
+    found["a slice of an answer, gzip"] = longest_ms(lambda: zlib.compress(first, 1, 31))
+    found["a slice of an answer, zstd"] = longest_ms(lambda: zstd.compress(first, 1))
     values = lines.split(b"\n")
     for name, size in (("40 KB", 200), ("512 KiB", 2600), ("2 MB", 10_000)):
         data = batch.encode([batch.Record(each) for each in values[:size]])
         stored = packed.pack(data)
-        found.append((f"a batch of {name} is packed", longest_ms(partial(packed.pack, data))))
-        found.append((f"a batch of {name} is unpacked", longest_ms(partial(packed.unpack, stored))))
+        found[f"a batch of {name} is packed"] = longest_ms(partial(packed.pack, data))
+        found[f"a batch of {name} is unpacked"] = longest_ms(partial(packed.unpack, stored))
     return found
 
 
-def _median(rounds: Sequence[Mapping[str, float]], name: str) -> float:
-    return statistics.median(each[name] for each in rounds)
+OPTIONS: Final = {
+    "records": (20_000, "records of each round of each way"),
+    "batch": (200, "records of a request"),
+    "rounds": (5, ROUNDS[1]),
+}
+_CPU: Final = (
+    *(f"append: {role} us" for role in ("client", "gateway", "bookies")),
+    *(f"read: {role} us" for role in ("client", "gateway", "bookies")),
+    "stored, B",
+)
 
 
-async def main() -> None:
-    """Measure, and print tables in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=20_000, help="of each round of each way")
-    parser.add_argument("--batch", type=int, default=200, help="records of a request")
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    values = records(given.records, 1)
-    found: dict[str, list[Mapping[str, float]]] = {way.name: [] for way in WAYS}
-    async with running(None, bookies=3, gateways=1) as cluster:
-        crossed = {way.name: await wire(cluster, way, values, given.batch) for way in WAYS}
-        for number in range(given.rounds):
-            for at, way in enumerate(WAYS):
-                whole = await one(cluster, way, values, given.batch, number * len(WAYS) + at)
-                found[way.name].append(whole)
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """Each way in rounds, then bytes on the wire and single pieces."""
+    values = records(asked.records, 1)
     payload = sum(map(len, values)) / len(values)
-    print(
-        f"{given.records} records of {payload:.0f} bytes, {given.batch} a request, {given.rounds} rounds"
+    return Plan(
+        [
+            *(Work("quorumlog", way.name, System.cpu, (way,)) for way in WAYS),
+            *(
+                Work("quorumlog", f"{way.name}, bytes", System.wire, (way,), is_once=True)
+                for way in WAYS
+            ),
+            Work("event loop", "pieces", pieces, is_once=True),
+        ],
+        {
+            "quorumlog": partial(System.running, values=values, batch=asked.batch),
+            "event loop": itself,
+        },
+        (
+            Columns("a record, medians of the rounds", _CPU),
+            Columns("bytes on the wire", ("sent, B", "read, B")),
+            Columns("the event loop waits for, ms of CPU", (), "event loop", is_turned=True),
+        ),
+        rounds=asked.rounds,
+        conditions=f"{asked.records:,} records of {payload:.0f} bytes, {asked.batch} a request",
+        loop=asyncio.new_event_loop,
+        is_apart=True,
     )
-    print(
-        "| | sent, B | read, B | stored, B | append: client, gateway, bookies µs | read: client, gateway µs |"
-    )
-    print("|---|---|---|---|---|---|")
-    for way in WAYS:
-        rounds = found[way.name]
-        cpu = {
-            work: ", ".join(f"{_median(rounds, f'{work} {role}'):.1f}" for role in roles)
-            for work, roles in (
-                ("append", ("client", "gateway", "bookies")),
-                ("read", ("client", "gateway")),
-            )
-        }
-        sent, received = crossed[way.name]
-        print(
-            f"| {way.name} | {sent:.0f} | {received:.0f} | {_median(rounds, 'stored'):.0f} |"
-            f" {cpu['append']} | {cpu['read']} |"
-        )
-    print("\n| the event loop waits for | ms of CPU |\n|---|---|")
-    for name, taken in pieces():
-        print(f"| {name} | {taken:.2f} |")
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

@@ -1,22 +1,29 @@
 """What an append costs in the SDK, against a gateway that answers at once.
 
-`make bench-submit COUNT=50000`: both faces submit COUNT records of 100 bytes to a server in
-another process, and tasks that wait for each of their appends send as many of 1 KiB. The figures
-are the SDK's own cost; the CPU holds on a busy machine too.
+Both faces submit COUNT records of 100 bytes to a server in another process, and tasks that wait for each of their
+appends send as many of 1 KiB. The figures are the SDK's own cost, of the best of three runs; the CPU holds on a busy
+machine too.
 """
 
+import argparse
 import asyncio
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import wait
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
+from loadtest.bench.measure import Figures
+from loadtest.bench.plan import Columns, Plan, Work
 from loadtest.ports import free_ports
+from loadtest.program import Teller
 from quorumlog import client, header
 from quorumlog.client import sync
 
@@ -25,40 +32,39 @@ _LARGER = b"x" * 1024
 _IN_FLIGHT = (1, 64, 256, 2000)
 _SLOWER = 10
 """One append at a time takes so many times longer: it sends so many times less."""
+_TRIES: Final = 3
 
 
-def main() -> None:
-    """Print what both faces and the waiting tasks reach, the best of three runs each."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+@asynccontextmanager
+async def _server(_folder: Path, _seconds: float) -> AsyncIterator[str]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=_serve, args=(theirs,), daemon=True)
     server.start()
-    url = ours.recv()
-    faces: dict[str, Callable[[str, int], tuple[float, float]]] = {
-        "async": lambda url, count: asyncio.run(_async(url, count)),
-        "sync": _sync,
-    }
-    for name, face in faces.items():
-        submitted_s, done_s, cpu_s = min(_with_cpu(face, url, count) for _ in range(3))
-        print(
-            f"{name}: {count / submitted_s:,.0f} submits/s, {count / done_s:,.0f} durable/s,"
-            f" {1e6 * submitted_s / count:.1f} us a submit, {1e6 * cpu_s / count:.1f} us of CPU"
-        )
-    for tasks in _IN_FLIGHT:
-        sent = count if tasks > 1 else count // _SLOWER
-        done_s, cpu_s = min(asyncio.run(_waiting(url, sent, tasks)) for _ in range(3))
-        print(
-            f"append, {tasks} in flight: {sent / done_s:,.0f}/s, {1e6 * cpu_s / sent:.1f} us of CPU"
-        )
+    yield ours.recv()
     server.terminate()
 
 
-def _with_cpu(
-    face: Callable[[str, int], tuple[float, float]], url: str, count: int
-) -> tuple[float, float, float]:
-    begun = time.process_time()
-    return *face(url, count), time.process_time() - begun
+async def _submits(url: str, count: int, *, is_async: bool) -> Figures:
+    """`Log.submit` of one face."""
+    tries = []
+    for _ in range(_TRIES):
+        begun = time.process_time()
+        taken = await _async(url, count) if is_async else await asyncio.to_thread(_sync, url, count)
+        tries.append((*taken, time.process_time() - begun))
+    submitted_s, done_s, cpu_s = min(tries)
+    return {
+        "submits/s": count / submitted_s,
+        "durable/s": count / done_s,
+        "us a submit": 1e6 * submitted_s / count,
+        "CPU us": 1e6 * cpu_s / count,
+    }
+
+
+async def _appends(url: str, count: int, tasks: int) -> Figures:
+    """`Log.append` with so many calls in flight."""
+    done_s, cpu_s = min([await _waiting(url, count, tasks) for _ in range(_TRIES)])
+    return {"durable/s": count / done_s, "CPU us": 1e6 * cpu_s / count}
 
 
 async def _async(url: str, count: int) -> tuple[float, float]:
@@ -127,5 +133,24 @@ def _serve(parent: Connection) -> None:
     asyncio.run(serve())
 
 
-if __name__ == "__main__":
-    main()
+OPTIONS: Final = {"count": (50_000, "records")}
+_FIGURES: Final = ("submits/s", "durable/s", "us a submit", "CPU us")
+
+
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """Both faces, and appends that wait."""
+    count: int = asked.count
+    works = [
+        Work("SDK", "submit, async", partial(_submits, is_async=True), (count,)),
+        Work("SDK", "submit, sync", partial(_submits, is_async=False), (count,)),
+    ]
+    for tasks in _IN_FLIGHT:
+        sent = count if tasks > 1 else count // _SLOWER
+        works.append(Work("SDK", f"append, {tasks} in flight", _appends, (sent, tasks)))
+    return Plan(
+        works,
+        {"SDK": _server},
+        (Columns("the best of three", _FIGURES),),
+        conditions=f"{count:,} records",
+        loop=asyncio.new_event_loop,
+    )

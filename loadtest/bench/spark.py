@@ -1,4 +1,4 @@
-"""`make bench-spark ROWS=…`: rows a second through each way onto a log and back, on one machine.
+"""Rows a second through each way onto a log and back, on one machine: ROWS=.
 
 The same Parquet file goes through the row writer, the Arrow writer and `append_batches`, is read
 back, and goes into a sink that drops what Spark brings to Python: the most that any of them could
@@ -8,10 +8,10 @@ each kind of process spends on a million rows stands beside the rates.
 
 import argparse
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-from rich.console import Console
-from rich.table import Table
 
+from loadtest.bench.measure import Figures
+from loadtest.bench.plan import Columns, Plan, Work
+from loadtest.program import Teller
 from loadtest.spark_cluster import SparkCluster, spark_cluster
 from loadtest.stores import scratch
 from quorumlog.spark import config
@@ -114,53 +115,83 @@ class RowSource(DataSource):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """How one way went."""
+class Ways:
+    """A session of Spark, a cluster, and rows to write. It blocks: all is done in the main thread."""
 
-    name: str
+    spark: SparkSession
+    cluster: SparkCluster
+    frame: DataFrame
     rows: int
-    seconds: float
-    cpu_s: Mapping[str, float]
-    """Seconds of processor time, by kind of process."""
 
-    @property
-    def rate(self) -> str:
-        """As the last line has it."""
-        return f"{self.name} {self.rows / self.seconds:.0f}/s"
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, _folder: Path, _seconds: float, *, rows: int, teller: Teller
+    ) -> "AsyncIterator[Ways]":
+        """Start all, and go each way once to warm it up."""
+        with scratch("ql-spark-") as folder, spark_cluster(None, bookies=4, gateways=2) as cluster:
+            teller.say("Java: " + config.prepare())
+            spark = (
+                SparkSession.builder.master("local[2]")
+                .config("spark.ui.enabled", "false")
+                .config("spark.ui.showConsoleProgress", "false")
+                .config("spark.log.level", "ERROR")
+                .getOrCreate()
+            )
+            for source in (QuorumLogSource, RowSource, NullSource):
+                spark.dataSource.register(source)
+            warm = cls(spark, cluster, _frame(spark, folder / "warm", _WARM_ROWS), _WARM_ROWS)
+            warm._create_logs()
+            for name in WAYS:
+                figures = await warm.measure(name)
+                teller.say(f"{_WARM_ROWS:,} rows, {name}: {figures['rows/s']:,.0f} rows/s")
+            for log in _LOGS:
+                cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=False)
+            ways = cls(spark, cluster, _frame(spark, folder / "rows", rows), rows)
+            ways._create_logs()
+            yield ways
+            spark.stop()
 
+    def _create_logs(self) -> None:
+        for log in _LOGS:
+            self.cluster.create(log)
 
-def measure(
-    spark: SparkSession, cluster: SparkCluster, frame: DataFrame, rows: int
-) -> list[Result]:
-    """Each way once."""
+    async def measure(self, name: str) -> Figures:
+        """One way: rows a second, and CPU seconds by kind of process for a million rows."""
+        before, began = _cpu_s(self.cluster), time.perf_counter()
+        WAYS[name](self)
+        seconds, after = time.perf_counter() - began, _cpu_s(self.cluster)
+        spent = {kind: after[kind] - before[kind] for kind in _KINDS}
+        return {
+            "rows/s": self.rows / seconds,
+            **{f"{kind} CPU s/M": taken * 1e6 / self.rows for kind, taken in spent.items()},
+            "cores busy": sum(spent.values()) / seconds,
+        }
 
-    def write(format_: str, log: str) -> None:
-        writer = frame.write.format(format_).option("gateway.url", cluster.urls)
+    def write(self, format_: str, log: str) -> None:
+        """By a data source."""
+        writer = self.frame.write.format(format_).option("gateway.url", self.cluster.urls)
         writer.option("topic", log).mode("append").save()
 
-    def read() -> None:
-        reader = spark.read.format("quorumlog").option("gateway.url", cluster.urls)
-        frame = reader.options(subscribe="arrow", minPartitions=_PARTITIONS).load()
-        assert frame.selectExpr("count(value)").first()[0] == rows  # type: ignore[index]
+    def append(self) -> None:
+        """By `append_batches`."""
+        append_batches(self.frame, log="mapInArrow", gateway_url=self.cluster.urls)
 
-    for log in ("row", "arrow", "mapInArrow"):
-        cluster.create(log)
-    ways: dict[str, Callable[[], Any]] = {
-        "row": lambda: write("quorumlog-rows", "row"),
-        "arrow": lambda: write("quorumlog", "arrow"),
-        "mapInArrow": lambda: append_batches(frame, log="mapInArrow", gateway_url=cluster.urls),
-        "read": read,
-        "null sink": lambda: write("null-sink", "row"),
-    }
-    results = []
-    for name, way in ways.items():
-        before, began = _cpu_s(cluster), time.perf_counter()
-        way()
-        seconds, after = time.perf_counter() - began, _cpu_s(cluster)
-        spent = {kind: after[kind] - before[kind] for kind in _KINDS}
-        results.append(Result(name, rows, seconds, spent))
-        print(f"{seconds:.1f} s: {results[-1].rate}", file=sys.stderr, flush=True)
-    return results
+    def read(self) -> None:
+        """What the Arrow writer wrote."""
+        reader = self.spark.read.format("quorumlog").option("gateway.url", self.cluster.urls)
+        frame = reader.options(subscribe="arrow", minPartitions=_PARTITIONS).load()
+        assert frame.selectExpr("count(value)").first()[0] == self.rows  # type: ignore[index]
+
+
+_LOGS: Final = ("row", "arrow", "mapInArrow")
+WAYS: Final[dict[str, Callable[[Ways], None]]] = {
+    "row": lambda ways: ways.write("quorumlog-rows", "row"),
+    "arrow": lambda ways: ways.write("quorumlog", "arrow"),
+    "mapInArrow": Ways.append,
+    "read": Ways.read,
+    "null sink": lambda ways: ways.write("null-sink", "row"),
+}
 
 
 def _cpu_s(cluster: SparkCluster) -> dict[str, float]:
@@ -182,44 +213,6 @@ def _kind(server: psutil.Process) -> str:
     return next((kind for kind in ("gateway", "bookie") if f"services.{kind}" in words), "others")
 
 
-def _table(results: Sequence[Result]) -> Table:
-    """Rates, and CPU seconds by kind of process for a million rows."""
-    table = Table("", "rows/s", *(f"{kind} CPU s/M" for kind in _KINDS), "cores busy", box=None)
-    for result in results:
-        by_kind = (f"{result.cpu_s[kind] * 1e6 / result.rows:.2f}" for kind in _KINDS)
-        busy = sum(result.cpu_s.values()) / result.seconds
-        table.add_row(result.name, f"{result.rows / result.seconds:,.0f}", *by_kind, f"{busy:.1f}")
-    return table
-
-
-def main() -> None:
-    """Warm everything up, measure, print the line last."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.spark_bench")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    rows: int = parser.parse_args().rows
-    with scratch("ql-spark-") as folder, spark_cluster(None, bookies=4, gateways=2) as cluster:
-        print("Java: " + config.prepare())
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.log.level", "ERROR")
-            .getOrCreate()
-        )
-        for source in (QuorumLogSource, RowSource, NullSource):
-            spark.dataSource.register(source)
-        results: list[Result] = []
-        for count in (_WARM_ROWS, rows):
-            print(f"{count} rows of 39 bytes, {_PARTITIONS} partitions", flush=True)
-            frame = _frame(spark, folder / str(count), count)
-            results = measure(spark, cluster, frame, count)
-            for log in ("row", "arrow", "mapInArrow"):
-                cluster.http.request("DELETE", f"/v1/logs/{log}", is_repeatable=False)
-        spark.stop()
-    Console(width=100).print(_table(results))
-    print("bench-spark: " + ", ".join(result.rate for result in results))
-
-
 def _frame(spark: SparkSession, path: Path, rows: int) -> DataFrame:
     """Rows of 39 bytes in a file of Parquet, as the design's measurements had them."""
     made = spark.range(rows, numPartitions=_PARTITIONS)
@@ -227,5 +220,16 @@ def _frame(spark: SparkSession, path: Path, rows: int) -> DataFrame:
     return spark.read.parquet(str(path)).coalesce(_PARTITIONS)
 
 
-if __name__ == "__main__":
-    main()
+OPTIONS: Final = {"rows": (1_000_000, "rows of 39 bytes")}
+_FIGURES: Final = ("rows/s", *(f"{kind} CPU s/M" for kind in _KINDS), "cores busy")
+
+
+def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
+    """Each way once."""
+    rows: int = asked.rows
+    return Plan(
+        [Work("Spark", name, Ways.measure, (name,)) for name in WAYS],
+        {"Spark": partial(Ways.running, rows=rows, teller=teller)},
+        (Columns("rows, and CPU seconds for a million", _FIGURES),),
+        conditions=f"{rows:,} rows of 39 bytes, {_PARTITIONS} partitions",
+    )

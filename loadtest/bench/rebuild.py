@@ -1,4 +1,4 @@
-"""`make rebuild`: what a rebuild of the metadata's database costs with many ledgers.
+"""What a rebuild of the metadata's database costs with many ledgers: LEDGERS=.
 
 Real processes. The bookies are given copies of rows that the database never had: three each, as after a
 CLOSE, of ledgers like one that was made and closed. So a rebuild finds all of them missing, and writes them.
@@ -6,9 +6,10 @@ CLOSE, of ledgers like one that was made and closed. So a rebuild finds all of t
 
 import argparse
 import asyncio
-import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -16,7 +17,10 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
+from loadtest.bench.measure import Figures
+from loadtest.bench.plan import Columns, Plan, Work
 from loadtest.cluster import Cluster, running
+from loadtest.program import Teller
 from loadtest.stores import store_servers
 from quorumlog.client import Client
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
@@ -30,32 +34,17 @@ _FIRST_ID: Final = 1_000_000
 _AT_ONCE: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class RebuildCost:
-    """What was measured."""
-
-    ledgers: int
-    copies_s: float
-    """Storing the copies at the bookies, which is no part of a rebuild."""
-    rebuild_s: float
-    again_s: float
-    """The same when nothing is to be written."""
-    metadata_mib: float
-    """The most memory that the metadata service ever had."""
-    bookie_mib: float
-
-    def line(self) -> str:
-        """For people."""
-        return (
-            f"{self.ledgers} ledgers (copies stored in {self.copies_s:.0f} s): rebuilt in"
-            f" {self.rebuild_s:.1f} s ({self.rebuild_s / self.ledgers * 1e6:.0f} us a ledger), looked at"
-            f" again in {self.again_s:.1f} s; peak memory: metadata {self.metadata_mib:.0f} MiB,"
-            f" a bookie {self.bookie_mib:.0f} MiB"
-        )
+@asynccontextmanager
+async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
+    with store_servers() as servers:
+        async with running(
+            servers.fresh(), bookies=4, gateways=1, environment=_SETTINGS
+        ) as cluster:
+            yield cluster
 
 
-async def measured(cluster: Cluster, count: int) -> RebuildCost:
-    """The costs of so many ledgers in this cluster."""
+async def _measured(cluster: Cluster, count: int) -> Figures:
+    """The costs of so many ledgers in this cluster. Storing the copies at the bookies is no part of a rebuild."""
     async with aiohttp.ClientSession(headers=cluster.headers) as session:
         row = await _closed_row(cluster)
         began = time.perf_counter()
@@ -65,15 +54,15 @@ async def measured(cluster: Cluster, count: int) -> RebuildCost:
         assert report["ledgers"]["write"] == count, report
         again_s, report = await _rebuild(cluster, session)
         assert "write" not in report["ledgers"], report
-    bookies = [name for name in cluster.names if name.startswith("bookie")]
-    return RebuildCost(
-        count,
-        copies_s,
-        rebuild_s,
-        again_s,
-        _peak_mib(cluster.pid("metadata-1")),
-        max(_peak_mib(cluster.pid(name)) for name in bookies),
-    )
+    bookies = cluster.pids({"bookie": "bookies"})["bookies"]
+    return {
+        "copies stored s": copies_s,
+        "rebuilt s": rebuild_s,
+        "us a ledger": rebuild_s / count * 1e6,
+        "looked at again s": again_s,
+        "peak of metadata MiB": _peak_mib(cluster.pid("metadata-1")),
+        "peak of a bookie MiB": max(map(_peak_mib, bookies)),
+    }
 
 
 async def _closed_row(cluster: Cluster) -> LedgerMetadata:
@@ -143,23 +132,18 @@ def _peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def _measure(counts: list[int]) -> None:
-    with store_servers() as servers:
-        for count in counts:
-            async with running(
-                servers.fresh(), bookies=4, gateways=1, environment=_SETTINGS
-            ) as cluster:
-                cost = await measured(cluster, count)
-            sys.stdout.write(cost.line() + "\n")
-            sys.stdout.flush()
+OPTIONS: Final = {
+    "ledgers": ((10_000, 100_000), "numbers of ledgers, each in a cluster of its own")
+}
 
 
-def main() -> None:
-    """Measure each number of ledgers in a cluster of its own."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ledgers", type=int, nargs="*", default=[10_000, 100_000])
-    asyncio.run(_measure(parser.parse_args().ledgers))
-
-
-if __name__ == "__main__":
-    main()
+def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
+    """Each number of ledgers."""
+    names = {f"{count:,} ledgers": count for count in asked.ledgers}
+    return Plan(
+        [Work(name, "a rebuild", _measured, (count,)) for name, count in names.items()],
+        dict.fromkeys(names, _started),
+        [Columns("a rebuild of the metadata", is_turned=True)],
+        is_apart=True,
+        loop=asyncio.new_event_loop,
+    )

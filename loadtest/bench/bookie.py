@@ -1,0 +1,352 @@
+"""One bookie, without a gateway, filled with interleaved ledgers: ENTRIES=.
+
+Runs of 100 entries come over the channel, thousands of ledgers in turn, and one long ledger gets
+every twentieth run: what is read in order lies scattered over the whole log. Measured are the rate
+of appends, the resident memory while they go on, a restart after SIGKILL until the bookie is ready,
+and reads at a small size and at the full one, from the disk and not from its cache, beside what the
+disk itself gives in the same run.
+
+Then bookies of their own with entries of 100 B, 1 KiB and 10 KiB: the long ledger is read through
+the channel and from the store alone, before and after a compaction that sorts by ledger. Beside the
+share of the disk's rate stands the CPU time per MB, which other work on the machine changes less
+than it does times.
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import statistics
+import sys
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter as clock
+from time import process_time
+from typing import Final
+
+from loadtest.bench.measure import Absent, Figures, medians
+from loadtest.bench.one_bookie import (
+    MB,
+    READ_BYTES,
+    RUN_ENTRIES,
+    Filler,
+    LoneBookie,
+    disk_mb_s,
+    drop_cache,
+    lone_bookie,
+    read_in_order,
+)
+from loadtest.bench.plan import Columns, Plan, Work
+from loadtest.program import Teller
+from quorumlog.protocol.record import Run
+from quorumlog.protocol.replica import ReadAsked
+from services.bookie.config import StoreOptions
+from services.bookie.space import Space
+from services.bookie.store import ReadAnswer, Store
+
+SMALL_ENTRIES: Final = 1_000_000
+"""Reads are measured there too, for comparison."""
+
+ORDERED_BYTES_LEAST: Final = 64 * MB
+ORDERED_ROUNDS_MAX: Final = 10
+"""A short ledger is read again, from the disk again, until a start no longer shows."""
+
+SIZES: Final = (100, 1024, 10 * 1024)
+"""Of the entries that are read before and after a compaction."""
+
+SIZES_BYTES: Final = 200 * MB
+"""Of each of them in the log; the long ledger has a twentieth of it."""
+
+SIZES_ROUNDS: Final = 5
+
+ENTRY_OVERHEAD: Final = 34
+"""Bytes of an entry in the log beside its payload, with its part of what a run and a batch have."""
+
+INDEX_SHARE: Final = 0.02
+SPARE_BYTES: Final = 2 * 10**9
+"""Left for others when the log is as long as it gets, and for what a bookie keeps in reserve."""
+
+TENTHS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is written."""
+
+    entries: int
+    entry_bytes: int
+    ledgers: int
+    in_flight_mb: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Disk that the longest log takes, and what is left to others."""
+        log = self.entries * (self.entry_bytes + ENTRY_OVERHEAD)
+        # A compaction writes all of a log anew before the old one goes.
+        return max(int(log * (1 + INDEX_SHARE)), 2 * SIZES_BYTES) + SPARE_BYTES
+
+
+@dataclass(slots=True)
+class Filled:
+    """A bookie and what is in it."""
+
+    bookie: LoneBookie
+    filler: Filler
+    entries: int
+    """That it gets in the end."""
+    teller: Teller
+    appending_s: float = 0.0
+    samples: list[tuple[int, float]] = field(default_factory=list)
+    """Each second while entries were appended: how many there were, and the resident memory in MB."""
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, folder: Path, _seconds: float, *, scale: Scale, entry_bytes: int, teller: Teller
+    ) -> AsyncIterator["Filled"]:
+        """A bookie that is empty and ready, until the end of the block. Raises: Absent, where the disk is too small."""
+        needed, free = scale.needed_bytes, shutil.disk_usage(folder).free
+        if free < needed:
+            raise Absent(f"it takes {needed:,} bytes in {folder}, where {free:,} are free")
+        async with lone_bookie(folder) as bookie:
+            filler = Filler(
+                bookie.client(),
+                bookie.member,
+                range(1, 1 + scale.ledgers),
+                entry_bytes=entry_bytes,
+                in_flight_mb=scale.in_flight_mb,
+            )
+            yield cls(bookie, filler, scale.entries, teller)
+            await filler.client.close()
+
+    # A bookie as it grows.
+
+    async def grow(self, entries: int) -> Figures:
+        """Append so many entries, and look at the memory each second."""
+        bookie, filler, samples = self.bookie, self.filler, self.samples
+
+        async def watch() -> None:
+            while True:
+                samples.append((filler.acknowledged, round(bookie.rss_mb, 1)))
+                await asyncio.sleep(1)
+
+        def show(done: int) -> None:
+            rss = samples[-1][1] if samples else 0.0
+            self.teller.show(f"append, RSS {rss:.0f} MB", done, entries)
+
+        watching = asyncio.create_task(watch())
+        began = clock()
+        try:
+            await filler.fill(entries, show)
+        finally:
+            watching.cancel()
+        took = clock() - began
+        self.appending_s += took
+        samples.append((filler.acknowledged, round(bookie.rss_mb, 1)))
+        is_whole = filler.acknowledged == self.entries
+        return {
+            "entries/s": entries / took,
+            "entries/s so far": filler.acknowledged / self.appending_s,
+            "log MB": bookie.log_bytes / MB,
+            "RSS MB at most": max(rss for _, rss in samples),
+            **(_tenths(samples, self.entries) if is_whole else {}),
+            **{f"RSS MB at {at}": rss for at, rss in samples},
+        }
+
+    async def read(self) -> Figures:
+        """Read in order and at random."""
+        bookie, filler, rss_max = self.bookie, self.filler, 0.0
+        disk = await asyncio.to_thread(disk_mb_s, bookie.data)
+        count = size = rounds = 0
+        took = cpu_s = 0.0
+        while size < ORDERED_BYTES_LEAST and rounds < ORDERED_ROUNDS_MAX:
+            await asyncio.to_thread(drop_cache, bookie.data)
+            before = bookie.cpu_s
+            some, some_bytes, some_s = await filler.ordered()
+            cpu_s += bookie.cpu_s - before
+            count, size, took, rounds = count + some, size + some_bytes, took + some_s, rounds + 1
+            rss_max = max(rss_max, bookie.rss_mb)
+        await asyncio.to_thread(drop_cache, bookie.data)
+        per_s, times_s = await filler.random(random.Random(1))
+        times_s.sort()
+        return {
+            "disk MB/s": disk,
+            **_rate("in order", disk, size, took, cpu_s),
+            "in order per s": count / took,
+            "random per s": per_s,
+            "random p50 ms": times_s[len(times_s) // 2] * 1000,
+            "random p99 ms": times_s[len(times_s) * 99 // 100] * 1000,
+            "reading RSS MB at most": max(rss_max, bookie.rss_mb),
+        }
+
+    async def restart(self) -> Figures:
+        """Kill it, and start it again until it is ready."""
+        await self.filler.client.close()
+        await self.bookie.kill()
+        began = clock()
+        await self.bookie.restart()
+        self.filler.client = self.bookie.client()
+        return {"restart s": clock() - began}
+
+    # Reads of one ledger among thousands.
+
+    async def scattered(self) -> Figures:
+        """Fill the log, and read it in order."""
+        count = SIZES_BYTES // (self.filler.entry_bytes + ENTRY_OVERHEAD)
+        count = count // RUN_ENTRIES * RUN_ENTRIES
+        await self.filler.fill(count, lambda done: self.teller.show("append", done, count))
+        return await self._places()
+
+    async def compacted(self) -> Figures:
+        """Move all there is, as compaction moves what is left of segments, and read it in order."""
+        store = self._store()
+        try:
+            await Space(store, live_share_min=1.0, bytes_per_s=1 << 40).free()
+        finally:
+            await store.stop()
+        await self.bookie.restart()
+        return await self._places()
+
+    async def _places(self) -> Figures:
+        """Medians of rounds, each beside the disk: through the channel, and from the store alone. Stops the bookie."""
+        filler, bookie = self.filler, self.bookie
+
+        async def through_channel() -> tuple[int, float, float]:
+            before = bookie.cpu_s
+            _, size, took = await filler.ordered()
+            return size, took, bookie.cpu_s - before
+
+        channel = await self._rounds("channel", through_channel)
+        await filler.client.close()
+        await bookie.stop()
+        filler.client = bookie.client()
+        store = self._store()
+
+        async def from_store() -> tuple[int, float, float]:
+            began, before = clock(), process_time()
+            size = await _read_store(store, filler.long, filler.next[filler.long])
+            return size, clock() - began, process_time() - before
+
+        try:
+            alone = await self._rounds("store", from_store)
+        finally:
+            await store.stop()
+        disk = statistics.median(each["disk MB/s"] for each in (*channel, *alone))
+        return medians(alone) | medians(channel) | {"disk MB/s": disk}
+
+    def _store(self) -> Store:
+        store = Store(self.bookie.data, self.bookie.member, StoreOptions())
+        store.start(_fatal)
+        return store
+
+    async def _rounds(
+        self, name: str, once: Callable[[], Awaitable[tuple[int, float, float]]]
+    ) -> list[Figures]:
+        """The disk's rate and the read's, in turn: the machine may be shared."""
+        found = []
+        for _ in range(SIZES_ROUNDS):
+            disk = await asyncio.to_thread(disk_mb_s, self.bookie.data)
+            await asyncio.to_thread(drop_cache, self.bookie.data)
+            size, took, cpu_s = await once()
+            found.append({"disk MB/s": disk, **_rate(name, disk, size, took, cpu_s)})
+        return found
+
+
+def _tenths(samples: list[tuple[int, float]], entries: int) -> Figures:
+    """The memory that was seen last before each tenth of the entries was full: flat, or not."""
+    counts = [count for count, _ in samples]
+    found = {}
+    for tenth in range(1, TENTHS + 1):
+        end = entries * tenth // TENTHS
+        found[f"RSS MB at {tenth}/{TENTHS}"] = samples[bisect_right(counts, end) - 1][1]
+    return found
+
+
+def _rate(name: str, disk_mb_s: float, size: int, took_s: float, cpu_s: float) -> Figures:
+    """How fast bytes came, beside the disk, and the CPU time of whoever reads the disk for each MB."""
+    mb_s = size / MB / took_s
+    return {
+        f"{name} MB/s": mb_s,
+        f"{name} % of disk": 100 * mb_s / disk_mb_s,
+        f"{name} CPU ms/MB": cpu_s * 1000 / (size / MB),
+    }
+
+
+def _fatal(error: BaseException) -> None:
+    sys.stderr.write(f"the store can't write any more: {error!r}\n")
+
+
+async def _read_store(store: Store, ledger_id: int, end: int) -> int:
+    """Read a ledger in order from a store without a network: bytes of runs."""
+    loop = asyncio.get_running_loop()
+
+    async def read(first: int, last: int) -> Run:
+        answered: asyncio.Future[ReadAnswer] = loop.create_future()
+        asked = ReadAsked(store.me, first, last)
+        store.read(ledger_id, asked, READ_BYTES * 2, answered.set_result)
+        body = (await answered).run
+        assert body is not None, f"entry {first} is not there"
+        return Run(body)
+
+    _, size = await read_in_order(read, end, store.ledger(ledger_id).row().stored_bytes // end)
+    return size
+
+
+OPTIONS: Final = {
+    "entries": (5_000_000, "entries of the bookie that grows"),
+    "entry_bytes": (100, "bytes of each of these entries"),
+    "ledgers": (3000, "ledgers that are filled in turn"),
+    "in_flight_mb": (4, "MB of adds in flight; far more than a disk takes: overload"),
+    "growth_only": (False, "leave the other sizes and compaction out"),
+}
+_GROWTH: Final = (
+    *("entries/s", "entries/s so far", "log MB", "RSS MB at most", "restart s"),
+    *(f"RSS MB at {tenth}/{TENTHS}" for tenth in range(1, TENTHS + 1)),
+)
+_READS: Final = (
+    *("disk MB/s", "in order MB/s", "in order % of disk", "in order CPU ms/MB", "in order per s"),
+    *("random per s", "random p50 ms", "random p99 ms", "reading RSS MB at most"),
+)
+_PLACES: Final = (
+    "disk MB/s",
+    *(f"{way} {what}" for way in ("store", "channel") for what in ("MB/s", "% of disk", "CPU ms/MB")),
+)  # fmt: skip
+
+
+def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
+    """A bookie that grows, then a bookie for each size of entries."""
+    least = 5 * RUN_ENTRIES * asked.ledgers
+    if asked.entries < least:
+        raise SystemExit(f"{asked.ledgers} ledgers need {least:,} entries at least")
+    entries = asked.entries // RUN_ENTRIES * RUN_ENTRIES
+    small = min(SMALL_ENTRIES, entries // 5) // RUN_ENTRIES * RUN_ENTRIES
+    scale = Scale(entries, asked.entry_bytes, asked.ledgers, asked.in_flight_mb)
+    sizes = {"growing": asked.entry_bytes}
+    works = [
+        Work("growing", f"append {small:,}", Filled.grow, (small,)),
+        Work("growing", f"read at {small:,}", Filled.read),
+        Work("growing", f"append {entries - small:,} more", Filled.grow, (entries - small,)),
+        Work("growing", f"read at {entries:,}", Filled.read),
+        Work("growing", "a restart after SIGKILL", Filled.restart),
+    ]
+    for size in () if asked.growth_only else SIZES:
+        sizes[name := f"entries of {size:,} B"] = size
+        works += [
+            Work(name, "scattered", Filled.scattered),
+            Work(name, "compacted", Filled.compacted),
+        ]
+    starts = {
+        name: partial(Filled.running, scale=scale, entry_bytes=size, teller=teller)
+        for name, size in sizes.items()
+    }
+    tables = (
+        Columns("one bookie that grows", _GROWTH, "growing", is_turned=True),
+        Columns("reads from it", _READS, "growing"),
+        Columns("one ledger read in order, from the disk", _PLACES, "entries of"),
+    )
+    said = f"entries of {asked.entry_bytes:,} B, {asked.ledgers:,} ledgers in turn"
+    return Plan(works, starts, tables, conditions=said, is_apart=True)

@@ -1,0 +1,89 @@
+"""What the programs of this folder share: their options, and how they tell what they do."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic as clock
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from services.local.config import ROOT
+
+Options = Mapping[str, tuple[Any, str]]
+"""The options of a program by name: the default, which has the option's type, and the help text.
+
+A bool is a switch, a tuple takes any number of integers.
+"""
+_LINE_EVERY_S: Final = 5.0
+"""Between lines of progress where there is no terminal."""
+
+
+def arguments(
+    program: str, about: str | None, options: Options, given: list[str] | None = None
+) -> argparse.Namespace:
+    """Parse the command line, or `given`."""
+    parser = argparse.ArgumentParser(prog=program, description=about)
+    for name, (default, text) in options.items():
+        more: dict[str, Any] = {"type": type(default)}
+        if isinstance(default, bool):
+            more = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            more = {"type": int, "nargs": "*"}
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, dest=name, default=default, help=text, **more)
+    return parser.parse_args(given)
+
+
+def is_set(variable: str) -> bool:
+    """Whether a make variable is set, and not to 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
+
+def build_folder() -> Path:
+    """The folder for what programs make, which is on the disk of the clone."""
+    folder = ROOT / "build"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+class Teller:
+    """Prints lines with the time, and shows the work in progress: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """The bar is shown within the context."""
+        self.console = console or Console(highlight=False)
+        self._began = self._shown = clock()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=1)
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._shown = clock()
+        took = f"{self._shown - self._began:7.1f} s  "
+        self.console.print(took + line, soft_wrap=True, markup=False, highlight=False)
+
+    def show(self, what: str, done: int = 0, total: int = 1) -> None:
+        """Show the work in progress."""
+        self._bar.update(self._task, description=what, completed=done, total=total)
+        if done and self._bar.disable and clock() - self._shown >= _LINE_EVERY_S:
+            self.say(f"{what}: {done:,} of {total:,}")
