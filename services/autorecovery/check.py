@@ -15,14 +15,12 @@ from typing import Final, Literal
 import aiohttp
 
 from quorumlog.net.directory import Directory
-from quorumlog.net.identity import Role
-from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.holdings import ask_bookie
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains, ids_of_residue, union
-from quorumlog.wire.bodies import received
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
+from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
@@ -180,7 +178,7 @@ class ReplicaCheck:
             if member in share.members:
                 mine[share.modulus, share.residue].append(share)
         name = member_name(member)
-        url = self._directory.address(name)
+        url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}/digests"
         found: dict[_Share, RangeDigest] = {}
         for (modulus, residue), wanted in mine.items():
             asked = DigestsAsked(
@@ -189,20 +187,8 @@ class ReplicaCheck:
                 residue=residue,
                 from_disk=from_disk,
             )
-            try:
-                async with self._session.post(
-                    f"{url}/v1/ledgers/{ledger_id}/digests",
-                    data=asked.model_dump_json(),
-                    timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                    ssl=ExpectedServer(Role.BOOKIE, name),
-                ) as response:
-                    body = await response.read()
-                    if response.status != 200:
-                        return found
-                reply = received(DigestsBody, body)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                return found
-            if not _is_reply_about(member, ledger_id, reply):
+            reply = await ask_bookie(self._session, name, url, DigestsBody, asked, limit_s=_ASK_S)
+            if reply is None or not _is_reply_about(member, ledger_id, reply):
                 return found
             found |= {
                 share: answer

@@ -24,7 +24,6 @@ Both phases resume after a crash: the file `limbo` in the directory marks unfini
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +36,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.repair_bodies import RepairAdd
+from services.bookie.bodies import LimboProgress
 from services.bookie.segments import sync_directory, write_durably
 from services.bookie.store import Store
 
@@ -52,19 +52,6 @@ _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
 """How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
 again takes it from its worker."""
-
-
-@dataclass(slots=True)
-class LimboProgress:
-    """Progress since this process started."""
-
-    ledgers: int = 0
-    """Ledgers in limbo now."""
-    cleared: int = 0
-    checked_entries: int = 0
-    """Entries that metadata expects here, of ledgers whose limbo ended."""
-    missing_entries: int = 0
-    """Entries found missing by the final check, and queued for repair."""
 
 
 class Limbo:

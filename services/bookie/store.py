@@ -36,16 +36,14 @@ from quorumlog.protocol.replica import (
 from quorumlog.protocol.row_copy import RowName
 from services.bookie.checkpoints import Checkpoints, Moves
 from services.bookie.config import StoreOptions
-from services.bookie.damage import Damages
-from services.bookie.directory import lock_directory, open_index
-from services.bookie.disk import Disk
+from services.bookie.directory import Disk, lock_directory, open_index
 from services.bookie.extents import join
 from services.bookie.holdings import LedgerTable
 from services.bookie.index import IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import split_run
 from services.bookie.pending import PendingWrites, resolve
-from services.bookie.reads import FoundParts, Reads
+from services.bookie.reads import Damages, FoundParts, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position

@@ -14,12 +14,12 @@ from quorumlog.errors import (
     ShuttingDown,
     Unauthenticated,
 )
-from quorumlog.net.audit_client import AuditClient, TokenClient
 from quorumlog.net.direct import DIRECT
 from quorumlog.net.directory import QuarantineRule
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import ListenLimits, bind
+from quorumlog.net.log_client import AuditClient, TokenClient
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.service import (

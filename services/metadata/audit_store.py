@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Final
 
-from quorumlog.wire.audit_bodies import AuditList, AuditRow
+from quorumlog.wire.token_bodies import AuditList, AuditRow
 from services.metadata.database import (
     Connection,
     Database,
@@ -45,11 +45,11 @@ class AuditStore(RowStore):
         connection: Connection,
         *,
         after: int,
-        since: datetime | None,
-        target: str | None,
+        since: datetime | None = None,
+        target: str | None = None,
         limit: int,
     ) -> AuditList:
-        """Rows with numbers above `after`, ascending."""
+        """Requests of the audit log that changed something, with numbers above `after`, ascending."""
         records = await connection.fetch(_PAGE, after, since, target, limit)
         rows = tuple(AuditRow.model_validate(dict(record)) for record in records[:limit])
         return AuditList(audit=rows, next=rows[-1].number if len(records) > limit else None)

@@ -18,7 +18,7 @@ from quorumlog.wire.bodies import (
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
-from services.metadata.kept import forget_holder
+from services.metadata.losses import forget_holder
 from services.metadata.sql import value_of
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
@@ -65,7 +65,7 @@ class CookieStore(RowStore):
 
     @proven
     async def get(self, connection: Connection, name: str) -> CookieRow:
-        """One cookie. Raises: NoSuchBookie with the bookie's name."""
+        """A bookie's cookie, read from the primary. Raises: NoSuchBookie with the bookie's name."""
         return await _get(connection, name)
 
     @proven

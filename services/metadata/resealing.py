@@ -44,8 +44,8 @@ class SealingStore(RowStore):
         await _note_key(connection)
 
     @transactional
-    async def reseal(self, connection: Connection, *, after: int) -> Resealed:
-        """Seal the rows of some ledgers with ids above `after`. The rows say what they said: their versions stay. After
+    async def reseal(self, connection: Connection, *, after: int = -1) -> Resealed:
+        """Encrypt the keys of some ledgers above `after` under the first key of the key file. The rows say what they said: their versions stay. After
         the last one the older keys are needed no more. Raises: InvalidRequest without keys.
         """
         ring = connection.key_ring

@@ -58,7 +58,7 @@ class TokenStore(RowStore):
 
     @transactional
     async def revoke(self, connection: Connection, token_id: str, request: TokenRevoke) -> None:
-        """Delete a token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
+        """Delete an access token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
         target = f"revoke token {token_id}"
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
         if await is_applied(connection, request.attempt, target):
@@ -70,8 +70,8 @@ class TokenStore(RowStore):
         await record_attempt(connection, request.attempt, target)
 
     @proven  # an older database may have tokens that were revoked since (rule 18a)
-    async def list(self, connection: Connection, *, known: str | None) -> TokenList:
-        """All tokens by creation, unless `known` is the present version."""
+    async def list(self, connection: Connection, *, known: str | None = None) -> TokenList:
+        """All access tokens by creation, or none where `known` is the present version."""
         records = await connection.fetch(
             f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
             " ON version IS DISTINCT FROM $1::uuid ORDER BY access_tokens.created_at, id",

@@ -45,7 +45,7 @@ from services.metadata.database import (
 )
 from services.metadata.forks import NOT_SHARED
 from services.metadata.ledgers import check_row
-from services.metadata.logs import change_row, lock_log
+from services.metadata.logs import change_row, lock_log, release_unpublished
 from services.metadata.sql import IS_AFTER_LOSS, utc, value_of
 
 _WRITTEN: Final = (
@@ -77,6 +77,8 @@ class TransactionStore(RowStore):
         super().__init__(database)
         self.committed = self.aborted = self.expired = 0
         """Transactions ended by this service since its start."""
+        self.open = self.orphans = 0
+        """OPEN transactions, and ledgers that wait for their deletion, at the last count."""
 
     @transactional
     async def begin(
@@ -118,11 +120,11 @@ class TransactionStore(RowStore):
 
     @proven
     async def get(self, connection: Connection, transaction_id: str) -> Transaction:
-        """One transaction. Raises: NoSuchTransaction."""
+        """A transaction, read from the primary. Raises: NoSuchTransaction."""
         return _row(await _get(connection, transaction_id))
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
-        """Renew a transaction, and return its state. Raises: NoSuchTransaction."""
+        """Put off a transaction's expiry, and return its state. Raises: NoSuchTransaction."""
         state, is_due = await self._state(transaction_id)
         if state is TransactionState.OPEN and is_due:
             await self._renew(transaction_id)
@@ -169,7 +171,7 @@ class TransactionStore(RowStore):
         return _row(await _get(connection, transaction_id)), has_changed
 
     async def commit(self, transaction_id: str, request: TransactionCommitBody) -> TransactionDone:
-        """Publish the ledgers onto the log and end the transaction, atomically and once.
+        """Publish ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
         row as `current`), InvalidRequest; TransactionCommitted if other ledgers were published.
@@ -203,14 +205,14 @@ class TransactionStore(RowStore):
         return len(records)
 
     @plain  # for gauges only
-    async def counts(self, connection: Connection) -> tuple[int, int]:
-        """How many transactions are OPEN, and how many ledgers wait for their deletion."""
+    async def count(self, connection: Connection) -> None:
+        """Count what is open, and what waits for its deletion."""
         record = await connection.fetchrow(
             "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
             f" (SELECT count(*) FROM unnamed_ledgers WHERE {NOT_SHARED}) AS orphans"
         )
         assert record is not None
-        return record["open"], record["orphans"]
+        self.open, self.orphans = record["open"], record["orphans"]
 
 
 async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
@@ -221,18 +223,8 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
         "UPDATE transactions SET state = 'ABORTED', ended_at = now() WHERE id = ANY($1::text[])",
         list(ids),
     )
-    await _release_unpublished(connection, ids)
+    await release_unpublished(connection, ids)
     await record_change(connection, f"abort transaction {ids[0]}")
-
-
-async def _release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue unpublished ledgers for deletion at once; that fences their writers."""
-    await connection.execute(
-        "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
-        " RETURNING ledger_id)"
-        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
-        list(ids),
-    )
 
 
 async def _commit(
@@ -319,7 +311,7 @@ async def _end_committed(
             [item.ledger_id for item in published],
         )
     }
-    await _release_unpublished(connection, [record["id"]])
+    await release_unpublished(connection, [record["id"]])
     await connection.execute(
         "UPDATE transactions SET state = 'COMMITTED', ended_at = now(), is_duplicate = $2,"
         " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",

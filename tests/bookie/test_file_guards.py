@@ -13,7 +13,7 @@ from loadtest.stores import scratch
 from quorumlog.net.metadata_client import MetadataClient
 from services.bookie.collect import MetadataRows
 from services.bookie.config import StoreOptions
-from services.bookie.disk import Disk
+from services.bookie.directory import Disk
 from services.bookie.log import (
     BATCH_HEAD,
     SECTOR,
@@ -111,7 +111,7 @@ def test_low_space_is_told_once_and_so_is_its_end(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "log").mkdir()
-    caplog.set_level(logging.INFO, logger="services.bookie.disk")
+    caplog.set_level(logging.INFO, logger="services.bookie.directory")
 
     def told(space: int) -> list[str]:
         caplog.clear()

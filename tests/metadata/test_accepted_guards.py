@@ -10,7 +10,7 @@ import pytest
 from loadtest.stores import Stores, scratch
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.rebuild import Bookies
-from services.metadata import attempts, copies, ledgers, logs, losses
+from services.metadata import attempts, inquiry, ledgers, logs, losses
 from services.metadata.rebuild import Rebuilder, _Work
 from services.metadata.rebuild_sources import Source
 from tests.metadata import test_accepted_losses as claims
@@ -146,7 +146,7 @@ GUARDS: Final = (
     ),
     Guard(
         "bookies tell their copies and go on taking adds",
-        copies,
+        inquiry,
         "_fence",
         answers(Status.OK),
         claims.fences_before_it_reads,

@@ -18,8 +18,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import document_of
-from quorumlog.wire.witnesses import witness_of
+from quorumlog.wire.bodies import document_of, witness_of
 from services.metadata import rebuild_sources
 from services.metadata.database import Connection
 from services.metadata.ledgers import body_of

@@ -13,7 +13,7 @@ from loadtest.stores import Stores
 from quorumlog.header import AUDITED
 from quorumlog.net.log_client import LogClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.wire.audit_bodies import AuditedRequest
+from quorumlog.wire.token_bodies import AuditedRequest
 from services.metadata import audit
 from services.metadata.app import ROUTES
 from services.metadata.audit_store import AuditStore

@@ -24,13 +24,13 @@ from services.metadata import (
     audit_store,
     cookies,
     database,
-    kept,
     ledgers,
     logs,
+    losses,
+    operator_handlers,
     servers,
     tokens,
     transactions,
-    witness_handlers,
 )
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry
@@ -658,7 +658,7 @@ GUARDS: Final = (
     Guard(
         "rule 18c",
         "an accepted loss counts as contained",
-        ((kept, "ACCEPTED", lambda _original: "a target of no change"),),
+        ((losses, "ACCEPTED", lambda _original: "a target of no change"),),
         an_accepted_loss_deletes_nothing,
     ),
     Guard(
@@ -676,7 +676,7 @@ GUARDS: Final = (
     Guard(
         "rule 18c",
         "fresh copies are not looked for",
-        ((witness_handlers, "PRESENTED", nobody_presents),),
+        ((operator_handlers, "PRESENTED", nobody_presents),),
         a_held_copy_tells,
     ),
     Guard(

@@ -8,16 +8,14 @@ import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.audit_client import TokenClient
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.log_client import LogClient, TokenClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import document_of
+from quorumlog.wire.bodies import document_of, witness_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.token_bodies import TokenFields
-from quorumlog.wire.witnesses import witness_of
 from services.metadata.app import ROUTES
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.metadata.test_bookies import beat, cookie

@@ -27,8 +27,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowName, name_of
-from quorumlog.wire.bodies import HELD_MAX, Cookie, LedgerProof
-from quorumlog.wire.witnesses import WITNESSES_MAX, witness_of
+from quorumlog.wire.bodies import HELD_MAX, WITNESSES_MAX, Cookie, LedgerProof, witness_of
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore

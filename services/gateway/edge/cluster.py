@@ -8,11 +8,11 @@ from aiohttp import web
 
 from quorumlog import errors
 from quorumlog.errors import NOT_DONE, QuorumLogError, RouteNotFound, codes
-from quorumlog.net.audit_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
 from quorumlog.net.listen import html_response
+from quorumlog.net.log_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
-from quorumlog.wire.audit_bodies import AuditList
+from quorumlog.wire.token_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
 from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value

@@ -8,10 +8,10 @@ from yarl import URL
 
 from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.audit_client import TokenClient
+from quorumlog.net.log_client import TokenClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, path_text
-from quorumlog.wire.new_tokens import draw_token
+from quorumlog.wire.secret import draw_token
 from quorumlog.wire.token_bodies import (
     EXPIRES_IN_S_MAX,
     GRANT,

@@ -30,8 +30,13 @@ import typer
 
 from quorumlog.cli.ends import finished, print_error, tell_interrupted
 from quorumlog.client import Batching, Client
-from quorumlog.wire.certificate import CertificateUnusable, operator_context
-from quorumlog.wire.secret import LOCAL_GATEWAYS, SecretUnusable, operator_headers
+from quorumlog.wire.secret import (
+    LOCAL_GATEWAYS,
+    CertificateUnusable,
+    SecretUnusable,
+    operator_context,
+    operator_headers,
+)
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import typer
 from quorumlog.cli.operator import ask
 from quorumlog.cli.printing import print_answer, print_json, print_rows
 from quorumlog.cli.session import common_options, parse_urls, run, run_async
-from quorumlog.wire.new_tokens import draw_token
+from quorumlog.wire.secret import draw_token
 
 _DAY_S = 24 * 3600
 

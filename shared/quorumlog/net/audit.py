@@ -16,7 +16,7 @@ from aiohttp import web
 
 from quorumlog.net.identity import Identity
 from quorumlog.net.listen import CODE
-from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditedRequest
+from quorumlog.wire.token_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
 log.setLevel(logging.INFO)  # whatever the level of the other lines is

@@ -39,6 +39,7 @@ from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.wire.bodies import (
+    WITNESSES_MAX,
     Body,
     Change,
     CopyWitnesses,
@@ -46,10 +47,11 @@ from quorumlog.wire.bodies import (
     WitnessState,
     json_of,
     received,
+    witnesses_from_header,
+    witnesses_to_header,
 )
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
-from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
 T = TypeVar("T")
 
@@ -202,7 +204,7 @@ class MetadataRequests:
         if method != "GET" and (audited := audit.current()) is not None:
             headers[header.AUDITED] = audited.body.to_header()
         if presented:
-            headers[header.WITNESSES] = to_header(presented)
+            headers[header.WITNESSES] = witnesses_to_header(presented)
         try:
             async with (
                 awake_timeout(limit_s),
@@ -221,7 +223,7 @@ class MetadataRequests:
             raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        witnesses = from_header(response.headers.get(header.WITNESSES, ""))
+        witnesses = witnesses_from_header(response.headers.get(header.WITNESSES, ""))
         is_proven = bool(presented and witnesses)
         if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)

@@ -29,7 +29,7 @@ from pydantic import SecretStr
 from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net.files import LOOK_S, Followed
 from quorumlog.net.identity import Credentials, HoldsConnections, Identity, Role
-from quorumlog.wire.certificate import client_context, load_own
+from quorumlog.wire.secret import client_context, load_own
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from typing import Any
 import aiohttp
 
 from loadtest.stores import Stores
-from quorumlog.net.audit_client import AuditClient, TokenClient
 from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.log_client import AuditClient, LogClient, TokenClient, TransactionClient
 from quorumlog.net.timers import Tasks
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app

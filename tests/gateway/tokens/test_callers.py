@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
-from quorumlog.net.audit_client import TokenClient
 from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.log_client import TokenClient
 from quorumlog.net.metadata_requests import MetadataRequests
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow

@@ -59,9 +59,12 @@ from quorumlog.wire.bodies import (
     WitnessState,
     document_of,
     json_of,
+    token_of,
+    witness_of,
+    witnesses_from_header,
+    witnesses_to_header,
 )
 from quorumlog.wire.log_bodies import LedgerIds
-from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
 from services.metadata.attempts import ACCEPTED
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory, Presented
@@ -185,7 +188,7 @@ class Metadata(Process):
         self.check_database()
         given = request.headers.get(header.WITNESSES)
         # A list that can't be read is one witness that counts for nothing, and so is refused.
-        witnesses = () if not given else from_header(given) or (given,)
+        witnesses = () if not given else witnesses_from_header(given) or (given,)
         presented = Presented(witnesses, "a client")
         if request.path == _COPIES:
             presented.witnesses += CopyWitnesses.model_validate_json(request.body).witnesses
@@ -197,7 +200,10 @@ class Metadata(Process):
             told = self._answered(work())
         except QuorumLogError as error:
             if presented.answer:
-                headers = {**error.extra_headers, header.WITNESSES: to_header(presented.answer)}
+                headers = {
+                    **error.extra_headers,
+                    header.WITNESSES: witnesses_to_header(presented.answer),
+                }
                 raise error.replace(extra_headers=headers) from error
             raise
         token = next(reversed(self.tables.attempts), None)
@@ -207,7 +213,7 @@ class Metadata(Process):
             self.database.committed()
             presented.answer = self.memory.witnesses
         if presented.answer:
-            told.headers = {**told.headers, header.WITNESSES: to_header(presented.answer)}
+            told.headers = {**told.headers, header.WITNESSES: witnesses_to_header(presented.answer)}
         return told
 
     def _check(self, presented: Presented) -> None:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
-from quorumlog.net.audit_client import TokenClient
+from quorumlog.net.log_client import TokenClient
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire.token_bodies import TokenQuotas, TokenRow
 from services.gateway.edge.access.jwts import IssuedCallers, Jwts, is_jwt
