@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final, Literal
 
 import aiohttp
@@ -266,20 +267,14 @@ def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
     known_to = share.last
     if len(answer.present) >= _PRESENT_MAX:
         known_to = answer.present[-1][1]
-    open_: tuple[Literal["missing", "damaged"], int, int] | None = None
-    for entry_id in share.ids:
-        if entry_id > known_to:
-            break
-        why: Literal["missing", "damaged"] | None = None
+
+    def why(entry_id: int) -> Literal["missing", "damaged"] | None:
         if not contains(answer.present, entry_id):
-            why = "missing"
-        elif contains(answer.damaged, entry_id):
-            why = "damaged"
-        if open_ is not None and why == open_[0]:
-            open_ = (open_[0], open_[1], entry_id)
-            continue
-        if open_ is not None:
-            yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
-        open_ = None if why is None else (why, entry_id, entry_id)
-    if open_ is not None:
-        yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
+            return "missing"
+        return "damaged" if contains(answer.damaged, entry_id) else None
+
+    told = (entry_id for entry_id in share.ids if entry_id <= known_to)
+    for reason, entries in groupby(told, why):
+        if reason is not None:
+            first, *others = entries
+            yield Lack(member, share.fragment, first, others[-1] if others else first, reason)

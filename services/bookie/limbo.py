@@ -27,12 +27,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import MetadataUnavailable, QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import ID_MAX, member_name
-from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.repair_bodies import RepairAdd
@@ -179,13 +178,15 @@ class Limbo:
         missing: Ranges = ()
         # Later denials rest on the row, so it must be of the database that this bookie knows (rules
         # 18a, 18c).
-        status, row = await self._metadata.read(
-            ledger_id,
-            proof=True,
-            held=self._store.row_names(ledger_id),
-            holder=member_name(self._store.me),
-        )
-        if status is not CasStatus.MISSING:  # a ledger with a tombstone has no readers
+        held, holder = {ledger_id: self._store.row_names(ledger_id)}, member_name(self._store.me)
+        try:
+            proof = (await self._metadata.proofs(held, holder)).get(ledger_id)
+        except MetadataUnavailable:
+            return
+        if proof is None:
+            return
+        if not proof.deleted:  # a ledger with a tombstone has no readers
+            row = proof.row
             if row is None or limbo.older_members(row, self._store.me):
                 return
             checked, missing = await self._missing_entries(row)

@@ -23,8 +23,14 @@ from services.metadata.config import Config
 from services.metadata.database import Database
 from services.metadata.http import PARTS, MetadataParts, build_parts
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
-from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
-from services.metadata.resealing import KeyMissing, check_keys
+from services.metadata.migrate import (
+    KeyMissing,
+    TablesTooNew,
+    check_keys,
+    migrate,
+    migration_files,
+    number_of,
+)
 
 log = logging.getLogger(__name__)
 

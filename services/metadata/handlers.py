@@ -24,9 +24,8 @@ from quorumlog.net.identity import (
 )
 from quorumlog.net.parameters import Given, path_text, query_choice, query_pairs, query_text
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.values import ATTEMPT, BOOKIE_NAME, LOG_NAME, MEMBER_OR_NAME
+from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.bodies import (
-    HELD_MAX,
     BookieHeartbeat,
     BookieList,
     Change,
@@ -73,13 +72,6 @@ MEMBER: Final = query_text(
 )
 OF_LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
 METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadata.")
-HELD: Final = query_text(
-    "held",
-    f"{ATTEMPT}(,{ATTEMPT}){{0,{HELD_MAX - 1}}}",
-    "Attempts of the copies of the ledger's row that the caller holds, separated by commas: 409 `copy-lost`"
-    " unless the database contains them all.",
-)
-HOLDER: Final = query_text("holder", BOOKIE_NAME, "The bookie that holds the copies.")
 KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
 SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
 
@@ -99,19 +91,10 @@ async def create_ledger(request: web.Request, _given: Given) -> web.Response:
     return answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
-@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, HELD, HOLDER, roles=ALL, gives=LedgerMetadata)
+@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=ALL, gives=LedgerMetadata)
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
-    parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
-    if attempts is None:
-        return answer(_shown(request, await parts.ledgers.get(ledger_id)))
-    check_name(request, given[HOLDER] or "somebody")
-    held = HeldCopies(given[HOLDER] or "somebody", tuple(attempts.split(",")))
-    try:
-        row = await parts.ledgers.get(ledger_id, held)
-    except CopyLost as error:
-        await parts.kept.note(ledger_id, held, error.members["attempts"])
-        raise
+    row = await request.app[PARTS].ledgers.get(given[LEDGER_ID])
     return answer(_shown(request, row))
 
 
@@ -131,7 +114,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
     try:
         return answer(await parts.ledgers.change(change))
     except RowUnproven as unproven:
-        held = await parts.copies.ask(unproven.row)
+        held = await parts.inquiry.copies(unproven.row)
     try:
         return answer(await parts.ledgers.change(change, held))
     except CopyLost:

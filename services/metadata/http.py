@@ -34,21 +34,20 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.values import BOOKIE_NAME, LOG_NAME
 from quorumlog.wire.bodies import SHOWN as SHOWN_PATTERN
 from quorumlog.wire.bodies import CookieRow
-from services.metadata.audit_store import AuditStore
 from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
 from services.metadata.cookies import CookieStore
 from services.metadata.database import Database
-from services.metadata.inquiry import CopyInquiry, Inquiry
+from services.metadata.inquiry import Inquiry
 from services.metadata.ledgers import LedgerStore
 from services.metadata.liveness import Liveness
 from services.metadata.logs import LogStore
 from services.metadata.losses import KeptStore
+from services.metadata.migrate import SealingStore
 from services.metadata.rebuild import Rebuilder
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
-from services.metadata.resealing import SealingStore
-from services.metadata.tokens import TokenStore
+from services.metadata.tokens import AuditStore, TokenStore
 from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
@@ -71,7 +70,6 @@ class MetadataParts:
     transactions: TransactionStore
     witnesses: WitnessStore
     kept: KeptStore
-    copies: CopyInquiry
     inquiry: Inquiry
     rebuilder: Rebuilder
     rebuild: RebuildStore
@@ -108,7 +106,6 @@ def build_parts(config: Config, database: Database) -> MetadataParts:
         transactions=TransactionStore(database),
         witnesses=WitnessStore(database, inquiry, rebuilder),
         kept=KeptStore(database),
-        copies=CopyInquiry(database, inquiry),
         inquiry=inquiry,
         rebuilder=rebuilder,
         rebuild=rebuild,

@@ -31,7 +31,7 @@ from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import BookieWitnesses, received
 from quorumlog.wire.rebuild_bodies import RowsPage
 from services.metadata.cookies import CookieStore
-from services.metadata.database import SERVER, Connection, Database, RowStore, plain
+from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
 from services.metadata.losses import HeldCopies
 from services.metadata.memory import Presented
@@ -44,6 +44,7 @@ _ASK_S: Final = 2.0
 """For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
 _COPIES_S: Final = 1.5
 """As `_ASK_S`, while a client waits 3 s for its change."""
+_LOST: Final = "SELECT lost_bookies FROM cluster"
 _FENCED: Final = (Status.OK, Status.WRONG_KEY)
 """A bookie that has another ledger of this id takes no add of this one either (rule 17)."""
 _RETRY_S: Final = 0.5
@@ -145,6 +146,29 @@ class Inquiry:
         )
         return [name for name in registered if known.get(name) is None]
 
+    async def copies(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
+        """Fence the ledger at all bookies, and return the copies of its row that they hold.
+
+        Raises: NotEnoughBookies while as many bookies are silent as may have confirmed entries by a later row.
+        """
+        registered, urls = await self.places()
+        async with self.session() as session:
+            asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
+            told = [each for each in await asyncio.gather(*asked) if each is not None]
+        # Bookies that never return, by an operator's word.
+        lost = await self._database.run(lambda connection: connection.fetchval(_LOST))
+        fenced = {each.name: each.incarnation for each in told if each.is_fenced}
+        known = {*registered, *map(member_name, row.all_members)} - set(lost)
+        bookies = Bookies(fenced, frozenset(known - fenced.keys()))
+        if bookies.may_hide_later(row):
+            raise NotEnoughBookies(
+                "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
+                f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
+                " them as lost (`quorumlog cluster accept --lost`)",
+                ledger_id=row.ledger_id,
+            )
+        return [HeldCopies(each.name, each.attempts) for each in told]
+
     def session(self) -> aiohttp.ClientSession:
         """A session for questions to bookies."""
         return service_session(self._credentials)
@@ -169,40 +193,6 @@ class Inquiry:
         """Assign only ids above this one. Unchecked: whichever database this is, a gap harms nobody."""
         if highest > 0:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
-
-
-class CopyInquiry(RowStore):
-    """The questions of one process to all bookies about one ledger."""
-
-    def __init__(self, database: Database, inquiry: Inquiry) -> None:
-        super().__init__(database)
-        self._inquiry = inquiry
-
-    async def ask(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
-        """Fence the ledger at all bookies, and return the copies of its row that they hold.
-
-        Raises: NotEnoughBookies while as many bookies are silent as may have confirmed entries by a later row.
-        """
-        registered, urls = await self._inquiry.places()
-        async with self._inquiry.session() as session:
-            asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
-            told = [each for each in await asyncio.gather(*asked) if each is not None]
-        fenced = {each.name: each.incarnation for each in told if each.is_fenced}
-        known = {*registered, *map(member_name, row.all_members)} - await self._lost()
-        bookies = Bookies(fenced, frozenset(known - fenced.keys()))
-        if bookies.may_hide_later(row):
-            raise NotEnoughBookies(
-                "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
-                f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
-                " them as lost (`quorumlog cluster accept --lost`)",
-                ledger_id=row.ledger_id,
-            )
-        return [HeldCopies(each.name, each.attempts) for each in told]
-
-    @plain
-    async def _lost(self, connection: Connection) -> set[str]:
-        """Bookies that never return, by an operator's word."""
-        return set(await connection.fetchval("SELECT lost_bookies FROM cluster"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ from services.metadata.database import (
     transactional,
 )
 from services.metadata.forks import shared_among
-from services.metadata.losses import HeldCopies, check_end, check_held, lost_of
+from services.metadata.losses import HeldCopies, check_end, lost_of
 from services.metadata.repairs import add_repairs, drop_repairs
 from services.metadata.sql import has_more, ids_of, is_shown, json_rest, page_of, utc, value_of
 
@@ -104,15 +104,8 @@ class LedgerStore(RowStore):
     """The ledgers' rows."""
 
     @proven
-    async def get(
-        self, connection: Connection, ledger_id: int, held: HeldCopies | None = None
-    ) -> LedgerMetadata:
-        """One row, if the database contains all changes that the held copies of rows are of.
-
-        Raises: NoSuchLedger, CopyLost.
-        """
-        if held is not None:
-            await check_held(connection, self.database.memory, held)
+    async def get(self, connection: Connection, ledger_id: int) -> LedgerMetadata:
+        """One row. Raises: NoSuchLedger."""
         record = await connection.fetchrow(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
@@ -122,7 +115,9 @@ class LedgerStore(RowStore):
     async def proofs(
         self, connection: Connection, holder: str, asked: Sequence[HeldBody]
     ) -> Sequence[LedgerProof]:
-        """The rows of some ledgers, in this order, as `get` tells them one by one."""
+        """The rows of some ledgers, in this order. One counts only if the database contains all changes that the held
+        copies of the ledger's rows are of.
+        """
         attempts = tuple(attempt for each in asked for attempt in each.attempts)
         lost = set(
             await lost_of(connection, self.database.memory, HeldCopies(holder, attempts))

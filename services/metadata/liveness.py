@@ -98,13 +98,7 @@ class Liveness:
 
     async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
         """Store a heartbeat; returns whether Redis has it."""
-        info = ServiceInfo(
-            kind=kind,
-            id=name,
-            url=heartbeat.url,
-            internal_url=heartbeat.internal_url,
-            state=heartbeat.state,
-        )
+        info = ServiceInfo(kind=kind, id=name, **heartbeat.model_dump(exclude={"ttl_s"}))
         key = self._key("service", kind, name)
         body = info.model_dump_json().encode()
 

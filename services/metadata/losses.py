@@ -70,18 +70,6 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
     return lost
 
 
-async def check_held(connection: Connection, memory: Memory, held: HeldCopies) -> None:
-    """Check that the database contains the changes that a bookie's copies of one ledger's rows are of.
-
-    Raises: CopyLost, and as `lost_of`.
-    """
-    if lost := await lost_of(connection, memory, held):
-        raise CopyLost(
-            f"the database lacks {len(lost)} changes of which {held.holder} holds copies, {lost[0]} among them",
-            attempts=lost,
-        )
-
-
 async def forget_holder(connection: Connection, holder: str) -> None:
     """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)

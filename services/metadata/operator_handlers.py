@@ -85,7 +85,6 @@ KNOWN: Final = query_text(
 
 _ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
 _OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
-_LEASE: Final = "/v1/leases/{name}"
 ROUTES: Final = StoreRoutes()
 
 # The repair queue and leases.
@@ -129,8 +128,7 @@ ROUTES.serve(
     roles=HEALERS,
     is_audited=True,
 )
-ROUTES.serve(f"PUT {_LEASE}", lambda of: of.leases.take, LEASE, roles=HEALERS)
-ROUTES.serve(f"DELETE {_LEASE}", lambda of: of.leases.give, LEASE, roles=HEALERS)
+ROUTES.serve("PUT /v1/leases/{name}", lambda of: of.leases.take, LEASE, roles=HEALERS)
 
 # A rebuild, the audit log, keys, access tokens.
 

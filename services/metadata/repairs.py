@@ -20,16 +20,15 @@ from quorumlog.errors import NoSuchRepair, VersionConflict
 from quorumlog.wire.bodies import received
 from quorumlog.wire.repair_bodies import (
     Lease,
-    LeaseGive,
     LeaseTake,
     Ranges,
+    RangesBody,
     RepairAdd,
     RepairClaim,
     RepairFail,
     RepairItem,
     RepairList,
     RepairProgress,
-    RepairRemaining,
     RepairSettings,
     RepairSettingsPut,
     RepairSummary,
@@ -159,7 +158,7 @@ class RepairStore(RowStore):
     @transactional
     async def progress(
         self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
-    ) -> RepairRemaining:
+    ) -> RangesBody:
         """Remove repaired ranges and keep the claim on the rest; an item without a rest is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
@@ -179,7 +178,7 @@ class RepairStore(RowStore):
             await connection.execute(
                 "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
             )
-        return RepairRemaining(ranges=remaining)
+        return RangesBody(ranges=remaining)
 
     @transactional
     async def fail(
@@ -265,7 +264,9 @@ def _repair_of(record: asyncpg.Record | None) -> RepairItem:
     return value_of(RepairItem, record, ranges=ranges, survivors=survivors)
 
 
-_LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"
+_LEFT: Final = (
+    "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS expires_in_s"
+)
 
 
 class LeaseStore(RowStore):
@@ -292,23 +293,7 @@ class LeaseStore(RowStore):
             f"SELECT holder, token, {_LEFT} FROM leases WHERE name = $1", name
         )
         assert record is not None
-        return Lease(
-            name=name,
-            holder=record["holder"],
-            token=record["token"],
-            expires_in_s=record["left_s"],
-        )
-
-    @transactional
-    async def give(self, connection: Connection, name: str, request: LeaseGive) -> None:
-        """Release a lease, if this holder still has it."""
-        await connection.execute(
-            "UPDATE leases SET expires_at = clock_timestamp()"
-            " WHERE name = $1 AND holder = $2 AND token = $3",
-            name,
-            request.holder,
-            request.token,
-        )
+        return value_of(Lease, record, name=name)
 
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"

@@ -87,6 +87,16 @@ def of_version(_original: Any) -> Any:
     return lambda row, *, version, attempt: row.version == version  # noqa: ARG005
 
 
+def checked_by_version(_original: Any) -> Any:
+    """A deletion of a log compares versions only."""
+
+    def check(current: Any, request: Any) -> None:
+        if current.version != request.version:
+            raise ledgers._conflict(current)
+
+    return check
+
+
 GUARDS: Final = (
     Guard(
         "a change of a ledger may be of another line of history",
@@ -112,8 +122,8 @@ GUARDS: Final = (
     Guard(
         "a deletion of a log may be of another line of history",
         logs,
-        "is_row",
-        of_version,
+        "check_deleted",
+        checked_by_version,
         deletes_the_log,
     ),
     Guard(

@@ -9,9 +9,9 @@ import asyncpg
 from loadtest.stores import Stores
 from quorumlog.net.log_client import LogClient, TransactionClient
 from quorumlog.wire.log_bodies import LedgerIds
-from services.metadata.audit_store import AuditStore
 from services.metadata.database import Database
 from services.metadata.logs import LogStore
+from services.metadata.tokens import AuditStore
 from services.metadata.transactions import TransactionStore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, serving
 from tests.metadata.test_audit import make_token

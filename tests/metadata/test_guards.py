@@ -21,7 +21,6 @@ from services.bookie import witnesses as bookie_witnesses
 from services.bookie.collect import MetadataRows
 from services.bookie.witnesses import FreshCopies, WitnessFile
 from services.metadata import (
-    audit_store,
     cookies,
     database,
     ledgers,
@@ -543,7 +542,7 @@ GUARDS: Final = (
     Guard(
         "rule 18a",
         "a client presents nothing",
-        ((metadata_requests, "to_header", silent),),
+        ((metadata_requests, "witnesses_to_header", silent),),
         a_holder_tells,
     ),
     Guard(
@@ -637,7 +636,7 @@ GUARDS: Final = (
     *(
         Guard("rule 18a", f"unchecked: {method}", ((store, method, unchecked),), no_route_changes)
         for store, method in (
-            (LeaseStore, "give"),
+            (LeaseStore, "take"),
             (RepairSettingsStore, "change"),
             (RepairStore, "_hurry_some"),
             (TransactionStore, "_renew"),
@@ -695,8 +694,7 @@ GUARDS: Final = (
         for what, module in (
             ("transactions", transactions),
             ("unnamed ledgers", logs),
-            ("access tokens", tokens),
-            ("audit rows", audit_store),
+            ("access tokens and audit rows", tokens),
         )
     ),
 )

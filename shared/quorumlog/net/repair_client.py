@@ -8,16 +8,15 @@ from quorumlog.net.metadata_requests import MetadataRequests, query_of
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import (
     Lease,
-    LeaseGive,
     LeaseTake,
     Ranges,
+    RangesBody,
     RepairAdd,
     RepairClaim,
     RepairFail,
     RepairItem,
     RepairList,
     RepairProgress,
-    RepairRemaining,
     RepairsAdd,
     RepairSettings,
     RepairSettingsPut,
@@ -61,9 +60,7 @@ class RepairClient:
             ranges=done, worker=self._worker, version=item.version, lease_s=lease_s
         )
         try:
-            answer = await self._client.ask(
-                "POST", _path(item, "progress"), body, gives=RepairRemaining
-            )
+            answer = await self._client.ask("POST", _path(item, "progress"), body, gives=RangesBody)
         except NoSuchRepair:
             return ()  # an earlier try of this call completed the item
         return answer.ranges
@@ -98,11 +95,6 @@ class RepairClient:
         """Take or renew a lease; the answer may name another holder."""
         body = LeaseTake(holder=self._worker, ttl_s=ttl_s)
         return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=Lease)
-
-    async def give_lease(self, lease: Lease) -> None:
-        """Give a lease back."""
-        body = LeaseGive(holder=self._worker, token=lease.token)
-        await self._client.ask("DELETE", f"/v1/leases/{lease.name}", body, gives=Body)
 
 
 def _path(item: RepairItem, verb: str) -> str:

@@ -19,7 +19,6 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
-    CopyLost,
     InvalidRequest,
     LedgerExists,
     MetadataUnavailable,
@@ -291,9 +290,7 @@ class Metadata(Process):
         """The row as it is, None where there is a tombstone."""
         return self.tables.rows[ledger_id]
 
-    def _get(self, request: Request, id: str) -> LedgerMetadata:  # noqa: A002
-        if held := request.query.get("held"):
-            self._check_held(held.split(","), request.query["holder"])
+    def _get(self, _request: Request, id: str) -> LedgerMetadata:  # noqa: A002
         return self._row(int(id))
 
     def _proofs(self, request: Request) -> LedgerProofs:
@@ -312,10 +309,6 @@ class Metadata(Process):
         return LedgerProof(
             ledger_id=ledger_id, row=row, deleted=is_deleted, lost=tuple(sorted(lost))
         )
-
-    def _check_held(self, held: list[str], holder: str) -> None:
-        if lost := self._lost(held, holder):
-            raise CopyLost(attempts=lost)
 
     def _lost(self, held: list[str], holder: str) -> list[str]:
         attempts = self.tables.attempts
