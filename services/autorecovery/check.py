@@ -134,19 +134,11 @@ class ReplicaCheck:
         """
         kept: list[Lack] = []
         for lack in lacks:
-            for share in _shares(row):
-                is_named = share.fragment == lack.fragment and lack.member in share.members
-                first, last = max(share.first, lack.first), min(share.last, lack.last)
-                if not is_named or first > last:
-                    continue
-                part = _Share(
-                    share.fragment, first, last, share.modulus, share.residue, (lack.member,)
-                )
-                if not len(part.ids):
-                    continue
-                answer = (await self._ask(lack.member, row.ledger_id, (part,))).get(part)
-                if answer is not None:
-                    kept += _lacks(lack.member, part, answer)
+            for part in _within(row, lack.member, lack.first, lack.last):
+                if part.fragment == lack.fragment:
+                    answer = (await self._ask(lack.member, row.ledger_id, (part,))).get(part)
+                    if answer is not None:
+                        kept += _lacks(lack.member, part, answer)
         return kept
 
     async def missing_on_disk(

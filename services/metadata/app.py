@@ -134,12 +134,10 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)
-        except TablesTooNew as error:
+        except (TablesTooNew, KeyMissing) as error:
             # An operator must act.
-            log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
-            await asyncio.sleep(_NEWER_RETRY_S)
-        except KeyMissing as error:
-            log.error("key-missing", extra={"error": str(error)})  # noqa: TRY400
+            event = "key-missing" if isinstance(error, KeyMissing) else "database-is-newer"
+            log.error(event, extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal

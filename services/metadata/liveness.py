@@ -291,10 +291,8 @@ class Liveness:
 def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
     incarnation = cookie.cookie.incarnation
     heartbeat = _parsed(BookieHeartbeat, body)
-    if heartbeat is None:
-        return BookieInfo.lost(cookie.name, incarnation)
-    if heartbeat.incarnation != incarnation:
-        return BookieInfo.lost(cookie.name, incarnation, heartbeat.url)
+    if heartbeat is None or heartbeat.incarnation != incarnation:
+        return BookieInfo.lost(cookie.name, incarnation, heartbeat.url if heartbeat else "")
     return BookieInfo(
         id=member_of(cookie.name, incarnation),
         state=heartbeat.state,

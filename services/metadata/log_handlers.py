@@ -9,11 +9,9 @@ from quorumlog.net import audit
 from quorumlog.net.identity import GATEWAYS
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TRANSACTION_ID, Transaction
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME
 from quorumlog.wire.log_bodies import (
-    Done,
     LogChange,
     LogCreateBody,
     LogListBody,
@@ -49,13 +47,6 @@ ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 _LOG: Final = "/v1/logs/{name}"
 _ONE: Final = "/v1/transactions/{id}"
 ROUTES: Final = StoreRoutes()
-
-
-@ROUTES.add("GET /v1/requests/{token}", TOKEN, CONTENT, roles=GATEWAYS, gives=Done)
-async def find_request(request: web.Request, given: Given) -> web.Response:
-    """Whether a client's request was carried out; 422 if that was another request."""
-    once = Once(token=given[TOKEN], content=given[CONTENT] or "0" * 32)
-    return answer(Done(done=await request.app[PARTS].logs.is_done(once)))
 
 
 @ROUTES.add(
@@ -117,6 +108,7 @@ async def begin_transaction(request: web.Request, _given: Given) -> web.Response
     return answer(row, 201 if is_new else 200, Location=f"/v1/transactions/{row.id}")
 
 
+ROUTES.serve("GET /v1/requests/{token}", lambda of: of.logs.is_done, TOKEN, CONTENT, roles=GATEWAYS)
 ROUTES.serve(f"GET {_LOG}", lambda of: of.logs.get, LOG, roles=GATEWAYS)
 ROUTES.serve(f"DELETE {_LOG}", lambda of: of.logs.delete, LOG, roles=GATEWAYS, is_audited=True)
 ROUTES.serve("POST /v1/log-heads", lambda of: of.logs.heads, roles=GATEWAYS)

@@ -18,6 +18,7 @@ from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
 from quorumlog.wire.log_bodies import (
     DELETED_WITH_LOG_MAX,
+    Done,
     ForkBody,
     LedgerIds,
     LogChange,
@@ -122,9 +123,9 @@ class LogStore(RowStore):
         return LedgerIds(ledgers=tuple(sorted(found)))
 
     @transactional
-    async def is_done(self, connection: Connection, once: Once) -> bool:
+    async def is_done(self, connection: Connection, token: str, *, content: str = "0" * 32) -> Done:
         """Whether a client's request was carried out. Raises: InvalidRequest if it was another one."""
-        return await found_once(connection, once) is not None
+        return Done(done=await found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
         """Create a row; a repeat of the attempt gets the first one.
