@@ -78,7 +78,7 @@ class CookieStore(RowStore):
 
     @transactional
     async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
-        """Create (no version) or compare-and-swap a cookie.
+        """Register a bookie (no version), or compare-and-swap its cookie.
 
         Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) where ledgers or
         repairs name a new directory's incarnation, or a later one.
@@ -126,7 +126,7 @@ class CookieStore(RowStore):
         return _row_of(changed)
 
     @transactional
-    async def note_log_end(self, connection: Connection, name: str, report: LogEnd) -> CookieRow:
+    async def note_log_end(self, connection: Connection, name: str, request: LogEnd) -> CookieRow:
         """Store how far a bookie's log is on disk, as reported by the registered process; the value
         never decreases. The version stays: the report conflicts with no other change.
 
@@ -136,11 +136,11 @@ class CookieStore(RowStore):
             "UPDATE cookies SET log_end = $3"
             " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
             name,
-            report.process,
-            report.log_end,
+            request.process,
+            request.log_end,
         )
         registered = await _get(connection, name)
-        if registered.cookie.process != report.process:
+        if registered.cookie.process != request.process:
             raise VersionConflict(
                 f"another process is registered as {name}",
                 bookie=name,

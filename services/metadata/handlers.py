@@ -31,14 +31,10 @@ from quorumlog.wire.bodies import (
     Change,
     ClusterId,
     CookiePut,
-    CookieRow,
-    HeartbeatTaken,
     LedgerChange,
-    LedgerCreateBody,
     LedgerListBody,
     LedgerProofs,
     LedgerProofsAsk,
-    LogEnd,
     ServiceHeartbeat,
 )
 from services.metadata.cookies import StillNamed
@@ -80,15 +76,6 @@ _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _BOOKIE: Final = "/v1/bookies/{name}"
 _FILTERS: Final = (STATE, MEMBER, OF_LOG, METADATA, LIMIT, AFTER, SHOWN)
 ROUTES: Final = StoreRoutes()
-
-
-@ROUTES.add(
-    "POST /v1/ledgers", roles=GATEWAYS, takes=LedgerCreateBody, gives=LedgerMetadata, status=201
-)
-async def create_ledger(request: web.Request, _given: Given) -> web.Response:
-    """Create a ledger; a repeat of the attempt, or of the client's request, gets the first one."""
-    row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
-    return answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
 
 
 @ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=ALL, gives=LedgerMetadata)
@@ -200,31 +187,16 @@ async def list_bookies(request: web.Request, _given: Given) -> web.Response:
     return answer(await parts.liveness.bookies(await parts.cookies.list()))
 
 
-@ROUTES.add(
-    f"PUT {_BOOKIE}/cookie",
-    BOOKIE,
-    roles=BOOKIES | OPERATORS,
-    takes=CookiePut,
-    gives=CookieRow,
-    is_audited=True,
-)
-async def put_cookie(request: web.Request, given: Given) -> web.Response:
-    """Register a bookie (no version) or compare-and-swap its cookie."""
-    body, name = await parsed(request, CookiePut), given[BOOKIE]
+def _check_itself(request: web.Request, given: Given, _body: object) -> None:
+    check_name(request, given[BOOKIE])
+
+
+def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
+    name, allowed = given[BOOKIE], request.app[PARTS].allowed_bookies
     check_name(request, name)
     check_url(request, body.cookie.url)
-    allowed = request.app[PARTS].allowed_bookies
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
         raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not have {name}")
-    return answer(await request.app[PARTS].cookies.put(name, body))
-
-
-@ROUTES.add(f"PUT {_BOOKIE}/log-end", BOOKIE, roles=BOOKIES, takes=LogEnd, gives=CookieRow)
-async def put_log_end(request: web.Request, given: Given) -> web.Response:
-    """Store how far the log of a bookie's registered process is on disk; it never decreases."""
-    check_name(request, given[BOOKIE])
-    body = await parsed(request, LogEnd)
-    return answer(await request.app[PARTS].cookies.note_log_end(given[BOOKIE], body))
 
 
 @ROUTES.add(
@@ -244,32 +216,9 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
-@ROUTES.add(
-    f"PUT {_BOOKIE}/heartbeat", BOOKIE, roles=BOOKIES, takes=BookieHeartbeat, gives=HeartbeatTaken
-)
-async def bookie_lives(request: web.Request, given: Given) -> web.Response:
-    """Record a bookie's heartbeat; succeeds even while Redis is away."""
-    body = await parsed(request, BookieHeartbeat)
+def _check_bookie(request: web.Request, given: Given, alive: BookieHeartbeat) -> None:
     check_name(request, given[BOOKIE])
-    check_url(request, body.url)
-    recorded = await request.app[PARTS].liveness.bookie_lives(given[BOOKIE], body)
-    return answer(HeartbeatTaken(recorded=recorded))
-
-
-@ROUTES.add(
-    "PUT /v1/services/{kind}/{id}/heartbeat",
-    KIND,
-    SERVICE_ID,
-    roles=SERVICES,
-    takes=ServiceHeartbeat,
-    gives=HeartbeatTaken,
-)
-async def service_lives(request: web.Request, given: Given) -> web.Response:
-    """Record the heartbeat of any other service."""
-    body = await parsed(request, ServiceHeartbeat)
-    _check_service(request, given, body)
-    recorded = await request.app[PARTS].liveness.service_lives(given[KIND], given[SERVICE_ID], body)
-    return answer(HeartbeatTaken(recorded=recorded))
+    check_url(request, alive.url)
 
 
 def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) -> None:
@@ -283,6 +232,12 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
 
 
 ROUTES.serve(
+    "POST /v1/ledgers",
+    lambda of: of.ledgers.create,
+    roles=GATEWAYS,
+    creates=lambda body: f"ledgers/{body.row.ledger_id}",
+)
+ROUTES.serve(
     f"DELETE {_LEDGER}", lambda of: of.ledgers.delete, LEDGER_ID, roles=GATEWAYS, is_audited=True
 )
 ROUTES.serve("POST /v1/ledger-heads", lambda of: of.ledgers.heads, roles=GATEWAYS)
@@ -294,3 +249,33 @@ ROUTES.serve(
     f"GET {_BOOKIE}/uses", lambda of: of.cookies.uses, BOOKIE, LIMIT, roles=HEALERS | OPERATORS
 )
 ROUTES.serve("GET /v1/services", lambda of: of.liveness.services, roles=WRITERS | OPERATORS)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/cookie",
+    lambda of: of.cookies.put,
+    BOOKIE,
+    roles=BOOKIES | OPERATORS,
+    checks=_check_cookie,
+    is_audited=True,
+)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/log-end",
+    lambda of: of.cookies.note_log_end,
+    BOOKIE,
+    roles=BOOKIES,
+    checks=_check_itself,
+)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/heartbeat",
+    lambda of: of.liveness.bookie_lives,
+    BOOKIE,
+    roles=BOOKIES,
+    checks=_check_bookie,
+)
+ROUTES.serve(
+    "PUT /v1/services/{kind}/{id}/heartbeat",
+    lambda of: of.liveness.service_lives,
+    KIND,
+    SERVICE_ID,
+    roles=SERVICES,
+    checks=_check_service,
+)

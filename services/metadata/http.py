@@ -6,6 +6,7 @@ operation needs.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Final, cast, get_type_hints
 
@@ -13,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest, UnsupportedMediaType
-from quorumlog.net import bodies
+from quorumlog.net import audit, bodies
 from quorumlog.net.bodies import T
 from quorumlog.net.identity import Role
 from quorumlog.net.operations import Routes
@@ -27,7 +28,6 @@ from quorumlog.net.parameters import (
     query_text,
 )
 from quorumlog.net.settings import with_password
-from quorumlog.protocol.changes import Row
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -130,6 +130,10 @@ IF_MATCH: Final = header_version("The version of the row in the body, in quotes.
 LINES: Final = "application/x-ndjson"
 
 
+Check = Callable[[web.Request, Given, Any], None]
+"""Refuses a body, for its caller or for its path. Raises: CallerRefused, InvalidRequest."""
+
+
 class StoreRoutes(Routes):
     """Routes, of which `serve` adds those that a store's method answers by itself."""
 
@@ -139,6 +143,8 @@ class StoreRoutes(Routes):
         does: Callable[[MetadataParts], Callable[..., Awaitable[object]]],
         *given: Parameter[Any],
         roles: frozenset[Role],
+        checks: Check | None = None,
+        creates: Callable[[Any], str] | None = None,
         is_audited: bool = False,
         is_audited_for_clients: bool = False,
     ) -> None:
@@ -146,19 +152,32 @@ class StoreRoutes(Routes):
         `request`, and by name with those parameters of the query that have a value.
 
         The method's annotations say what the body and the answer are, and its docstring's first sentence what
-        the operation does.
+        the operation does. `checks` may refuse the body for its caller or its path. A route that `creates` something has
+        the status 201, and names what it creates in the audit log by the body. Raises: TypeError if the method takes other
+        arguments.
         """
         method = does(_CLASSES)
         hints = get_type_hints(method)
         takes, gives = hints.get("request"), hints["return"]
+        status = 204 if gives is type(None) else 200 if creates is None else 201
+        called = {one.name: None for one in given if one.place == "query"} | (
+            {} if takes is None else {"request": None}
+        )
+        own = ("self", "connection") if "connection" in hints else ("self",)
+        of_path = [one.name for one in given if one.place == "path"]
+        signature(method).bind(*own, *of_path, **called)
 
         async def handle(request: web.Request, values: Given) -> web.Response:
             path = [values[one] for one in given if one.place == "path"]
             query = {one.name: values[one] for one in given if one.place == "query"}
             asked = {name: value for name, value in query.items() if value is not None}
             if takes is not None:
-                asked["request"] = await parsed(request, takes)
-            return answer(await does(request.app[PARTS])(*path, **asked))
+                body = asked["request"] = await parsed(request, takes)
+                if checks is not None:
+                    checks(request, values, body)
+                if creates is not None:
+                    audit.name_target(creates(body))
+            return answer(await does(request.app[PARTS])(*path, **asked), status)
 
         handle.__name__ = method.__qualname__
         handle.__doc__ = " ".join((method.__doc__ or "").split()).partition(". ")[0]
@@ -168,7 +187,7 @@ class StoreRoutes(Routes):
             roles=roles,
             takes=takes,
             gives=None if gives is type(None) else gives,
-            status=204 if gives is type(None) else 200,
+            status=status,
             is_audited=is_audited,
             is_audited_for_clients=is_audited_for_clients,
         )(handle)
@@ -192,7 +211,7 @@ def answer(value: object, status: int = 200, **headers: str) -> web.Response:
     return bodies.answer(value, status, **headers)
 
 
-def check_changed(given: Given, row: Row, is_of_path: bool) -> None:
+def check_changed(given: Given, row: LedgerMetadata | LogMetadata, is_of_path: bool) -> None:
     """Check that the row in the body is the one of the path and of `If-Match`. Raises: InvalidRequest."""
     if not is_of_path:
         raise InvalidRequest("the row in the body is not the one that the path names")

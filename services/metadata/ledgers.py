@@ -141,7 +141,7 @@ class LedgerStore(RowStore):
         return LedgerHeads(ledgers=tuple(value_of(LedgerHead, record) for record in records))
 
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
-        """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.
+        """Create a ledger; a repeat (the same attempt, or the same request of a client) gets the first one.
 
         Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the first one was deleted since.
         """

@@ -5,18 +5,12 @@ from uuid import UUID
 
 from aiohttp import web
 
-from quorumlog.net import audit
 from quorumlog.net.identity import GATEWAYS
 from quorumlog.net.parameters import Given, path_text, query_integer, query_text
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.transaction import TRANSACTION_ID, Transaction
+from quorumlog.protocol.transaction import TRANSACTION_ID
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME
-from quorumlog.wire.log_bodies import (
-    LogChange,
-    LogCreateBody,
-    LogListBody,
-    TransactionBeginBody,
-)
+from quorumlog.wire.log_bodies import LogChange, LogListBody
 from services.metadata.http import (
     AFTER,
     IF_MATCH,
@@ -49,22 +43,6 @@ _ONE: Final = "/v1/transactions/{id}"
 ROUTES: Final = StoreRoutes()
 
 
-@ROUTES.add(
-    "POST /v1/logs",
-    roles=GATEWAYS,
-    takes=LogCreateBody,
-    gives=LogMetadata,
-    status=201,
-    is_audited=True,
-)
-async def create_log(request: web.Request, _given: Given) -> web.Response:
-    """Create a log; a repeat of the attempt gets the first row."""
-    body = await parsed(request, LogCreateBody)
-    audit.name_target(f"logs/{body.row.name}")
-    row = await request.app[PARTS].logs.create(body)
-    return answer(row, 201, Location=f"/v1/logs/{row.name}")
-
-
 @ROUTES.add("GET /v1/logs", LIMIT, AFTER_LOG, PREFIX, SHOWN, roles=GATEWAYS, gives=LogListBody)
 async def list_logs(request: web.Request, given: Given) -> web.Response:
     """Logs by name."""
@@ -93,21 +71,14 @@ async def change_log(request: web.Request, given: Given) -> web.Response:
     return answer(await request.app[PARTS].logs.change(change))
 
 
-@ROUTES.add(
-    "POST /v1/transactions",
+ROUTES.serve(
+    "POST /v1/logs",
+    lambda of: of.logs.create,
     roles=GATEWAYS,
-    takes=TransactionBeginBody,
-    gives=Transaction,
-    status=201,
-    repeat_status=200,
+    creates=lambda body: f"logs/{body.row.name}",
+    is_audited=True,
 )
-async def begin_transaction(request: web.Request, _given: Given) -> web.Response:
-    """Begin a transaction, or get the existing one of this app and version."""
-    body = await parsed(request, TransactionBeginBody)
-    row, is_new = await request.app[PARTS].transactions.begin(body)
-    return answer(row, 201 if is_new else 200, Location=f"/v1/transactions/{row.id}")
-
-
+ROUTES.serve("POST /v1/transactions", lambda of: of.transactions.begin, roles=GATEWAYS)
 ROUTES.serve("GET /v1/requests/{token}", lambda of: of.logs.is_done, TOKEN, CONTENT, roles=GATEWAYS)
 ROUTES.serve(f"GET {_LOG}", lambda of: of.logs.get, LOG, roles=GATEWAYS)
 ROUTES.serve(f"DELETE {_LOG}", lambda of: of.logs.delete, LOG, roles=GATEWAYS, is_audited=True)

@@ -128,7 +128,7 @@ class LogStore(RowStore):
         return Done(done=await found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
-        """Create a row; a repeat of the attempt gets the first one.
+        """Create a log; a repeat of the attempt gets the first row.
 
         Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
         since, or where there is nothing to fork.

@@ -14,7 +14,6 @@ from aiohttp.typedefs import Handler
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
-from quorumlog.net import audit
 from quorumlog.net.identity import (
     BOOKIES,
     GATEWAYS,
@@ -46,7 +45,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairsAdd, RepairSettings
-from quorumlog.wire.token_bodies import TOKEN_ID, TokenCreate, TokenRow
+from quorumlog.wire.token_bodies import TOKEN_ID
 from services.metadata.http import (
     AFTER,
     LEDGER_ID,
@@ -94,16 +93,12 @@ ROUTES.serve(
 )
 
 
-@ROUTES.add("POST /v1/repairs", roles=SERVICES, takes=RepairsAdd, status=204)
-async def add_repairs(request: web.Request, _given: Given) -> web.Response:
-    """Queue entries that members lack."""
-    items = (await parsed(request, RepairsAdd)).items
-    for item in items:
+def _check_members(request: web.Request, _given: Given, body: RepairsAdd) -> None:
+    for item in body.items:
         check_name(request, member_name(item.member))
-    await request.app[PARTS].repairs.add(items)
-    return web.Response(status=204)
 
 
+ROUTES.serve("POST /v1/repairs", lambda of: of.repairs.add, roles=SERVICES, checks=_check_members)
 ROUTES.serve("POST /v1/repairs/claim", lambda of: of.repairs.claim, roles=HEALERS)
 ROUTES.serve(f"POST {_ITEM}/progress", lambda of: of.repairs.progress, *_OF_ITEM, roles=HEALERS)
 ROUTES.serve(f"POST {_ITEM}/fail", lambda of: of.repairs.fail, *_OF_ITEM, roles=HEALERS)
@@ -191,21 +186,13 @@ ROUTES.serve(
 )
 
 
-@ROUTES.add(
+ROUTES.serve(
     "POST /v1/tokens",
+    lambda of: of.tokens.create,
     roles=GATEWAYS | OPERATORS,
-    takes=TokenCreate,
-    gives=TokenRow,
-    status=201,
+    creates=lambda body: f"tokens/{body.token.id}",
     is_audited=True,
 )
-async def create_token(request: web.Request, _given: Given) -> web.Response:
-    """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer."""
-    body = await parsed(request, TokenCreate)
-    audit.name_target(f"tokens/{body.token.id}")
-    return answer(await request.app[PARTS].tokens.create(body), 201)
-
-
 ROUTES.serve("GET /v1/tokens", lambda of: of.tokens.list, KNOWN, roles=GATEWAYS)
 ROUTES.serve(
     "DELETE /v1/tokens/{id}", lambda of: of.tokens.revoke, TOKEN, roles=GATEWAYS, is_audited=True

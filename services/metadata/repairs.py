@@ -29,6 +29,7 @@ from quorumlog.wire.repair_bodies import (
     RepairItem,
     RepairList,
     RepairProgress,
+    RepairsAdd,
     RepairSettings,
     RepairSettingsPut,
     RepairSummary,
@@ -127,9 +128,9 @@ class RepairStore(RowStore):
         return RepairList(repairs=found, next=last)
 
     @transactional
-    async def add(self, connection: Connection, items: Iterable[RepairAdd]) -> None:
-        """Add missed ranges; deleted ledgers are skipped."""
-        await add_repairs(connection, items)
+    async def add(self, connection: Connection, request: RepairsAdd) -> None:
+        """Queue entries that members lack; deleted ledgers are skipped."""
+        await add_repairs(connection, request.items)
 
     @listing
     async def summary(self, connection: Connection) -> RepairSummary:

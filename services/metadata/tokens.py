@@ -42,7 +42,7 @@ class TokenStore(RowStore):
 
     @transactional
     async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
-        """Store a token; a repeat of the attempt gets the first answer.
+        """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
         """

@@ -81,10 +81,8 @@ class TransactionStore(RowStore):
         """OPEN transactions, and ledgers that wait for their deletion, at the last count."""
 
     @transactional
-    async def begin(
-        self, connection: Connection, request: TransactionBeginBody
-    ) -> tuple[Transaction, bool]:
-        """Begin a transaction, and True; or the existing one of this app and version, and False.
+    async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
+        """Begin a transaction, or get the existing one of this app and version.
 
         A version that is not above the app's last one gets a COMMITTED transaction: there is
         nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
@@ -92,20 +90,20 @@ class TransactionStore(RowStore):
         await _lock_log_shared(connection, request.log)
         known = await _find_earlier_try(connection, request)
         if known is not None:
-            return known, False
+            return known
         if request.app is not None:
             done = await _last_version(connection, request.log, request.app)
             if done is not None and done["version"] >= (request.version or 0):
-                return await _answer_old_version(connection, request, done), False
+                return await _answer_old_version(connection, request, done)
         while True:
             made = await _insert(connection, request, state=TransactionState.OPEN)
             if made is not None:
                 await record_change(connection, f"begin transaction {request.id}")
-                return _row(made), True
+                return _row(made)
             known = await _find_earlier_try(connection, request)
             if known is not None:
                 # A concurrent try of this request has just ended.
-                return known, False
+                return known
             shared = await connection.fetchrow(
                 f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
                 " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
@@ -116,7 +114,7 @@ class TransactionStore(RowStore):
             )
             # None: the transaction ended meanwhile.
             if shared is not None:
-                return _row(shared), False
+                return _row(shared)
 
     @proven
     async def get(self, connection: Connection, transaction_id: str) -> Transaction:
