@@ -238,7 +238,12 @@ ROUTES.serve(
     creates=lambda body: f"ledgers/{body.row.ledger_id}",
 )
 ROUTES.serve(
-    f"DELETE {_LEDGER}", lambda of: of.ledgers.delete, LEDGER_ID, roles=GATEWAYS, is_audited=True
+    f"DELETE {_LEDGER}",
+    lambda of: of.ledgers.delete,
+    LEDGER_ID,
+    roles=GATEWAYS,
+    name="delete_ledger",
+    is_audited=True,
 )
 ROUTES.serve("POST /v1/ledger-heads", lambda of: of.ledgers.heads, roles=GATEWAYS)
 ROUTES.serve(
@@ -255,6 +260,7 @@ ROUTES.serve(
     BOOKIE,
     roles=BOOKIES | OPERATORS,
     checks=_check_cookie,
+    name="put_cookie",
     is_audited=True,
 )
 ROUTES.serve(

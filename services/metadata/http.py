@@ -143,6 +143,7 @@ class StoreRoutes(Routes):
         does: Callable[[MetadataParts], Callable[..., Awaitable[object]]],
         *given: Parameter[Any],
         roles: frozenset[Role],
+        name: str = "",
         checks: Check | None = None,
         creates: Callable[[Any], str] | None = None,
         is_audited: bool = False,
@@ -152,7 +153,7 @@ class StoreRoutes(Routes):
         `request`, and by name with those parameters of the query that have a value.
 
         The method's annotations say what the body and the answer are, and its docstring's first sentence what
-        the operation does. `checks` may refuse the body for its caller or its path. A route that `creates` something has
+        the operation does. The audit log has the operation's `name`. `checks` may refuse the body for its caller or its path. A route that `creates` something has
         the status 201, and names what it creates in the audit log by the body. Raises: TypeError if the method takes other
         arguments.
         """
@@ -179,7 +180,7 @@ class StoreRoutes(Routes):
                     audit.name_target(creates(body))
             return answer(await does(request.app[PARTS])(*path, **asked), status)
 
-        handle.__name__ = method.__qualname__
+        handle.__name__ = name or method.__qualname__
         handle.__doc__ = " ".join((method.__doc__ or "").split()).partition(". ")[0]
         self.add(
             key,

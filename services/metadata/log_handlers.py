@@ -76,12 +76,20 @@ ROUTES.serve(
     lambda of: of.logs.create,
     roles=GATEWAYS,
     creates=lambda body: f"logs/{body.row.name}",
+    name="create_log",
     is_audited=True,
 )
 ROUTES.serve("POST /v1/transactions", lambda of: of.transactions.begin, roles=GATEWAYS)
 ROUTES.serve("GET /v1/requests/{token}", lambda of: of.logs.is_done, TOKEN, CONTENT, roles=GATEWAYS)
 ROUTES.serve(f"GET {_LOG}", lambda of: of.logs.get, LOG, roles=GATEWAYS)
-ROUTES.serve(f"DELETE {_LOG}", lambda of: of.logs.delete, LOG, roles=GATEWAYS, is_audited=True)
+ROUTES.serve(
+    f"DELETE {_LOG}",
+    lambda of: of.logs.delete,
+    LOG,
+    roles=GATEWAYS,
+    name="delete_log",
+    is_audited=True,
+)
 ROUTES.serve("POST /v1/log-heads", lambda of: of.logs.heads, roles=GATEWAYS)
 ROUTES.serve(
     "GET /v1/orphans",

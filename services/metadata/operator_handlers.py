@@ -121,6 +121,7 @@ ROUTES.serve(
     "PATCH /v1/repair-settings",
     lambda of: of.repair_settings.change,
     roles=HEALERS,
+    name="patch_repair_settings",
     is_audited=True,
 )
 ROUTES.serve("PUT /v1/leases/{name}", lambda of: of.leases.take, LEASE, roles=HEALERS)
@@ -182,7 +183,12 @@ ROUTES.serve(
     roles=GATEWAYS | OPERATORS,
 )
 ROUTES.serve(
-    "POST /v1/keys/reseal", lambda of: of.sealing.reseal, AFTER, roles=OPERATORS, is_audited=True
+    "POST /v1/keys/reseal",
+    lambda of: of.sealing.reseal,
+    AFTER,
+    roles=OPERATORS,
+    name="reseal",
+    is_audited=True,
 )
 
 
@@ -191,11 +197,17 @@ ROUTES.serve(
     lambda of: of.tokens.create,
     roles=GATEWAYS | OPERATORS,
     creates=lambda body: f"tokens/{body.token.id}",
+    name="create_token",
     is_audited=True,
 )
 ROUTES.serve("GET /v1/tokens", lambda of: of.tokens.list, KNOWN, roles=GATEWAYS)
 ROUTES.serve(
-    "DELETE /v1/tokens/{id}", lambda of: of.tokens.revoke, TOKEN, roles=GATEWAYS, is_audited=True
+    "DELETE /v1/tokens/{id}",
+    lambda of: of.tokens.revoke,
+    TOKEN,
+    roles=GATEWAYS,
+    name="revoke_token",
+    is_audited=True,
 )
 
 # Witnesses.
