@@ -24,8 +24,7 @@ from loadtest.cluster import Cluster, running
 from quorumlog.client import Client, Log
 from quorumlog.protocol import batch, packed
 from quorumlog.zstd import zstd
-from services.gateway.edge.http.codings import CODINGS, Unpacker
-from services.gateway.edge.http.packing import SLICE_BYTES
+from services.gateway.edge.http.codings import CODINGS, SLICE_BYTES, Unpacker
 
 _AGENTS: Final = ("Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12.0")
 _EVENTS: Final = ("click", "view", "purchase", "login", "logout")

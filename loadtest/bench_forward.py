@@ -18,7 +18,7 @@ import uvloop
 
 from loadtest.bench.measure import KIB, Figures, Meter, appends, payload_of
 from loadtest.cluster import running
-from quorumlog.client.ledger import FRAMES, frames
+from quorumlog.client.records import FRAMES, frames
 
 _FIGURES: Final = ("entries/s", "p50 ms", "owner us", "other us", "bookies us")
 _BATCH: Final = 100

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from aiohttp.test_utils import make_mocked_request
 
-from quorumlog.net.log_client import TokenClient
+from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.token_bodies import TokenList, TokenRow

@@ -1,5 +1,5 @@
-"""Ports for tests and load: see services.local.ports for why they are leased."""
+"""Ports for tests and load: see services.local.process for why they are leased."""
 
-from services.local.ports import free_ports
+from services.local.process import free_ports
 
 __all__ = ["free_ports"]

@@ -35,7 +35,7 @@ from loadtest.bench.measure import (
 )
 from loadtest.cluster import Cluster, running
 from quorumlog.client import Client, Ledger, sync
-from quorumlog.client.ledger import FRAMES, frames
+from quorumlog.client.records import FRAMES, frames
 from quorumlog.errors import QuorumLogError
 
 JSON: Final = "application/json"

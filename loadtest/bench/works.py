@@ -9,7 +9,7 @@ from loadtest.bench.measure import KIB, Figures
 from loadtest.bench.ours import JSON, Ours
 from loadtest.bookkeeper.peer import BookKeeper
 from loadtest.jetstream import JetStream
-from quorumlog.client.ledger import FRAMES
+from quorumlog.client.records import FRAMES
 
 _SMALL: Final = 100
 _LARGE: Final = 64 * KIB

@@ -13,7 +13,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
@@ -23,7 +22,7 @@ from quorumlog.net.ports import MachineTimes, Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.net.sessions import service_session
-from quorumlog.net.timers import Tasks, Timers, restarted
+from quorumlog.net.timers import Tasks, Timers, awake, restarted
 from quorumlog.wire.bodies import ServiceHeartbeat
 from quorumlog.wire.versions import CHANNEL, shown
 from services.autorecovery.auditor import Auditor

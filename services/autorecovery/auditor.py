@@ -11,17 +11,14 @@ from collections.abc import Container, Hashable, Iterable
 from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
-from quorumlog.net.awake import awake
-from quorumlog.net.driver import conclude
+from quorumlog.net.driver import recover
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.spread import spread
+from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.messages import RecoverRequested
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
-from quorumlog.protocol.recovery import Recovery
 from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
@@ -334,15 +331,9 @@ class Auditor:
                     return
                 if not await self._is_abandoned(row, is_silence_enough=is_silence_enough):
                     return
-                log.info("recovery-begun", extra={"ledger": ledger_id, "state": row.state})
-                machine = Recovery()
-                closed = await conclude(
-                    machine, ledger_id, self._ports, RecoverRequested(row), deadline_s=_RECOVERY_S
-                )
-                await spread(closed, self._ports)
+                await recover(row, self._ports, deadline_s=_RECOVERY_S)
                 self.recovered += 1
                 self._ended(ledger_id)
-                log.info("recovered", extra={"ledger": ledger_id, "last": closed.last_entry})
         except QuorumLogError as error:
             self.blocked_count += 1
             self.blocked_ledgers.add(ledger_id)

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from quorumlog.net.awake import awake_timeout
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.timers import awake_timeout
 from quorumlog.protocol.metadata import Writer
 
 _ASK_S: Final = 2.0

@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.net.listen import UPGRADES
+from quorumlog.net.connections import UPGRADES
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.wire.frames import MESSAGE_BYTES_MAX

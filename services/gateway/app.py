@@ -1,7 +1,7 @@
 """Build the gateway's application around an engine."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,26 +10,20 @@ from aiohttp import hdrs, web
 from quorumlog.errors import (
     Forbidden,
     MetadataUnavailable,
-    QuorumLogError,
     ShuttingDown,
     Unauthenticated,
 )
-from quorumlog.net.direct import DIRECT
+from quorumlog.net.aiohttp_parts import DIRECT
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.directory import QuarantineRule
+from quorumlog.net.gateway_clients import AuditClient, LogClient, TokenClient, TransactionClient
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
-from quorumlog.net.listen import ListenLimits, bind
-from quorumlog.net.log_client import AuditClient, TokenClient
+from quorumlog.net.listen import bind
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
-from quorumlog.net.service import (
-    DRAINING,
-    HOSTS,
-    METRICS,
-    Listening,
-    Ready,
-    add_shared_routes,
-)
+from quorumlog.net.service import DRAINING, HOSTS, METRICS, Listening, add_shared_routes
+from quorumlog.net.timers import restarted
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.access.callers import Callers
@@ -39,24 +33,24 @@ from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.body import ignore_expect
-from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.middleware import Metrics, allow_origins, edge_middleware
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
-from services.gateway.engine import Engine, EngineConfig, add_metrics
-from services.gateway.interface import EngineInterface
+from services.gateway.engine import Engine
+from services.gateway.interface import EngineConfig
 from services.gateway.internal import ledger_routes, log_routes
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.metrics import add_log_metrics
 from services.gateway.logs.ownership import LogTimes
-from services.gateway.logs.running import running_logs
-from services.gateway.logs.sweep import SweepTimes
+from services.gateway.logs.peers import LogPeers
+from services.gateway.logs.store import MetadataLogs
+from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
+from services.gateway.metrics import EngineMetrics, LogMetrics
 from services.gateway.streams.operations import log_of
 from services.gateway.streams.routes import StreamRoutes, stream_headers
 
@@ -74,7 +68,7 @@ _METRICS: Final = web.AppKey("request_metrics", Metrics)
 
 
 def build_app(
-    engine: EngineInterface,
+    engine: Engine,
     limits: Limits,
     *,
     logs: LogManager | None = None,
@@ -99,7 +93,7 @@ def build_app(
     async def drain() -> None:
         room.end_waits()
         if logs is not None:
-            await logs.drain()
+            await logs.ownership.drain()
         await engine.drain()
 
     def waits_for() -> Sequence[str]:
@@ -111,7 +105,7 @@ def build_app(
         title="quorumlog gateway",
         description=_DESCRIPTION,
         has_tokens=True,
-        ready=_readiness(engine),
+        ready=engine.ready,
         drain=drain,
         waits_for=waits_for,
         hosts=hosts,
@@ -125,7 +119,7 @@ def build_app(
         app.on_response_prepare.append(_vary_by_caller)
     if logs is not None:
         app.on_response_prepare.append(stream_headers)
-        add_log_metrics(logs, transactions, app[METRICS])
+        app[METRICS].register(LogMetrics(logs, transactions))
     add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
     table = table_of(app, operations)
     guard = None
@@ -133,14 +127,14 @@ def build_app(
         guard = Guard(
             table,
             callers,
-            ledger=engine.row,
+            ledger=engine.rows.row,
             transactions=transactions,
             stream_log=log_of,
             body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
         )
     if guard is None:
         app[DIRECT] = DirectRequests(
-            engine,
+            engine.appends,
             None if logs is None else logs.consumers,
             room,
             app[_METRICS],
@@ -181,7 +175,7 @@ def build_internal_app(
         app,
         (route.operation for route in routes),
         title="quorumlog gateway, internal listener",
-        ready=_readiness(engine),
+        ready=engine.ready,
         hosts=hosts,
         authenticator=authenticator,
         registry=public[METRICS],
@@ -214,15 +208,6 @@ async def _vary_by_caller(_request: web.Request, response: web.StreamResponse) -
     response.headers.add(hdrs.VARY, hdrs.AUTHORIZATION)
 
 
-def _readiness(engine: EngineInterface) -> Ready:
-    async def ready() -> None:
-        error: QuorumLogError | None = await engine.ready()
-        if error is not None:
-            raise error
-
-    return ready
-
-
 def _described(operation: PublicOperation) -> Operation:
     """An operation with what the edge answers in its place: while the gateway shuts down, and to callers whom it does
     not let in.
@@ -241,7 +226,7 @@ def _described(operation: PublicOperation) -> Operation:
 
 
 def _routes(
-    engine: EngineInterface,
+    engine: Engine,
     room: Room,
     logs: LogManager | None,
     transactions: Transactions | None,
@@ -267,6 +252,24 @@ def _routes(
     if tokens is not None:
         routes += TokenRoutes(tokens, room, callers).routes()
     return [checked(route, room) for route in routes]
+
+
+@contextlib.asynccontextmanager
+async def running_logs(
+    engine: Engine, times: LogTimes
+) -> AsyncIterator[tuple[LogManager, Transactions]]:
+    """The logs of a running engine, with their background work. `drain` the logs before the engine."""
+    transactions = TransactionClient(engine.metadata)
+    store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
+    logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
+    engine.rows.on_gap.append(logs.ownership.rereads.gap)
+    sweep = Sweep(logs, store)
+    for work in (sweep.run, sweep.run_orphans, logs.ownership.rereads.run):
+        _ = logs.ownership.task(restarted(work))
+    try:
+        yield logs, Transactions(engine=engine, logs=logs, store=store, client=transactions)
+    finally:
+        await logs.ownership.stop()
 
 
 async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
@@ -300,8 +303,9 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     logs, transactions = await stack.enter_async_context(
         running_logs(
             engine,
-            SweepTimes(orphan_age_s=settings.orphan_age_s),
-            LogTimes(consumer_expiry_s=settings.consumer_expiry_s),
+            LogTimes(
+                consumer_expiry_s=settings.consumer_expiry_s, orphan_age_s=settings.orphan_age_s
+            ),
         )
     )
     tokens, callers = TokenClient(engine.metadata), None
@@ -318,7 +322,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
     )
-    add_metrics(engine, app[METRICS])
+    app[METRICS].register(EngineMetrics(engine))
     if settings.hsts_s:
         app.on_response_prepare.append(_demands_tls(settings.hsts_s))
     internal = build_internal_app(

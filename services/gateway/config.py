@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.proxies import Proxies, ProxiesSend
 from quorumlog.net.service import ServiceSettings, url_of
 from quorumlog.net.timers import CLOCK_SETTING
@@ -16,8 +16,7 @@ from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.secret import is_loopback
 from services.gateway.edge.access.jwts import JwtRules, Jwts, KeysUnusable
 from services.gateway.edge.http.limits import Limits
-from services.gateway.logs.ownership import CONSUMER_EXPIRY_S
-from services.gateway.logs.sweep import ORPHAN_AGE_S
+from services.gateway.logs.ownership import CONSUMER_EXPIRY_S, ORPHAN_AGE_S
 
 
 class GatewaySettings(ServiceSettings, Limits):

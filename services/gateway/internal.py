@@ -37,8 +37,8 @@ from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.edge import entries, ledgers
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.logs import CREATED
 from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
 from services.gateway.engine import Engine
@@ -127,7 +127,7 @@ class _LedgerRoutes:
         async def handle(request: web.Request, given: Given) -> web.StreamResponse:
             engine, ledger_id = self._engine, given[LEDGER_ID]
             if not engine.writes(ledger_id):
-                writer = (await engine.row(ledger_id)).writer
+                writer = (await engine.rows.row(ledger_id)).writer
                 if writer is None or writer.id != engine.writer.id:
                     raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
             request[entries.FORWARDED] = True
@@ -142,7 +142,7 @@ class _LedgerRoutes:
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
         """The writer's LAC; with `after` and `wait_ms`, once it is above `after`."""
-        known, version = await self._engine.reading.writers_lac(
+        known, version = await self._engine.reads.writers_lac(
             given[LEDGER_ID], after=given[entries.AFTER], wait_s=given[WAIT_MS] / 1000
         )
         return json_value(
@@ -194,7 +194,7 @@ class _LogRoutes:
         """The ends of those of the named logs that this process owns."""
         asked = parsed(await body.read(request, self._room, _BODY_BYTES_MAX), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in asked.logs)
-        return json_value({"ends": self._logs.ends_here(heads)})
+        return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
         """Count an access to a log whose keeper this process is, and say whether the log lives."""

@@ -17,7 +17,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,11 +32,7 @@ from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.credentials import LocalCertificates, kept_secret
 from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
-from services.local.ports import free_ports, is_free
-from services.local.process import Process, Program, Start, start
-
-OpenSession = Callable[..., aiohttp.ClientSession]
-"""`LocalCluster.session`."""
+from services.local.process import Process, Program, Start, free_ports, is_free, start
 
 START_S: Final = 120.0
 """For one step of the start; a step takes about a second on an idle machine."""
@@ -169,10 +165,9 @@ class LocalCluster:
             }
             for service in services
         ]
-        # Under another name first: Prometheus may read at any time.
-        new = self._run / "prometheus.json.new"
-        new.write_text(json.dumps(targets, indent=1) + "\n")
-        new.replace(self._run / "prometheus.json")
+        # As a whole: Prometheus may read at any time.
+        text = json.dumps(targets, indent=1) + "\n"
+        replace_file(self._run / "prometheus.json", text.encode(), 0o644)
         gateways = [service.url for service in services if service.kind == "gateway"]
         self._gateways_file.write_text("".join(f"{url}\n" for url in gateways))
 
@@ -200,6 +195,24 @@ class LocalCluster:
             **more,
         )
 
+    async def _answers(self, url: str) -> bool:
+        """Whether a request gets status 200."""
+        try:
+            async with self.session(10) as session, session.get(url) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _fetch_info(self, url: str) -> dict[str, Any]:
+        """What a bookie tells of itself."""
+        try:
+            async with self.session(10) as session, session.get(f"{url}/v1/info") as answer:
+                answer.raise_for_status()
+                info: dict[str, Any] = await answer.json()
+                return info
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
+
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +227,7 @@ class LocalCluster:
 
     def _tell_of_room(self) -> None:
         """Say so where new bookies and databases will hardly fit."""
-        names = [f"bookie-{number + 1}" for number in range(self.settings.bookies)]
+        names = _names("bookie", self.settings.bookies)
         if not self.settings.postgres_dsn:
             names.append("postgres")
         new = [name for name in names if not (self._data / name).exists()]
@@ -256,9 +269,7 @@ class LocalCluster:
         count = settings.bookies + settings.metadata_services + settings.autorecoveries
         count += settings.gateways
         ports = iter(free_ports(count, avoid=self._gateway_ports))
-        metadata = {
-            f"metadata-{number + 1}": next(ports) for number in range(settings.metadata_services)
-        }
+        metadata = dict(zip(_names("metadata", settings.metadata_services), ports, strict=False))
         urls = [
             f"{self._scheme}://{self._place(name).host}:{port}" for name, port in metadata.items()
         ]
@@ -267,10 +278,9 @@ class LocalCluster:
         own |= self._embedded_passwords()
         for name, port in metadata.items():
             self._launch_service(name, "metadata", port, own)
-        for name in metadata:
-            await self.until_up(name)
+        await self.until_up(*metadata)
 
-        bookies = [f"bookie-{number + 1}" for number in range(settings.bookies)]
+        bookies = _names("bookie", settings.bookies)
         new: list[Callable[[], None]] = []
         for number, name in enumerate(bookies):
             zone = settings.zones[number % len(settings.zones)] if settings.zones else ""
@@ -287,36 +297,38 @@ class LocalCluster:
         # Registered before the rebuild, a new bookie would make this database another cluster's.
         for launch in new:
             launch()
-        for name in bookies:
-            await self.until_up(name)
+        await self.until_up(*bookies)
         self._writable_count = await self._count_writable(bookies)
 
-        gateways = [f"gateway-{number + 1}" for number in range(settings.gateways)]
-        for number, name in enumerate(gateways):
-            port = settings.port + number
+        gateways = _names("gateway", settings.gateways)
+        for name, port in zip(gateways, self._gateway_ports, strict=True):
             self._launch_service(name, "gateway", port, shared, internal_port=next(ports))
-        for name in gateways:
-            await self.until_up(name)
+        await self.until_up(*gateways)
 
         own = {"LOST_BOOKIE_DELAY_S": str(settings.lost_bookie_delay_s)}
-        healers = [f"autorecovery-{number + 1}" for number in range(settings.autorecoveries)]
+        healers = _names("autorecovery", settings.autorecoveries)
         for name in healers:
             self._launch_service(name, "autorecovery", next(ports), shared | own)
-        for name in healers:
-            await self.until_up(name)
+        await self.until_up(*healers)
 
     async def _rebuild(self, metadata_url: str) -> None:
         """Make the metadata's rows again from what the bookies hold, and say what was found."""
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
             url = f"{service.url}/v1/rows?limit=1"
-            await self._until(service, partial(_answers, self.session, url))
+            await self._until(service, partial(self._answers, url))
         ask = {"take_over": True, "bookies": [service.url for service in bookies]}
         report: dict[str, Any] = {}
-        async for line in _rebuild_lines(self.session, metadata_url, ask):
-            if "error" in line:
-                raise ClusterError(f"the metadata can't be rebuilt: {line['error']}")
-            report = line.get("report", report)
+        async with (
+            self.session(None, read_bufsize=1 << 22) as session,
+            session.post(f"{metadata_url}/v1/rebuild", json=ask) as answer,
+        ):
+            answer.raise_for_status()
+            async for text in answer.content:
+                line = json.loads(text)
+                if "error" in line:
+                    raise ClusterError(f"the metadata can't be rebuilt: {line['error']}")
+                report = line.get("report", report)
         self._say(
             f"rebuilt the metadata of cluster {report['cluster_id']} from {len(bookies)} bookies"
         )
@@ -331,7 +343,7 @@ class LocalCluster:
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
         """How many bookies take entries; says why the others do not, since gateways would wait."""
-        found = [await _fetch_info(self.session, self.services[name].url) for name in bookies]
+        found = [await self._fetch_info(self.services[name].url) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
         put = [info for info in found if info not in full and info["state"] != "writable"]
         if full:
@@ -383,7 +395,7 @@ class LocalCluster:
         url = f"{scheme}://{place.host}:{port}"
         # A gateway is ready when a default ledger (E=3) could be created.
         health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
-        is_up = partial(_answers, self.session, f"{url}/health/{health}")
+        is_up = partial(self._answers, f"{url}/health/{health}")
         service = self._launch(Program(name, argv, env | own, ROOT), url, is_up)
         if internal_port is not None:
             service.internal_url = f"{self._scheme}://{place.host}:{internal_port}"
@@ -448,13 +460,13 @@ class LocalCluster:
         service.is_expected = True
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
 
-    async def until_up(self, name: str) -> None:
-        """Wait until a process is ready.
+    async def until_up(self, *names: str) -> None:
+        """Wait until processes are ready.
 
-        Raises: ClusterError if it ends instead, or takes too long.
+        Raises: ClusterError if one ends instead, or takes too long.
         """
-        service = self.services[name]
-        await self._until(service, service.is_up)
+        for service in map(self.services.__getitem__, names):
+            await self._until(service, service.is_up)
 
     async def _until(self, service: Service, is_up: Callable[[], Awaitable[bool]]) -> None:
         name, loop = service.program.name, asyncio.get_running_loop()
@@ -512,41 +524,12 @@ class LocalCluster:
         (self._run / f"{service.program.name}.pid").unlink(missing_ok=True)
 
 
+def _names(kind: str, count: int) -> list[str]:
+    return [f"{kind}-{number}" for number in range(1, count + 1)]
+
+
 def _text(secret: SecretStr | None) -> str:
     return secret.get_secret_value() if secret else ""
-
-
-async def _fetch_info(open_session: OpenSession, url: str) -> dict[str, Any]:
-    """What a bookie tells of itself."""
-    try:
-        async with open_session(10) as session, session.get(f"{url}/v1/info") as answer:
-            answer.raise_for_status()
-            info: dict[str, Any] = await answer.json()
-            return info
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
-
-
-async def _rebuild_lines(
-    open_session: OpenSession, url: str, ask: Mapping[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
-    """What the metadata service tells of a rebuild."""
-    async with (
-        open_session(None, read_bufsize=1 << 22) as session,
-        session.post(f"{url}/v1/rebuild", json=ask) as answer,
-    ):
-        answer.raise_for_status()
-        async for line in answer.content:
-            yield json.loads(line)
-
-
-async def _answers(open_session: OpenSession, url: str) -> bool:
-    """Whether a request gets status 200."""
-    try:
-        async with open_session(10) as session, session.get(url) as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
 
 
 def _exit_reason(service: Service) -> str:

@@ -5,7 +5,6 @@ service is given another role's: who takes over a bookie can't speak as the meta
 time may do this.
 """
 
-import os
 import secrets
 import ssl
 import sys
@@ -56,10 +55,9 @@ def kept_certificate(
 ) -> Path:
     """A certificate of the authority in a folder: made where there is none for these hosts, and renewed in time."""
     certificate = into / f"{role}-{name}.pem"
-    if not key_file(certificate).exists() or not certificate.exists():
-        return issue(authority, role, name, hosts, into=into, replaces=True)
-    found = describe(certificate)
-    if found.subject is None or set(found.subject.hosts) != set(hosts):
+    is_there = key_file(certificate).exists() and certificate.exists()
+    found = describe(certificate) if is_there else None
+    if found is None or found.subject is None or set(found.subject.hosts) != set(hosts):
         return issue(authority, role, name, hosts, into=into, replaces=True)
     if found.days_left(datetime.now(UTC)) < _RENEWED_DAYS:
         return renew(authority, certificate)
@@ -72,14 +70,7 @@ def kept_secret(file: Path) -> str:
     Only one process at a time may make the same file.
     """
     if not file.exists():
-        # Under another name first: whoever finds the file finds a whole secret in it.
-        new = file.with_name(file.name + ".new")
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            opened.write(secrets.token_hex(32) + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        new.replace(file)
+        replace_file(file, f"{secrets.token_hex(32)}\n".encode(), 0o600)
     return file.read_text().strip()
 
 

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
@@ -109,10 +108,8 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
     data = folder / "data"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     password_file = folder / "password"
-    if not password_file.exists():
-        # Before initdb, which reads it: a cluster with an unknown password would be useless.
-        password_file.touch(mode=0o600)
-        password_file.write_text(secrets.token_hex(16))
+    # Before initdb, which reads it: a cluster with an unknown password would be useless.
+    password = kept_secret(password_file)
     binaries = _postgres_for(data)
     # Before `_initialise`, which may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
@@ -133,7 +130,7 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
         stop_signal=signal.SIGINT,  # "fast": ends sessions, keeps everything
         orphan_signal=signal.SIGINT,
     )
-    return Postgres(program, binaries, port, password_file.read_text())
+    return Postgres(program, binaries, port, password)
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:

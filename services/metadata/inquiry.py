@@ -20,9 +20,9 @@ import aiohttp
 import orjson
 
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable, NotEnoughBookies
-from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
+from quorumlog.net.timers import awake, awake_timeout
 from quorumlog.protocol.ids import NO_LEDGER, member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata

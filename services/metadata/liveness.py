@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError
 
-from quorumlog.net.awake import awake
+from quorumlog.net.timers import awake
 from quorumlog.protocol.ids import member_of
 from quorumlog.wire.bodies import (
     Body,

@@ -14,6 +14,9 @@ from aiohttp.typedefs import Handler
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
+from quorumlog.net.audit import AFTER as NUMBER
+from quorumlog.net.audit import LIMIT as ROWS
+from quorumlog.net.audit import SINCE, TARGET
 from quorumlog.net.identity import (
     BOOKIES,
     GATEWAYS,
@@ -23,9 +26,6 @@ from quorumlog.net.identity import (
     WRITERS,
     check_name,
 )
-from quorumlog.net.log_client import AFTER as NUMBER
-from quorumlog.net.log_client import LIMIT as ROWS
-from quorumlog.net.log_client import SINCE, TARGET
 from quorumlog.net.parameters import (
     Given,
     Parameter,

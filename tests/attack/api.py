@@ -19,7 +19,7 @@ KINDS: Final = ("gateway", INTERNAL, "bookie", "metadata", "autorecovery")
 SHARED: Final = ("/health/live", "/health/ready", "/metrics", "/openapi.json", "/docs")
 """Each service has them; the gateway describes them too."""
 
-ANYWHERE: Final = frozenset({400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 501, 503})
+ANYWHERE: Final = frozenset({400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 431, 501, 503})
 """What a request gets that is none of the operations, or no HTTP at all."""
 
 

@@ -25,7 +25,7 @@ PACE_S: Final = 0.02
 """Between appends to one ledger: the bystander is no load of its own."""
 SLOW_PACE_S: Final = 0.2
 """Between reads, and between ledgers that are made and deleted."""
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 240.0
 """A request that is told to come again for so long did not come through."""
 CALL_S: Final = 90.0
 OCTETS: Final = {"Content-Type": "application/octet-stream"}
@@ -204,6 +204,7 @@ class Subject:
         self._bystander, self._gateway, self._other, self.path = bystander, gateway, other, path
         self._is_log = path.startswith("/v1/logs/")
         self._id = "offset" if self._is_log else "entry_id"
+        self._noun = "records" if self._is_log else "entries"
         self._acknowledged: list[str] = []
         self._is_complete = False
         """No more is appended; the last append may be under way when the end is told."""
@@ -221,7 +222,9 @@ class Subject:
 
     async def _append(self) -> None:
         text = f"{self.path}:{len(self._acknowledged)}"
-        told = await self._bystander.append(f"{self._gateway}{self.path}/records", text.encode())
+        told = await self._bystander.append(
+            f"{self._gateway}{self.path}/{self._noun}", text.encode()
+        )
         if told.get("entry_id", told.get("first_offset")) != len(self._acknowledged):
             raise Noticed(f"{text} became {told}: somebody else appended, or it is there twice")
         self._acknowledged.append(text)
@@ -229,7 +232,7 @@ class Subject:
     async def follow(self) -> None:
         """Read what comes, through the other gateway, until all is there that was acknowledged."""
         while not (self._is_complete and self._seen >= len(self._acknowledged)):
-            url = f"{self._other}{self.path}/records?encoding=text&wait_ms=1000&from={self._seen}"
+            url = f"{self._other}{self.path}/{self._noun}?encoding=text&wait_ms=1000&from={self._seen}"
             async with self._bystander.lines(url) as answer:
                 if answer is None:
                     continue
@@ -260,9 +263,9 @@ class Subject:
             await self._bystander.pause(SLOW_PACE_S)
 
     async def _page(self, gateway: str, first: int) -> list[dict[str, Any]]:
-        url = f"{gateway}{self.path}/records?encoding=text&from={first}&limit=1000"
+        url = f"{gateway}{self.path}/{self._noun}?encoding=text&from={first}&limit=1000"
         told = await self._bystander.call("GET", url, {}, None)
-        page: list[dict[str, Any]] = told["records"]
+        page: list[dict[str, Any]] = told[self._noun]
         return page
 
     def _check(self, page: list[dict[str, Any]], first: int) -> None:

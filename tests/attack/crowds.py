@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from tests.attack import raw
 from tests.attack.arena import Arena
 from tests.attack.report import Kind

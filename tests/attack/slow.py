@@ -64,7 +64,7 @@ def places(arena: Arena) -> list[Place]:
         Place("gateway-1", f"{ledger}/entries", "application/vnd.quorumlog.frames"),
         Place("gateway-2", f"{ledger}/entries", OCTETS, length=ENTRY),
         Place("gateway-1", "/v1/ledgers", "application/json", length=1 << 20),
-        Place("gateway-1", f"/v1/logs/{arena.log}/entries", "application/vnd.quorumlog.frames"),
+        Place("gateway-1", f"/v1/logs/{arena.log}/records", "application/vnd.quorumlog.frames"),
         Place(
             "internal-1",
             f"/internal{ledger}/entries",

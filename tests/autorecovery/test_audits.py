@@ -25,7 +25,7 @@ from services.autorecovery.config import Config
 from services.autorecovery.findings import KnownLosses
 from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
-from tests.metadata.support import DRAFT, PATIENT_S, Service
+from tests.metadata.support import DRAFT, PATIENT_S, Service, swapped
 from tests.metadata.support import serving as metadata
 from tests.metadata.test_went_back import cookie
 from tests.support.waiting import turns, until
@@ -270,8 +270,7 @@ async def test_the_check_queues_a_repair_that_lacks_its_last_step_and_its_item(
     """Rule 20b: as after a restore, or a rebuild. Nobody else would let go of the former member."""
     client = audits.metadata
     row = await client.get(audits.ledger_id)
-    _, grown = await client.cas(row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
-    assert grown is not None
+    grown = await swapped(client, row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
     await client.cas(grown.with_member_replaced(0, "b3@1", "b9@1"))
     directory = Directory(client.bookies)
     losses = KnownLosses(HoldingsClient(directory, service.session))
@@ -320,7 +319,7 @@ async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_e
     async def gone(_writer: Writer) -> WriterPresence:
         return WriterPresence.GONE
 
-    monkeypatch.setattr(auditor_module, "conclude", blocked)
+    monkeypatch.setattr(auditor_module, "recover", blocked)
     monkeypatch.setattr(auditor._writers, "presence_of", gone)
     for ledger_id in (audits.ledger_id, other):
         await auditor._recover(ledger_id, is_silence_enough=False)
@@ -330,8 +329,7 @@ async def test_every_blocked_recovery_is_counted_and_none_that_another_one_has_e
     )
 
     row = await client.get(audits.ledger_id)
-    _, recovering = await client.cas(row.in_recovery())
-    assert recovering is not None
+    recovering = await swapped(client, row.in_recovery())
     await client.cas(recovering.closed(last_entry=-1, length=0))
     auditor.trigger()
     await auditor.audit()

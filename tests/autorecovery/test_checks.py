@@ -5,13 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
 from quorumlog.client import Client, Ledger
-from tests.autorecovery.test_healing import contents, written
+from tests.autorecovery.test_heal import contents, written
 from tests.autorecovery.test_operator import PATIENT, quorumlog, until_told
+from tests.support.database import sql
 from tests.support.waiting import MENDED_S, until
 
 SETTINGS = PATIENT | {"DAMAGE_S": "0.2", "CHECK_S": "3600"}
@@ -70,9 +69,7 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
 
         await cluster.restart("bookie-3")
         # The writer queued what it knew (rule 8): the check is to find it by itself.
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute("DELETE FROM repairs")
-        await connection.close()
+        await sql(stores, "DELETE FROM repairs")
         await asyncio.to_thread(flip, cluster.data / "bookie-2")
 
         for ledger in (whole, striped):

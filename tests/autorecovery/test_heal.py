@@ -1,11 +1,11 @@
-"""Real processes, a short form of `make heal`: restarts move nothing, a lost disk heals under load."""
+"""Real processes: restarts move nothing, a lost disk heals under load (`make heal`), a dead writer's ledger is closed."""
 
 from loadtest.cluster import running
 from loadtest.heal import PATIENT, Healers, Load, Plan, Story, filled, heal, roll, settled
 from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed
-from quorumlog.client import Client
-from tests.support.waiting import MENDED_S, UNHURRIED
+from quorumlog.client import Client, Ledger
+from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 SETTINGS = PATIENT | {**UNHURRIED, "LOST_SHARE_MAX": "0.3"}
 """Two of four that are silent at once are a slow machine."""
@@ -48,3 +48,40 @@ async def test_restarts_move_nothing_and_a_lost_disk_is_repaired_even_if_the_aud
     judge(load, story)
     assert load.appends > 0
     assert load.reads > 0
+
+
+# --- nobody asks for it --------------------------------------------------------------------------
+
+
+QUICK = {"ABANDONED_S": "1", "SILENT_S": "10", "IN_RECOVERY_S": "1", "AUDIT_S": "0.5"}
+
+
+async def written(client: Client, count: int) -> tuple[Ledger, list[bytes]]:
+    ledger = await client.create_ledger()
+    payloads = [f"{ledger.ledger_id} {number}".encode() * 10 for number in range(count)]
+    await ledger.append_batch(payloads)
+    return ledger, payloads
+
+
+async def contents(ledger: Ledger) -> list[bytes]:
+    return [entry.payload async for entry in ledger.entries()]
+
+
+async def test_a_ledger_whose_writer_died_is_closed_without_a_request(stores: Stores) -> None:
+    async with (
+        running(stores, bookies=3, gateways=2, environment=QUICK) as cluster,
+        Client(cluster.gateways[0]) as writer,
+        Client(cluster.gateways[1]) as other,
+    ):
+        ledger, payloads = await written(writer, 20)
+        living, _ = await written(other, 5)
+
+        await cluster.kill("gateway-1")
+
+        async def state() -> bool:
+            row = await other.ledger(ledger.ledger_id).info()
+            return bool(row["state"] == "CLOSED")
+
+        await until(state, "the abandoned ledger is closed", MENDED_S)
+        assert await contents(other.ledger(ledger.ledger_id)) == payloads
+        assert (await living.info())["state"] == "OPEN"

@@ -8,7 +8,8 @@ import aiohttp
 from aiohttp import web
 
 from loadtest.ports import free_ports
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.listen import listening
 from quorumlog.net.ports import Ports
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.messages import CasStatus

@@ -17,7 +17,7 @@ from loadtest.waiting import DeadlineMissed
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import NotEnoughBookies
 from services.local.config import ROOT
-from tests.autorecovery.test_healing import contents, written
+from tests.autorecovery.test_heal import contents, written
 from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 PATIENT = {"ABANDONED_S": "3600", "SILENT_S": "3600", "IN_RECOVERY_S": "3600", "AUDIT_S": "0.5"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.stores import scratch
+from tests.bookie.support import Gate
 
 
 @pytest.fixture
@@ -13,3 +14,8 @@ def root() -> Iterator[Path]:
     """A folder for stores and images of them."""
     with scratch("ql-bookie-") as folder:
         yield folder
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)

@@ -5,9 +5,8 @@ what a bookie may give up.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import wraps
 from inspect import signature
 from typing import Any, Final
@@ -21,7 +20,7 @@ from services.bookie import cookie, registration, replay
 from services.bookie.checkpoints import Moves
 from services.bookie.collect import Collector
 from services.bookie.ledger import StoredLedger
-from services.bookie.registration import Registration
+from services.bookie.registration import Presence, Registration
 from services.bookie.segments import Segments
 from services.bookie.space import Space
 from services.bookie.store import Store
@@ -35,43 +34,22 @@ from tests.bookie import (
     test_collect,
     test_cookie,
     test_deleted,
-    test_guards,
     test_row_copies,
     test_space,
     test_twins,
 )
-from tests.bookie.test_store import Gate
+from tests.bookie.support import Gate
+from tests.mutants.guards import always, answers
+from tests.mutants.hunt import Guard, Patch, applied
 
 ROUNDS: Final = 8
 """Of 50 crashes, or 100 changes, within which a mutant must be found."""
 
-Patch = Callable[[Any], Any]
 
-
-@dataclass(frozen=True, slots=True)
-class StorageMutant:
-    """A guard that is taken out, and the search that must miss it."""
-
-    rule: str
-    name: str
-    owner: Any
-    attribute: str
-    patch: Patch
-    search: Callable[[], bool]
-
-    def is_found(self) -> bool:
-        """Whether the search finds something wrong while the guard is gone."""
-        with self._applied():
-            return self.search()
-
-    @contextmanager
-    def _applied(self) -> Iterator[None]:
-        original = getattr(self.owner, self.attribute)
-        setattr(self.owner, self.attribute, self.patch(original))
-        try:
-            yield
-        finally:
-            setattr(self.owner, self.attribute, original)
+def is_found(mutant: Guard) -> bool:
+    """Whether the search that is a mutant's claim finds something wrong while the guard is gone."""
+    with applied(mutant):
+        return bool(mutant.claim())
 
 
 def by_crashes() -> bool:
@@ -127,84 +105,44 @@ def starts_with_lost_data() -> bool:
 
 
 CRASH_MUTANTS: Final = (
-    StorageMutant(
-        "rule 3, I13",
-        "acknowledged before it is synced",
-        LogWriter,
-        "_sync",
-        patches.nothing,
-        by_crashes,
+    Patch(LogWriter, "_sync", always(None)).guard(
+        "acknowledged before it is synced", "rule 3, I13", by_crashes
     ),
-    StorageMutant(
-        "rule 19",
-        "a new segment's name is not synced",
-        Segments,
-        "sync_entries",
-        patches.nothing,
-        by_crashes,
+    Patch(Segments, "sync_entries", always(None)).guard(
+        "a new segment's name is not synced", "rule 19", by_crashes
     ),
-    StorageMutant(
-        "rule 16",
-        "a compacted segment's fences are not written again",
-        Space,
-        "_rewrite_state",
-        patches.nothing_later,
-        by_crashes,
+    Patch(Space, "_rewrite_state", answers(None)).guard(
+        "a compacted segment's fences are not written again", "rule 16", by_crashes
     ),
-    StorageMutant(
-        "rules 16a, 17",
+    Patch(Moves, "rewrite_deleted", answers(None)).guard(
         "that a ledger is gone is not written again",
-        Moves,
-        "rewrite_deleted",
-        patches.nothing_later,
+        "rules 16a, 17",
         scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
     ),
-    StorageMutant(
-        "rule 16a",
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
         "a deleted ledger's id goes with the segment that names it",
-        Space,
-        "_rewrite_deleted",
-        patches.nothing_later,
+        "rule 16a",
         scenario(test_deleted.test_a_deleted_ledgers_id_survives_every_compaction),
     ),
-    StorageMutant(
-        "rule 16a",
-        "crashes meet a compaction that drops the ids of deleted ledgers",
-        Space,
-        "_rewrite_deleted",
-        patches.nothing_later,
-        by_crashes,
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
+        "crashes meet a compaction that drops the ids of deleted ledgers", "rule 16a", by_crashes
     ),
-    StorageMutant(
-        "rule 16a",
+    Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
         "the index knows that a ledger is deleted before the log does",
-        StoredLedger,
-        "is_deletion_synced",
-        patches.gone_at_once,
+        "rule 16a",
         scenario(test_deleted.test_no_checkpoint_contains_a_deletion_before_the_log_does),
     ),
-    StorageMutant(
-        "rule 19",
-        "a segment goes without a word",
-        Segments,
-        "remove",
-        patches.forgetful,
-        by_crashes,
+    Patch(Segments, "remove", patches.forgetful).guard(
+        "a segment goes without a word", "rule 19", by_crashes
     ),
-    StorageMutant(
-        "I13",
+    Patch(StoredLedger, "is_idle", patches.idle_in_checkpoints).guard(
         "what a checkpoint is writing is forgotten in memory",
-        StoredLedger,
-        "is_idle",
-        patches.idle_in_checkpoints,
+        "I13",
         scenario(test_at_once.test_a_fence_is_not_evicted_while_a_checkpoint_writes_it),
     ),
-    StorageMutant(
-        "rule 3",
+    Patch(StoredLedger, "_prune", patches.taken_at_once).guard(
         "the index gives a copy up before the one in its place is on disk",
-        StoredLedger,
-        "_prune",
-        patches.taken_at_once,
+        "rule 3",
         scenario(
             test_at_once.test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk,
             is_indexed=True,
@@ -212,175 +150,107 @@ CRASH_MUTANTS: Final = (
     ),
 )
 OTHER_MUTANTS: Final = (
-    StorageMutant(
-        "X15, rule 1",
-        "what can't be read is denied",
-        Store,
-        "read",
-        patches.denying,
-        by_flips,
+    Patch(Store, "read", patches.denying).guard(
+        "what can't be read is denied", "X15, rule 1", by_flips
     ),
-    StorageMutant(
-        "rule 19",
-        "the log is cut on doubt",
-        replay,
-        "_judge",
-        patches.nothing,
-        by_flips,
-    ),
-    StorageMutant(
-        "X17, rule 18",
+    Patch(replay, "_judge", always(None)).guard("the log is cut on doubt", "rule 19", by_flips),
+    Patch(Collector, "_disposal", patches.trusting_absence).guard(
         "a row that is missing is a tombstone",
-        Collector,
-        "_disposal",
-        patches.trusting_absence,
+        "X17, rule 18",
         scenario(
             test_collect.test_nothing_is_dropped_without_proof, seen=(CasStatus.UNKNOWN, None)
         ),
     ),
-    StorageMutant(
-        "rule 18c",
+    Patch(Store, "row_names", always(())).guard(
         "a drop asks about no copy that is held",
-        Store,
-        "row_names",
-        patches.no_copies,
+        "rule 18c",
         scenario(
             test_collect.test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy
         ),
     ),
-    StorageMutant(
-        "rule 18c",
+    Patch(Collector, "_disposal", patches.forgetting_first).guard(
         "copies are forgotten by their version alone",
-        Collector,
-        "_disposal",
-        patches.forgetting_first,
+        "rule 18c",
         scenario(
             test_collect.test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones
         ),
     ),
-    StorageMutant(
-        "X18, rule 15",
-        "an emptied directory is taken for the old one",
-        cookie,
-        "_suspected_loss",
-        patches.no_reason,
-        starts_with_lost_data,
+    Patch(cookie, "_suspected_loss", always("")).guard(
+        "an emptied directory is taken for the old one", "X18, rule 15", starts_with_lost_data
     ),
 )
 TWIN_MUTANTS: Final = (
-    StorageMutant(
-        "rule 15a",
-        "a copy of a directory is taken for the directory",
-        cookie,
-        "is_copy",
-        patches.never,
-        starts_with_lost_data,
+    Patch(cookie, "is_copy", always(False)).guard(
+        "a copy of a directory is taken for the directory", "rule 15a", starts_with_lost_data
     ),
-    StorageMutant(
-        "rules 15, 15a",
+    Patch(cookie, "_suspected_loss", patches.forgiving).guard(
         "a directory that went back to a snapshot is taken for what it was",
-        cookie,
-        "_suspected_loss",
-        patches.forgiving,
+        "rules 15, 15a",
         starts_with_lost_data,
     ),
-    StorageMutant(
-        "rule 15a",
+    Patch(cookie, "_suspected_loss", patches.counting_only).guard(
         "whoever counted to the same number of starts is the same",
-        cookie,
-        "_suspected_loss",
-        patches.counting_only,
+        "rule 15a",
         starts_with_lost_data,
     ),
-    StorageMutant(
-        "rule 15a",
+    Patch(registration, "probe", answers(Presence.GONE)).guard(
         "nobody asks whether the registered process lives",
-        registration,
-        "probe",
-        patches.nobody_there,
-        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
-    ),
-    StorageMutant(
-        "rules 15a, 21a",
-        "a process that does not answer here counts as gone though it is heard",
-        Registration,
-        "_has_live_heartbeat",
-        patches.never_heard,
-        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
-    ),
-    StorageMutant(
         "rule 15a",
+        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+    ),
+    Patch(Registration, "_has_live_heartbeat", answers(False)).guard(
+        "a process that does not answer here counts as gone though it is heard",
+        "rules 15a, 21a",
+        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+    ),
+    Patch(registration, "is_displaced", always(False)).guard(
         "a process goes on though another one is registered in its place",
-        registration,
-        "is_displaced",
-        patches.never,
+        "rule 15a",
         scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
     ),
-    StorageMutant(
-        "rule 15a",
+    Patch(Liveness, "_bookie_key", patches.one_for_all).guard(
         "two processes of one name write one heartbeat",
-        Liveness,
-        "_bookie_key",
-        patches.one_for_all,
+        "rule 15a",
         scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
     ),
 )
 GUARD_MUTANTS: Final = (
-    StorageMutant(
-        "rule 18b",
+    Patch(Replica, "_row_told", patches.for_any_incarnation).guard(
         "a copy is kept for an incarnation that may have lost its entries",
-        Replica,
-        "_row_told",
-        patches.for_any_incarnation,
+        "rule 18b",
         keeps_a_copy_of_an_older_incarnation,
     ),
-    StorageMutant(
-        "rules 18, 20",
+    Patch(Store, "add", patches.unseen_while_added).guard(
         "a ledger that is leaving takes adds",
-        Store,
-        "add",
-        patches.unseen_while_added,
-        scenario(test_guards.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
-    ),
-    StorageMutant(
         "rules 18, 20",
+        scenario(test_at_once.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
+    ),
+    Patch(Store, "_add_compared", patches.unseen_while_compared).guard(
         "an add that was compared does not look whether its ledger is leaving",
-        Store,
-        "_add_compared",
-        patches.unseen_while_compared,
-        scenario(test_guards.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided),
+        "rules 18, 20",
+        scenario(
+            test_at_once.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided
+        ),
     ),
-    StorageMutant(
-        "rule 18",
+    Patch(Collector, "__init__", patches.graceless).guard(
         "no grace passes between the two looks",
-        Collector,
-        "__init__",
-        patches.graceless,
-        scenario(test_guards.test_a_grace_period_passes_between_the_two_looks),
+        "rule 18",
+        scenario(test_at_once.test_a_grace_period_passes_between_the_two_looks),
     ),
-    StorageMutant(
-        "I1",
+    Patch(Space, "_referenced", answers(set())).guard(
         "a segment goes though a part names it",
-        Space,
-        "_referenced",
-        patches.unnamed,
-        scenario(test_guards.test_a_segment_still_referenced_by_a_part_is_not_removed),
+        "I1",
+        scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),
     ),
-    StorageMutant(
-        "rules 16, 17",
+    Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
         "what was dropped meanwhile is moved",
-        StoredLedger,
-        "holds",
-        lambda _original: lambda _self, _part: True,
-        scenario(test_guards.test_a_ledger_dropped_during_a_move_does_not_come_back),
+        "rules 16, 17",
+        scenario(test_at_once.test_a_ledger_dropped_during_a_move_does_not_come_back),
     ),
-    StorageMutant(
-        "I13",
+    Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
         "a record that nobody waits for is forgotten before it is on disk",
-        StoredLedger,
-        "is_idle",
-        patches.idle_in_queues,
-        scenario(test_guards.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
+        "I13",
+        scenario(test_at_once.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
     ),
 )
 STORAGE_MUTANTS: Final = CRASH_MUTANTS + OTHER_MUTANTS + TWIN_MUTANTS + GUARD_MUTANTS

@@ -1,8 +1,10 @@
 """A store under test: entries that follow from their ids, awaited operations, images of crashes."""
 
 import asyncio
+import os
 import random
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,23 @@ class Held:
         self.reached.set()
         await self.go_on.wait()
         return answer
+
+
+class Gate:
+    """Holds every fdatasync back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = 0
+        sync = os.fdatasync
+
+        def gated(fd: int) -> None:
+            self.waiting += 1
+            assert self.open.wait(60)
+            sync(fd)
+
+        monkeypatch.setattr(os, "fdatasync", gated)
 
 
 def entry_of(ledger_id: int, entry_id: int, text: str = "") -> Entry:

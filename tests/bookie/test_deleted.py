@@ -18,6 +18,7 @@ from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.bookie.collecting import GONE, Rows, collector_of
 from tests.bookie.support import (
+    Gate,
     add,
     again,
     assert_right,
@@ -33,13 +34,7 @@ from tests.bookie.support import (
     write_lac,
 )
 from tests.bookie.test_at_once import cut
-from tests.bookie.test_store import Gate
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
 
 
 def drop(store: Store, *ledger_ids: int) -> None:

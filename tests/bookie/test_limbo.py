@@ -11,7 +11,7 @@ from loadtest.stores import Stores
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata
 from quorumlog.protocol.row_copy import RowName, name_of
 from services.bookie.limbo import Limbo
@@ -19,7 +19,7 @@ from services.bookie.runtime import is_limbo_due
 from services.bookie.store import Store
 from tests.bookie.support import COOKIE, KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import bookie_of
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.waiting import until
 
 OLD, NOW = "b1@1", "b1@2"
@@ -36,10 +36,7 @@ def limbo_of(store: Store, service: Service) -> Limbo:
 
 
 async def changed(service: Service, row: LedgerMetadata) -> LedgerMetadata:
-    status, now = await service.client.cas(row)
-    assert status is CasStatus.OK
-    assert now is not None
-    return now
+    return await swapped(service.client, row)
 
 
 async def closed(service: Service, row: LedgerMetadata, last: int) -> LedgerMetadata:

@@ -21,14 +21,14 @@ from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
-from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from services.local.config import inherited_environment
 from services.local.process import Process as Running
 from services.local.process import Program, stop
 from tests.bookie.support import KEY, run_of
-from tests.metadata.support import Service, serving
+from tests.metadata.support import Service, serving, swapped
 from tests.support.proxy import proxy_to
 from tests.support.waiting import DEADLINE_S, until
 
@@ -249,9 +249,7 @@ async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletio
         )
     )
     assert await add(client, 0, CHOSEN) is Status.OK
-    status, closed = await metadata.cas(row.closed(last_entry=0, length=10))
-    assert status is CasStatus.OK
-    assert closed is not None
+    closed = await swapped(metadata, row.closed(last_entry=0, length=10))
     await metadata.delete(CHOSEN, version=closed.version)
 
     async def is_dropped() -> bool:

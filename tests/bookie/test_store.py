@@ -27,6 +27,7 @@ from tests.bookie.support import (
     KEY,
     ME,
     SMALL,
+    Gate,
     add,
     assert_right,
     entry_of,
@@ -40,28 +41,6 @@ from tests.bookie.support import (
     write_lac,
 )
 from tests.support.waiting import until
-
-
-class Gate:
-    """Holds every fdatasync back until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.waiting = 0
-        sync = os.fdatasync
-
-        def gated(fd: int) -> None:
-            self.waiting += 1
-            assert self.open.wait(60)
-            sync(fd)
-
-        monkeypatch.setattr(os, "fdatasync", gated)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
 
 
 async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(

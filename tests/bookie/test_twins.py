@@ -23,8 +23,9 @@ from loadtest.stores import Stores, scratch
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient
+from quorumlog.net.connections import UPGRADES, ListenLimits
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import UPGRADES, ListenLimits, listening
+from quorumlog.net.listen import listening
 from quorumlog.net.operations import add_routes
 from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status

@@ -19,10 +19,10 @@ from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack
 from quorumlog.net.bookie_client import BookieClient
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
-from quorumlog.protocol.messages import CasStatus, Status
+from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
@@ -35,7 +35,15 @@ from services.bookie.witnesses import FreshCopies, WitnessFile
 from tests.bookie.support import KEY, add, ids_of, keep_row, read, run_of, started
 from tests.bookie.test_process import PATIENT, Process
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
+from tests.metadata.support import (
+    DRAFT,
+    PATIENT_S,
+    Service,
+    await_bookies,
+    is_ready,
+    serving,
+    swapped,
+)
 from tests.support.waiting import turns, until
 
 ELSEWHERE: Final = (Fragment(0, ("b2@1", "b3@1", "b4@1")),)
@@ -54,18 +62,13 @@ async def moved_here(client: MetadataClient, row: LedgerMetadata) -> LedgerMetad
 
 async def changed(client: MetadataClient, row: LedgerMetadata) -> LedgerMetadata:
     """The row, changed."""
-    status, now = await client.cas(row)
-    assert status is CasStatus.OK
-    assert now is not None
-    return now
+    return await swapped(client, row)
 
 
 async def closed_elsewhere(client: MetadataClient) -> LedgerMetadata:
     """A CLOSED ledger of which this bookie is no member."""
     row = await client.create(replace(DRAFT, ledger_key=KEY, fragments=ELSEWHERE))
-    _, closed = await client.cas(row.closed(last_entry=3, length=4))
-    assert closed is not None
-    return closed
+    return await swapped(client, row.closed(last_entry=3, length=4))
 
 
 class Life:
@@ -472,8 +475,7 @@ async def drained(
             files = pair.witness_files
             await until(lambda: all(file.exists() for file in files), "both confirm")
             row = await service.client.create(draft)
-            _, closed = await service.client.cas(row.closed(last_entry=3, length=4))
-            assert closed is not None
+            closed = await swapped(service.client, row.closed(last_entry=3, length=4))
             old = await dump(stores, root / "old")
             texts = [file.read_text() for file in files]
             copies = await pair.move_here(service.client, closed)

@@ -5,9 +5,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.support.history import Violation
+
+COUNTS: Final = (
+    *("seconds", "kills", "pauses", "power_cuts", "partitions", "metadata_cuts", "failovers"),
+    *("ledgers", "deleted", "logs", "remade", "acknowledged", "unknown", "read"),
+)
+"""What several storms have together."""
+TABLES: Final = ("cut_on", "others", "sites", "skipped")
 
 
 @dataclass(slots=True)
@@ -74,20 +81,9 @@ class Report:
 
     def add(self, other: "Report") -> None:
         """Take in what another storm did."""
-        for name in ("seconds", "kills", "pauses", "power_cuts", "partitions", "metadata_cuts"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in (
-            "failovers",
-            "ledgers",
-            "deleted",
-            "logs",
-            "remade",
-            "acknowledged",
-            "unknown",
-            "read",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("cut_on", "others", "sites", "skipped"):
+        for name in TABLES:
             getattr(self, name).update(getattr(other, name))
         self.known_sites = max(self.known_sites, other.known_sites)
         self.not_made |= other.not_made
@@ -155,24 +151,10 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """For programs."""
-        simple = ("seed", "durability", "seconds", "kills", "pauses", "power_cuts", "partitions")
-        counts = (
-            "metadata_cuts",
-            "failovers",
-            "known_sites",
-            "ledgers",
-            "deleted",
-            "logs",
-            "remade",
-            "acknowledged",
-            "unknown",
-            "read",
-            "stuck",
-            "broken_off",
-        )
+        names = ("seed", "durability", *COUNTS, "known_sites", "stuck", "broken_off")
         return (
-            {name: getattr(self, name) for name in simple + counts}
-            | {name: dict(getattr(self, name)) for name in ("cut_on", "others", "sites", "skipped")}
+            {name: getattr(self, name) for name in names}
+            | {name: dict(getattr(self, name)) for name in TABLES}
             | {"violations": [str(violation) for violation in self.violations]}
         )
 

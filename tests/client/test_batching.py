@@ -4,12 +4,13 @@ import asyncio
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from quorumlog.client import Batching, ClientBroke, ClientClosed, ConnectionLost
 from quorumlog.client.batching import Batcher, Call, Submission
+from quorumlog.client.transport import Transport
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -40,7 +41,7 @@ class Server:
             self.send,
             lambda first, index, count: (first + index, count),
             len,
-            self,
+            cast("Transport", self),
             Batching(**limits),
         )
 

@@ -12,7 +12,7 @@ import pytest
 from quorumlog import certificates
 from quorumlog.certificates import ROLES
 from quorumlog.cli.commands import app
-from quorumlog.cli.ends import ExitStatus, run_command
+from quorumlog.cli.output import ExitStatus, run_command
 from quorumlog.net import tls
 from quorumlog.net.identity import Role
 from tests.client.test_cli_ends import error_of

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.cli.ends import EndedEarly
+from quorumlog.cli.output import EndedEarly
 from quorumlog.cli.pipes import Places, SubmitPayloads, send, write
 from quorumlog.client import Client, ConnectionLost
 from quorumlog.errors import NOT_DONE

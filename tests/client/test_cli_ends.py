@@ -17,7 +17,7 @@ import typer
 from loadtest.ports import free_ports
 from quorumlog.cli import session
 from quorumlog.cli.commands import app
-from quorumlog.cli.ends import ExitStatus, run_command
+from quorumlog.cli.output import ExitStatus, run_command
 from services.local.process import Become, in_child
 from tests.client.test_transport import Gateway, serving
 from tests.support.waiting import until, within

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from quorumlog.client.paging import Paged, ahead
+from quorumlog.client.records import Paged, ahead
 from tests.support.waiting import turns
 
 _TURNS = 20

@@ -35,7 +35,7 @@ async def new_path(cluster: Cluster, kind: str) -> str:
         if kind == "ledger":
             return f"/v1/ledgers/{(await client.create_ledger()).ledger_id}/entries"
         log = await client.create_log(f"stream-{random.randrange(1 << 60):x}")
-        return f"/v1/logs/{log.name}/entries"
+        return f"/v1/logs/{log.name}/records"
 
 
 class Sender:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorumlog.cli.printing import print_object, print_rows, text_of
+from quorumlog.cli.output import print_object, print_rows, text_of
 
 LONG = "-".join(f"part{number}" for number in range(40))
 

@@ -13,7 +13,8 @@ from yarl import URL
 
 from loadtest.ports import free_ports
 from quorumlog.net import service
-from quorumlog.net.listen import Listener, ListenLimits, listening
+from quorumlog.net.connections import Listener, ListenLimits
+from quorumlog.net.listen import listening
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
 from tests.gateway.fake_engine import FakeEngine

@@ -3,9 +3,9 @@ a disk. What it raises, and when, is what the real one raises.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from quorumlog.errors import (
     LedgerClosed,
@@ -23,14 +23,11 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.record import Codec, make
 from quorumlog.wire.bodies import BookieInfo, BookieList
+from services.gateway.engine import Engine
 from services.gateway.interface import (
-    EngineInterface,
     EntriesAppended,
-    EntryResult,
     LacSource,
     LedgerOptions,
-    LedgerPage,
-    LedgerQuery,
     LedgerView,
     ReadResult,
 )
@@ -38,10 +35,11 @@ from services.gateway.interface import (
 BOOKIES = 4
 
 
-class FakeEngine(EngineInterface):
-    """Holds ledgers in memory."""
+class FakeEngine(Engine):
+    """Holds ledgers in memory. It is its own parts."""
 
     def __init__(self) -> None:
+        self.appends = self.reads = self.rows = self.metadata = self.directory = cast("Any", self)
         self.ledgers: dict[int, LedgerMetadata] = {}
         self.entries: dict[int, list[bytes]] = {}
         self.passwords: dict[int, str | None] = {}
@@ -107,18 +105,29 @@ class FakeEngine(EngineInterface):
             raise WrongPassword(ledger_id=ledger_id)
         return ledger
 
-    async def list(self, query: LedgerQuery) -> LedgerPage:
+    async def list(
+        self,
+        *,
+        state: State | None,
+        bookie: str | None,
+        log: str | None,
+        metadata: Mapping[str, str],
+        after: int | None,
+        limit: int,
+        shown: Sequence[str] | None,
+    ) -> tuple[Sequence[LedgerMetadata], int | None]:
+        del shown
         found = [
             ledger
             for ledger_id, ledger in sorted(self.ledgers.items())
-            if (query.after is None or ledger_id > query.after)
-            and query.state in (None, ledger.state)
-            and set(query.custom) <= set(ledger.custom)
-            and query.log in (None, ledger.log)
-            and (query.bookie is None or query.bookie in ledger.last_fragment.bookies)
+            if (after is None or ledger_id > after)
+            and state in (None, ledger.state)
+            and set(metadata.items()) <= set(ledger.custom)
+            and log in (None, ledger.log)
+            and (bookie is None or bookie in ledger.last_fragment.bookies)
         ]
-        page = found[: query.limit]
-        return LedgerPage(tuple(page), page[-1].ledger_id if len(found) > len(page) else None)
+        page = found[:limit]
+        return page, page[-1].ledger_id if len(found) > len(page) else None
 
     def at_hand(
         self, ledger_id: int
@@ -217,13 +226,12 @@ class FakeEngine(EngineInterface):
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
-    ) -> EntryResult:
-        ledger = await self._open(ledger_id, password)
-        entries, closed = self.entries[ledger_id], ledger.state is State.CLOSED
-        if entry_id >= len(entries):
-            missing = NoSuchEntry if closed else NotYetConfirmed
+    ) -> ReadResult:
+        found = await self.read(ledger_id, entry_id, limit=1, password=password)
+        if not found.runs:
+            missing = NoSuchEntry if found.closed else NotYetConfirmed
             raise missing(ledger_id=ledger_id, entry_id=entry_id)
-        return EntryResult(entries[entry_id], len(entries) - 1, closed)
+        return found
 
     async def last_add_confirmed(
         self,
@@ -305,7 +313,7 @@ class FakeEngine(EngineInterface):
         del self.ledgers[ledger_id]
         self.deleted.add(ledger_id)
 
-    async def bookies(self) -> BookieList:
+    async def refresh(self) -> BookieList:
         return BookieList(
             bookies=tuple(
                 BookieInfo(id=f"b{n}@1", state="writable", url="http://127.0.0.1:1", free_bytes=1)
@@ -316,8 +324,9 @@ class FakeEngine(EngineInterface):
     async def cluster(self) -> dict[str, Any]:
         return {"services": [], "under_replicated": []}
 
-    async def ready(self) -> QuorumLogError | None:
-        return self.fails if isinstance(self.fails, QuorumLogError) else None
+    async def ready(self) -> None:
+        if isinstance(self.fails, QuorumLogError):
+            raise self.fails
 
     async def drain(self) -> None:
         return None

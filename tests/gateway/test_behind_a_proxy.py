@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.proxies import Proxies
 from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import received, running

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running

@@ -8,17 +8,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quorumlog import header
 from quorumlog.errors import NOT_DONE, WriterLost, WrongPassword
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import DigestKind, Writer
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine import keys, peers
 from services.gateway.engine.keys import Gatekeeper, new_keys
-from services.gateway.engine.peers import INSTANCE, Peers
+from services.gateway.engine.peers import Peers
 from services.gateway.interface import FRAMES
 from services.gateway.logs import offsets, ownership
-from services.gateway.logs import rows as log_rows
-from services.gateway.logs.values import Append
+from services.gateway.logs import store as log_rows
 from tests.gateway.engine.hands import ROW
 from tests.logs.model import Cluster
 from tests.logs.test_manager import records
@@ -46,15 +47,15 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
     asked: list[str] = []
 
     async def is_another(request: web.Request) -> web.Response:
-        asked.append(request.headers[INSTANCE])
-        return web.json_response({}, headers={INSTANCE: "another"})
+        asked.append(request.headers[header.FORWARDED_WRITER])
+        return web.json_response({}, headers={header.FORWARDED_WRITER: "another"})
 
     async with answering(is_another) as url, aiohttp.ClientSession() as session:
         known = Peers(session)
         gone = [Writer(name, url) for name in ("a", "b")]
         for writer in (*gone, *gone, gone[1]):
             with pytest.raises(WriterLost) as told:
-                await known.append(writer, 1, FRAMES, b"", None, None)
+                await known.send(writer, "POST", "/v1/ledgers/1/entries", 5.0, media=FRAMES)
             assert told.value.outcome == NOT_DONE
 
     assert asked == ["a", "b", "a", "b"]
@@ -106,7 +107,7 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
                     await gateway.logs.roll(name)
         for start in (0, 5, 2):
             for name in names:
-                found: Any = await gateway.logs.read(name, start)
+                found: Any = await gateway.logs.reader.read(name, start)
                 assert [record.record.value.decode() for record in found.records] == [
                     f"{name} {number}" for number in range(start, 6)
                 ]
@@ -120,4 +121,4 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
         await gateway.end()
 
     assert len(gateway.logs.ownership._writers) == 1
-    assert len(gateway.logs._rows._rows) == 1
+    assert len(gateway.logs.rows._rows) == 1

@@ -9,8 +9,8 @@ import pytest
 from aiohttp.http import RawRequestMessage
 
 from quorumlog.errors import NotEnoughBookies, Overloaded, QuorumLogError, TooLarge
-from quorumlog.net.direct import Direct, DirectConnection
-from quorumlog.net.listen import _Connection
+from quorumlog.net.aiohttp_parts import Direct, DirectConnection
+from quorumlog.net.connections import Connection
 from services.gateway.edge.http.limits import Limits
 from tests.gateway.conftest import Gateway, held_bytes, running, until_nothing_held
 from tests.support.waiting import until, within
@@ -148,7 +148,7 @@ async def test_a_body_whose_end_is_a_read_away_is_waited_for(gateway: Gateway) -
         assert connection._is_coming
         connection.data_received(body[70_000:150_000])
         connection.data_received(body[150_000:])
-        assert isinstance(connection, _Connection)
+        assert isinstance(connection, Connection)
         assert connection._head_timer is None, "the head has come"
         assert (await client.answer()).startswith(b"HTTP/1.1 201 ")
         assert recorder.direct == [True]

@@ -10,9 +10,8 @@ import pytest
 
 from quorumlog.zstd import zstd
 from services.gateway.app import _ROOM
-from services.gateway.edge.http.limits import Limits
-from services.gateway.edge.http.packing import chosen
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.codings import chosen
+from services.gateway.edge.http.limits import Limits, Room
 from tests.gateway.conftest import Answer, Gateway, running
 from tests.support.events import after_retry
 from tests.support.waiting import until

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from quorumlog.errors import Overloaded, UnexpectedEntryId
-from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.pipe import Pipe
-from services.gateway.edge.http.room import Room
 from services.gateway.interface import EntriesAppended, LedgerOptions
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.waiting import until

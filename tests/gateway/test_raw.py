@@ -6,7 +6,7 @@ import random
 import orjson
 import pytest
 
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running
@@ -147,6 +147,9 @@ CASES: list[tuple[int, bytes, bytes]] = [
     (400, b"GET http:///v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (421, b"GET ftp://x/v1/bookies HTTP/1.1\r\nHost: localhost", b""),
     (400, b"CONNECT :::: HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"CONNECT ", b""),
+    (400, b"CONNECT \r\n\r\nh:1 HTTP/1.1\r\nHost: localhost", b""),
+    (400, b"CONNECT  HTTP/1.1\r\nHost: localhost", b""),
     (400, b"OPTIONS h HTTP/1.1\r\nHost: localhost", b""),
 ]
 """Status, head without its last two line ends, body."""

@@ -2,9 +2,8 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.gateway.edge.http.limits import Limits
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.middleware import Metrics
-from services.gateway.edge.http.room import Room
 
 
 def test_each_answer_counts_once_by_status_and_once_in_the_times_of_its_route() -> None:

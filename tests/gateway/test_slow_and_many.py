@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from quorumlog.errors import LedgerFenced, QuorumTimeout
-from quorumlog.net.listen import ListenLimits
+from quorumlog.net.connections import ListenLimits
 from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.gateway.conftest import Gateway, running

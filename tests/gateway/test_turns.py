@@ -6,8 +6,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from services.gateway.edge.http import body
-from services.gateway.edge.http.limits import INLINE_BYTES_MAX, Limits
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import INLINE_BYTES_MAX, Limits, Room
 from tests.support.waiting import within
 
 LARGE = bytes(INLINE_BYTES_MAX + 1)

@@ -20,7 +20,7 @@ _SET_UP = """
 import sys
 from pathlib import Path
 from services.local.embedded import EmbeddedError, set_up_postgres
-from services.local.ports import free_ports
+from services.local.process import free_ports
 from services.local.process import start, stop
 from tests.support.waiting import until_sync
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.ports import free_ports
-from services.local.ports import _lock_fds, is_free
+from services.local.process import _lock_fds, is_free
 
 
 def test_two_leases_never_share_a_port() -> None:
@@ -40,7 +40,7 @@ def test_a_lease_is_consecutive() -> None:
 
 def test_another_process_can_not_lease_the_same_block() -> None:
     block = (free_ports(10)[0] - 10_000) // 10
-    code = f"from services.local import ports; print(ports._lease({block}, 1, range(0)))"
+    code = f"from services.local.process import _lease; print(_lease({block}, 1, range(0)))"
 
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
@@ -64,9 +64,9 @@ def test_a_port_on_which_somebody_listens_is_not_free() -> None:
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
 def test_ports_are_leased_where_no_temporary_folder_can_be_written() -> None:
     code = (
-        "import os, tempfile; from services.local import ports\n"
+        "import os, tempfile; from services.local.process import _folder\n"
         "tempfile._candidate_tempdir_list = lambda: ['/proc/none']\n"
-        "print(ports._folder())"
+        "print(_folder())"
     )
 
     printed = subprocess.run(

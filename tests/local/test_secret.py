@@ -26,7 +26,7 @@ def test_a_secret_is_made_once_for_its_user_only(file: Path) -> None:
 
 
 def test_a_start_that_was_cut_short_leaves_no_half_of_a_secret(file: Path) -> None:
-    file.with_name(file.name + ".new").write_text("0123")
+    file.with_name(f".{file.name}.new").write_text("0123")
 
     assert len(kept_secret(file)) == 64
 

@@ -16,9 +16,9 @@ from quorumlog.errors import UNKNOWN, NoSuchLog, QuorumLogError
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.once import Once
 from services.gateway.edge.logs import ARCHIVED
-from services.gateway.logs.values import Append
 from tests.logs.demands import CLOSE, PATCH, PATIENCE_S, PUT, TRUNCATE, judge_error
 from tests.logs.judge import Violation
 from tests.logs.model import Cluster, Gateway

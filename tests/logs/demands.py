@@ -11,10 +11,10 @@ from quorumlog.errors import UNKNOWN, NoSuchLog, QuorumLogError, ReadOnly
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from services.gateway.edge import log_records as edge_records
 from services.gateway.edge import logs as edge
 from services.gateway.edge import transactions as edge_transactions
-from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.judge import Violation
 from tests.logs.model import Cluster, Gateway
@@ -79,7 +79,7 @@ class Demands:
 
         async def tail() -> Any:
             while True:
-                page = await reader.logs.read(self.name, at, wait_s=30)
+                page = await reader.logs.reader.read(self.name, at, wait_s=30)
                 if page.records:
                     return page
 
@@ -108,7 +108,7 @@ class Demands:
     ) -> int:
         """Everything that leaves the log open; gives the writer token that it needs then."""
         name, logs = self.name, gateway.logs
-        end = (await insist(READ, lambda: logs.read(name, "latest"))).next
+        end = (await insist(READ, lambda: logs.reader.read(name, "latest"))).next
         await self.woken(gateways[-1], end, self.append(gateway, token))
         view = await insist(ROLL, lambda: logs.roll(name))
         if view.log.items[-1].first_offset != end + 1 or view.next_offset != end + 1:
@@ -122,7 +122,7 @@ class Demands:
         if at != end + 3:
             raise Violation(f"opened at {at}, which is not {end + 3}")
         for asked in gateways:
-            page = partial(asked.logs.page, after=None, limit=10)
+            page = partial(asked.logs.views.page, after=None, limit=10)
             views, _ = await insist(LIST, page)
             if name not in {view.log.name for view in views}:
                 raise Violation(f"{asked.writer.id} lists no {name}")
@@ -217,7 +217,7 @@ class Namesakes:
             wanted.append(f"g{generation}")
             for _ in range(3):
                 found, _ = await self.insist(
-                    READ, lambda gateway: gateway.logs.read(self.NAME, 0, limit=10)
+                    READ, lambda gateway: gateway.logs.reader.read(self.NAME, 0, limit=10)
                 )
                 values = [record.record.value.decode() for record in found.records]
                 if values != wanted[: len(values)] or (found.next < 3):

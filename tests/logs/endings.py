@@ -14,8 +14,8 @@ from quorumlog.errors import LogClosed, QuorumLogError, StreamSeqRegression
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log.messages import Append, RecordsAppended
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.values import Append, RecordsAppended
 from tests.logs.judge import Violation
 from tests.logs.model import Cluster, Gateway, Ledger
 

@@ -17,7 +17,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
-from services.gateway.logs.values import Append
+from quorumlog.protocol.log.messages import Append
 from tests.logs.demands import PATIENCE_S
 from tests.logs.judge import Violation
 from tests.logs.model import Gateway
@@ -79,8 +79,8 @@ class Forks:
         """A new fork, of the log or of a fork; None where what it asked for was dropped meanwhile."""
         parent = self.random.choice((None, None, *self.alive))
         source = self.source if parent is None else parent.name
-        row = await self.insist(lambda gateway: gateway.logs.row(source))
-        end = await self.insist(lambda gateway: gateway.logs.end(source))
+        row = await self.insist(lambda gateway: gateway.logs.rows.row(source))
+        end = await self.insist(lambda gateway: gateway.logs.reader.end(source))
         at = self.random.choice((end, self.random.randint(row.first_offset, end)))
         try:
             made, _ = await self.insist(

@@ -132,7 +132,7 @@ class World:
     async def _ask(self, gateway: Gateway) -> None:
         began_s = self.cluster.now()
         try:
-            row = await gateway.logs.row(_NAME)
+            row = await gateway.logs.rows.row(_NAME)
         except NoSuchLog:
             await self._create(gateway)
             return
@@ -147,7 +147,7 @@ class World:
         await asyncio.sleep(2 * IDLE_S)  # until nobody is cut off, and what stood still is done
         gateway = self.random.choice(self.gateways)
         await self._create(gateway)
-        row = await gateway.logs.row(_NAME)
+        row = await gateway.logs.rows.row(_NAME)
         if not await gateway.logs.accesses.lives(row, is_access=True):
             return  # it had expired
         with gateway.logs.accesses.during(row):

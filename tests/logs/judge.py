@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.messages import RecordsAppended
 from quorumlog.protocol.metadata import State
-from services.gateway.logs.values import ReadRecord, RecordsAppended
+from services.gateway.logs.values import ReadRecord
 from tests.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
 

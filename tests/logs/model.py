@@ -32,11 +32,19 @@ from quorumlog.errors import (
     TransactionCommitted,
     WriterLost,
 )
-from quorumlog.net.log_client import TransactionClient
+from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata
-from quorumlog.protocol.log.messages import Committed, Consult, OwnerLost, RowChanged
+from quorumlog.protocol.log.messages import (
+    Append,
+    Committed,
+    Consult,
+    OwnerLost,
+    Publish,
+    RecordsAppended,
+    RowChanged,
+)
 from quorumlog.protocol.metadata import (
     Deletion,
     DigestKind,
@@ -67,7 +75,7 @@ from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.transactions import Transactions
-from services.gateway.logs.values import Append, Publish, ReadRecord, RecordsAppended
+from services.gateway.logs.values import ReadRecord
 from tests.support.waiting import turns
 
 T = TypeVar("T")
@@ -298,6 +306,9 @@ class Gateway:
         """Metadata of closed ledgers, however old: nothing is heard of their deletion."""
         self.unheard_of: set[int] = set()
         """Ledgers of its own whose deletion it has not heard of."""
+        self.reads = self
+        self.handles = SimpleNamespace(get=self._handle, place_in_log=self.place_in_log)
+        self.directory = SimpleNamespace(refresh=self.bookies)
         self.logs = LogManager(
             engine=cast(Any, self),
             store=Store(self),
@@ -318,6 +329,10 @@ class Gateway:
         self.died.set()
         self.goes.set()
 
+    async def take_over(self, name: str) -> LogMetadata:
+        """Own a log from now on."""
+        return await self.logs.ownership.handle(name).force(creates=True, finish=lambda row: row)
+
     async def while_it_lives(self, work: Awaitable[T], timeout_s: float | None = None) -> T:
         """What comes of work of this process. Raises: ConnectionResetError if it dies, or takes longer."""
         task = asyncio.ensure_future(work)
@@ -336,7 +351,7 @@ class Gateway:
         """Every record that a log has now, through this gateway."""
         found: list[ReadRecord] = []
         at: int | Literal["earliest"] = "earliest"
-        while (page := await self.logs.read(name, at, limit=50)).records:
+        while (page := await self.logs.reader.read(name, at, limit=50)).records:
             found += page.records
             at = page.next
         return found
@@ -444,6 +459,11 @@ class Gateway:
     async def _heard(self) -> None:
         if self.unheard_until > self.cluster.now():
             await self.hear()
+
+    def _handle(self, ledger_id: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            append=lambda payloads, expect: self.submit(ledger_id, payloads, expect=expect)
+        )
 
     def submit(
         self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
@@ -986,7 +1006,7 @@ class Net(LogPeers):
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         async def ends(peer: Gateway) -> Mapping[str, int]:
-            return peer.logs.ends_here(heads)
+            return peer.logs.views.ends_here(heads)
 
         found = await self._ask(owner, ends)
         return {} if isinstance(found, OwnerLost) else found

@@ -23,8 +23,8 @@ from quorumlog.errors import (
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
-from services.gateway.logs.rows import RECENT_S
-from services.gateway.logs.values import Append
+from quorumlog.protocol.log.messages import Append
+from services.gateway.logs.store import RECENT_S
 from tests.logs.demands import APPEND, CLOSE, DELETE, PATIENCE_S, PUT, READ, ROLL, judge_error
 from tests.logs.judge import Violation, values_of
 from tests.logs.model import Cluster, Gateway
@@ -163,7 +163,7 @@ class Replaced:
         is_end = self.random.random() < 0.1
 
         async def write(gateway: Gateway) -> None:
-            row = await gateway.logs.row(self.NAME)
+            row = await gateway.logs.rows.row(self.NAME)
             await asyncio.sleep(late_s)
             if is_end:
                 self.closed.add(row.created_at)
@@ -196,7 +196,7 @@ class Replaced:
         late_s = self.random.random() * 0.3
 
         async def close(gateway: Gateway) -> None:
-            row = await gateway.logs.row(self.NAME)
+            row = await gateway.logs.rows.row(self.NAME)
             await asyncio.sleep(late_s)
             self.closed.add(row.created_at)
             await gateway.logs.close(self.NAME, created_at=row.created_at)
@@ -213,7 +213,9 @@ class Replaced:
             gateway, wait_s = self._pick(), self.random.choice((0.0, 0.5))
             if created_at is not None and self.random.random() < 0.2:
                 await self._ask_beyond(gateway, at + FAR, created_at, wait_s)
-            read = gateway.logs.read(self.NAME, at, limit=3, wait_s=wait_s, created_at=created_at)
+            read = gateway.logs.reader.read(
+                self.NAME, at, limit=3, wait_s=wait_s, created_at=created_at
+            )
             try:
                 page = await gateway.while_it_lives(read, ASKED_S)
             except ConnectionResetError:
@@ -240,7 +242,7 @@ class Replaced:
         began_s = self.cluster.now()
 
         async def read(gateway: Gateway) -> None:
-            page = await gateway.logs.read(self.NAME, 0, limit=1, created_at=created_at)
+            page = await gateway.logs.reader.read(self.NAME, 0, limit=1, created_at=created_at)
             if began_s > self.deleted_s.get(page.created_at, began_s) + RECENT_S:
                 self.violated(f"rule 27b: the log of {page.created_at} is read after its deletion")
 
@@ -254,7 +256,7 @@ class Replaced:
 
     async def _ask_beyond(self, gateway: Gateway, at: int, created_at: str, wait_s: float) -> None:
         """An offset that nobody was given is an error, whether the reader waits or not."""
-        read = gateway.logs.read(self.NAME, at, wait_s=wait_s, created_at=created_at)
+        read = gateway.logs.reader.read(self.NAME, at, wait_s=wait_s, created_at=created_at)
         try:
             page = await gateway.while_it_lives(read, ASKED_S)
         except (ConnectionResetError, NoSuchLog):

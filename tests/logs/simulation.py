@@ -33,13 +33,14 @@ from quorumlog.errors import (
 from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
     Sealed,
     TransactionState,
 )
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.values import Append, LogBatches, ReadRecord, Since
+from services.gateway.logs.values import LogBatches, ReadRecord, Since
 from tests.logs.attempts import write
 from tests.logs.changes import Changes
 from tests.logs.demands import (
@@ -360,14 +361,14 @@ class Run:
         """A page as clients of logs get it, or as those of streams do, who may have a recent row."""
         logs = gateway.logs
         if self.random.random() < 0.5:
-            return await logs.read(NAME, at, limit=limit, wait_s=wait_s)
-        row = logs.recent(NAME)
+            return await logs.reader.read(NAME, at, limit=limit, wait_s=wait_s)
+        row = logs.rows.recent(NAME)
         if row is not None:
-            full = await logs.full_page(row, at, limit=limit, max_bytes=1 << 20)
+            full = await logs.reader.full_page(row, at, limit=limit, max_bytes=1 << 20)
             if full is not None:
                 return full
-        row = await logs.row(NAME)
-        return await logs.read(NAME, at, limit=limit, wait_s=wait_s, row=row)
+        row = await logs.rows.row(NAME)
+        return await logs.reader.read(NAME, at, limit=limit, wait_s=wait_s, row=row)
 
     def fetched(self, offset: int, found: LogBatches, *, acknowledged: int = 0) -> None:
         if self.random.random() < 0.5:
@@ -518,7 +519,7 @@ class Run:
                     gateway.kill()
                     self.add_gateway()
                 case 1:
-                    work = gateway.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+                    work = gateway.take_over(NAME)
                 case 2 | 3:
                     work, asked = gateway.logs.roll(NAME), ROLL
                 case 4 if rng.random() < 0.4 and self.acknowledged:
@@ -533,9 +534,9 @@ class Run:
                     self.kills -= 1
                     await self.leave(gateway)
                 case 8:
-                    work, asked = gateway.logs.page(after=None, limit=10), LIST
+                    work, asked = gateway.logs.views.page(after=None, limit=10), LIST
                 case 9:
-                    work, asked = gateway.logs.read(NAME, "latest", wait_s=0.5), READ
+                    work, asked = gateway.logs.reader.read(NAME, "latest", wait_s=0.5), READ
                 case 10:
                     gateway.skew_ms = rng.choice((0, 8, -8, 400)) * DAY_MS
                 case 13 | 14 if self.cuts:
@@ -598,7 +599,7 @@ class Run:
         if self.opens and self.random.random() < 0.7:
             self.opens -= 1
             return (await self.open(rival))[1]
-        work = rival.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+        work = rival.take_over(NAME)
         item = (await self.through(rival, work)).last_item
         return int(item.first_offset)
 
@@ -611,7 +612,7 @@ class Run:
     async def leave(self, gateway: Gateway) -> None:
         """Drain a process, which is asked on meanwhile, and end it."""
         self.tell(f"{gateway.writer.id} drains")
-        task = asyncio.ensure_future(gateway.logs.drain())
+        task = asyncio.ensure_future(gateway.logs.ownership.drain())
         await asyncio.wait((task,), timeout=self.random.random() * 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -672,7 +673,7 @@ class Run:
         """A gateway takes the log over from its owner, and dies."""
         owner = self.random.choice(self.alive())
         with contextlib.suppress(QuorumLogError):
-            await owner.logs.ownership.force(NAME, create=True, finish=lambda row: row)
+            await owner.take_over(NAME)
         self.tell(f"{owner.writer.id} dies at the end")
         owner.kill()
 
@@ -722,7 +723,9 @@ class Run:
         for ms in self.random.sample(times, min(len(times), 5)):
             for at in (ms, ms + 1):
                 wanted = next((each.offset for each in whole if each.timestamp_ms >= at), None)
-                found = await self.random.choice(self.alive()).logs.read(NAME, Since(at), limit=1)
+                found = await self.random.choice(self.alive()).logs.reader.read(
+                    NAME, Since(at), limit=1
+                )
                 first = found.records[0].offset if found.records else None
                 if first != wanted:
                     raise Violation(f"rule 26b: {at} begins at {first}, and not at {wanted}")

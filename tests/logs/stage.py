@@ -18,13 +18,14 @@ from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, producers
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine.appends import Appends
 from services.gateway.interface import LedgerOptions
-from services.gateway.logs.values import Append, Since
+from services.gateway.logs.values import Since
 from tests.logs.attempts import write
 from tests.logs.judge import LOG, Alarms, Judge, Violation, values_of
 from tests.logs.model import Cluster, Gateway, Ledger
@@ -269,7 +270,7 @@ class LogStage:
         first, acknowledged = int(offset), self.judge.acknowledged(LOG)
 
         async def read() -> str:
-            found = await self._of(who).logs.read(NAME, first)
+            found = await self._of(who).logs.reader.read(NAME, first)
             records = [(record.offset, record.record.value) for record in found.records]
             self._judged(
                 lambda: self.judge.fetched(LOG, first, *records, acknowledged=acknowledged)
@@ -282,7 +283,7 @@ class LogStage:
         self._begin(who, "", _quiet(self._of(who).logs.roll(NAME), "has rolled"))
 
     def _take(self, who: str) -> None:
-        work = self._of(who).logs.ownership.force(NAME, create=True, finish=lambda row: row)
+        work = self._of(who).take_over(NAME)
         self._begin(who, "", _quiet(work, "owns the log"))
 
     def _die(self, who: str) -> None:
@@ -321,7 +322,7 @@ class LogStage:
         number, gateway = int(ledger_id), self._of(who)
         row = self.cluster.ledgers[number].row
 
-        def handed(payloads: Sequence[bytes], _size: int, expect: int | None) -> Any:
+        def handed(payloads: Sequence[bytes], expect: int | None) -> Any:
             ledger = self.cluster.ledgers[number]
             at = len(ledger.entries) + len(ledger.in_flight) if expect is None else expect
             return gateway.submit(number, payloads, expect=at)
@@ -410,8 +411,8 @@ class LogStage:
     def _seek(self, who: str, at: str) -> None:
         async def sought() -> str:
             log = self._of(who)
-            asked = (await log.logs.read(NAME, int(at), limit=1)).records[0]
-            found = await log.logs.read(NAME, Since(asked.timestamp_ms), limit=1)
+            asked = (await log.logs.reader.read(NAME, int(at), limit=1)).records[0]
+            found = await log.logs.reader.read(NAME, Since(asked.timestamp_ms), limit=1)
             return str(found.records[0].offset)
 
         self._begin(who, f"the first one of the time of {at} or later is ", sought())

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import UNKNOWN, QuorumLogError
-from quorumlog.protocol.log.messages import AppendsAsked, Stopped
+from quorumlog.protocol.log.messages import AppendsAsked, RecordsAppended, Stopped
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
-from services.gateway.logs.values import RecordsAppended
 from tests.logs.model import Gateway
 from tests.logs.test_manager import a_cluster, call, contents
 from tests.support.waiting import within
@@ -65,12 +64,12 @@ async def test_all_that_is_under_way_when_the_machine_breaks_is_unknown(
     async with a_cluster(1) as (_, (one,)):
         await one.logs.append("log", call("before"))
         handle = one.logs.ownership.handle("log")
-        waiting: list[asyncio.Future[Any]] = [handle.append(call("a"), is_forwarded=False)]
+        waiting: list[asyncio.Future[Any]] = [handle.append(call("a"))]
         handle._flush()
         with monkeypatch.context() as patched:
             patched.setattr(LogRoute, "step", breaking(LogRoute.step, object))
             waiting += [handle.request(None, is_forwarded=False), handle.delete(), handle.drain()]
-            waiting.append(handle.append(call("b"), is_forwarded=False))
+            waiting.append(handle.append(call("b")))
             async with within("all end"):
                 ended = await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -94,9 +93,9 @@ async def test_appends_that_are_in_flight_end_when_the_gateway_stops() -> None:
         await one.logs.append("log", call("before"))
         one.goes.clear()
         handle = one.logs.ownership.handle("log")
-        in_flight = handle.append(call("in flight"), is_forwarded=False)
+        in_flight = handle.append(call("in flight"))
         handle._flush()
-        gathered = handle.append(call("gathered"), is_forwarded=False)
+        gathered = handle.append(call("gathered"))
 
         await one.logs.ownership.stop()
 

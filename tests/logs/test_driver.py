@@ -50,9 +50,14 @@ class BoundedEngine:
         self.taken: list[tuple[int, int]] = []
         self.futures: list[asyncio.Future[EntriesAppended]] = []
 
-    def submit(
-        self, _ledger_id: int, payloads: Sequence[bytes], *, expect: int
-    ) -> asyncio.Future[EntriesAppended]:
+    @property
+    def handles(self) -> "BoundedEngine":
+        return self
+
+    def get(self, _ledger_id: int) -> "BoundedEngine":
+        return self
+
+    def append(self, payloads: Sequence[bytes], expect: int) -> asyncio.Future[EntriesAppended]:
         size = sum(map(len, payloads))
         if size > self.room:
             raise self.error
@@ -79,7 +84,7 @@ def driver(
         jitter_s=0.0,
         probe_every_s=1.0,
     )
-    return LogDriver(machine, "log", ports, tell)
+    return LogDriver(cast(Any, machine), "log", ports, tell)
 
 
 @pytest.mark.parametrize(

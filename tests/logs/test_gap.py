@@ -25,7 +25,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.sweep import SweepTimes
+from services.gateway.logs.ownership import LogTimes
 from services.metadata.attempts import ACCEPTED
 from tests.gateway.engine.support import (
     Gate,
@@ -38,6 +38,7 @@ from tests.gateway.engine.support import (
     world_of,
 )
 from tests.logs.test_manager import SETTINGS, call
+from tests.support.database import connected
 from tests.support.framed import Line
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until, within
@@ -57,19 +58,19 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair_of(stores: Stores, sweep_times: SweepTimes | None = None) -> AsyncIterator[Pair]:
+async def pair_of(stores: Stores, times: LogTimes | None = None) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(world_of(stores, gateways=0))
         both = []
         for _ in range(2):
             proxy = await stack.enter_async_context(proxy_to(world.service.url))
-            one = gateway(world, proxy=proxy, sweep_times=sweep_times)
+            one = gateway(world, proxy=proxy, times=times)
             both.append(await stack.enter_async_context(one))
         yield Pair(world, *both)
 
 
 async def contents(logs: LogManager, start: int) -> list[str]:
-    found = await logs.read("log", start)
+    found = await logs.reader.read("log", start)
     assert [record.offset for record in found.records] == list(
         range(start, start + len(found.records))
     )
@@ -152,18 +153,14 @@ async def _without_copies(bookie: MemoryBookie, request: Request, line: Line) ->
 
 
 async def _log_row(stores: Stores) -> asyncpg.Record:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         (row,) = await connection.fetch("SELECT version, attempt, body::text AS body FROM logs")
         return row
-    finally:
-        await connection.close()
 
 
 async def _go_back(stores: Stores, log: asyncpg.Record, *, kept: int) -> None:
     """The log has this row again, and of its ledgers only this one is there. Each loss is accepted."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(
             "UPDATE logs SET version = $1, attempt = $2, body = $3::text::jsonb", *log.values()
         )
@@ -177,8 +174,6 @@ async def _go_back(stores: Stores, log: asyncpg.Record, *, kept: int) -> None:
             log["attempt"],
         )
         await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
-    finally:
-        await connection.close()
 
 
 async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: Stores) -> None:
@@ -186,14 +181,14 @@ async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: St
         engine = pair.one.engine
         row = await ledger(engine, b"one")
         async with outage(pair.one.proxy):
-            await engine.append(row.ledger_id, [b"two"])
+            await engine.appends.append(row.ledger_id, [b"two"])
             await pair.two.engine.delete(row.ledger_id)
             pair.world.collect(row.ledger_id)
 
         await pair.until_one_writes_nothing()
 
         with pytest.raises(NoSuchLedger):
-            await engine.append(row.ledger_id, [b"three"])
+            await engine.appends.append(row.ledger_id, [b"three"])
 
 
 async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(
@@ -204,7 +199,7 @@ async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(
         engine = pair.one.engine
         row = await ledger(engine, b"one")
         gate = Gate(pair.world.of(row))
-        pending = asyncio.ensure_future(engine.append(row.ledger_id, [b"two"]))
+        pending = asyncio.ensure_future(engine.appends.append(row.ledger_id, [b"two"]))
         async with outage(pair.one.proxy):
             await pair.world.metadata.cas(row.in_recovery())
             assert not pending.done()
@@ -232,14 +227,14 @@ async def test_a_handle_whose_row_is_as_it_was_goes_on_after_a_gap(stores: Store
     async with pair_of(stores) as pair:
         engine = pair.one.engine
         row = await ledger(engine, b"one")
-        gaps = engine.rereads.gaps
+        gaps = engine.handles.rereads.gaps
         async with outage(pair.one.proxy):
             # Its own change, of which it hears after the gap or before.
             await pair.world.of(row)[0].stop()
-            await engine.append(row.ledger_id, [b"two"])
+            await engine.appends.append(row.ledger_id, [b"two"])
         await _reread(engine, gaps)
 
-        await engine.append(row.ledger_id, [b"three"])
+        await engine.appends.append(row.ledger_id, [b"three"])
 
         assert (await engine.close(row.ledger_id)).last_entry == 2
 
@@ -249,12 +244,12 @@ async def test_a_row_that_is_lost_without_a_tombstone_ends_nothing(stores: Store
     async with pair_of(stores) as pair:
         engine = pair.one.engine
         row = await ledger(engine, b"one")
-        gaps = engine.rereads.gaps
+        gaps = engine.handles.rereads.gaps
         async with outage(pair.one.proxy):
             await _forget_row(stores, row.ledger_id)
         await _reread(engine, gaps)
 
-        await engine.append(row.ledger_id, [b"two"])
+        await engine.appends.append(row.ledger_id, [b"two"])
 
         assert len(engine.handles.live) == 1
 
@@ -262,17 +257,15 @@ async def test_a_row_that_is_lost_without_a_tombstone_ends_nothing(stores: Store
 async def _reread(engine: Engine, gaps: int) -> None:
     """The rows were read again since the count of gaps was this."""
     await until(
-        lambda: engine.rereads.gaps > gaps and not engine.rereads.waiting, "all rows are reread"
+        lambda: engine.handles.rereads.gaps > gaps and not engine.handles.rereads.waiting,
+        "all rows are reread",
     )
 
 
 async def _forget_row(stores: Stores, ledger_id: int) -> None:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         for table in ("ledger_members", "ledger_tags", "ledgers"):
             await connection.execute(f"DELETE FROM {table} WHERE ledger_id = $1", ledger_id)
-    finally:
-        await connection.close()
 
 
 async def _until_closed(world: World, row: LedgerMetadata) -> None:

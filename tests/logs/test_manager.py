@@ -24,9 +24,9 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings, job, takeover
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.values import Append
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import turns, until
 
@@ -67,7 +67,7 @@ async def contents(gateway: Gateway, start: int = 0, page: int = 7) -> list[str]
     found: list[str] = []
     at = start
     while True:
-        read = await gateway.logs.read("log", at, limit=page)
+        read = await gateway.logs.reader.read("log", at, limit=page)
         assert [record.offset for record in read.records] == list(range(at, at + len(read.records)))
         found += [record.record.value.decode() for record in read.records]
         if not read.records:
@@ -172,13 +172,13 @@ async def test_a_read_takes_over_so_that_what_is_acknowledged_is_readable() -> N
 async def test_a_tail_is_woken_by_an_append_and_ends_with_the_log() -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
-        tail = asyncio.create_task(two.logs.read("log", "latest", wait_s=60))
-        later = asyncio.create_task(two.logs.read("log", 1, wait_s=60))
+        tail = asyncio.create_task(two.logs.reader.read("log", "latest", wait_s=60))
+        later = asyncio.create_task(two.logs.reader.read("log", 1, wait_s=60))
         await turns()
         await one.logs.append("log", call("b"))
 
         assert [record.offset for record in (await later).records] == [1]
-        end = asyncio.create_task(two.logs.read("log", 2, wait_s=60))
+        end = asyncio.create_task(two.logs.reader.read("log", 2, wait_s=60))
         closed = await one.logs.close("log")
         assert closed.next_offset == 2
         assert (await end).closed
@@ -200,9 +200,9 @@ async def test_truncate_drops_whole_ledgers_and_what_is_below_is_gone() -> None:
         assert (kept.log.first_offset, cut.log.first_offset) == (0, 2)
         for gateway in (one, two):
             with pytest.raises(OffsetTruncated) as gone:
-                await gateway.logs.read("log", 1)
+                await gateway.logs.reader.read("log", 1)
             assert gone.value.members["first_offset"] == 2
-            earliest = await gateway.logs.read("log", "earliest")
+            earliest = await gateway.logs.reader.read("log", "earliest")
             assert [record.offset for record in earliest.records] == [2]
         assert len(cluster.ledgers) == 1
         assert (await one.logs.append("log", call("d"))).first_offset == 3
@@ -249,7 +249,7 @@ async def test_a_deleted_log_takes_its_ledgers_along_and_its_name_is_free() -> N
             with pytest.raises(NoSuchLog):
                 await gateway.logs.append("log", call("b"))
             with pytest.raises(NoSuchLog):
-                await gateway.logs.read("log", 0)
+                await gateway.logs.reader.read("log", 0)
         assert not cluster.ledgers
         await two.logs.put("log", SETTINGS)
         assert (await one.logs.append("log", call("c"))).first_offset == 0
@@ -303,14 +303,14 @@ async def test_a_fork_that_ends_or_is_cut_tells_of_none_of_its_sources_ledgers()
         for value in "ab":
             await one.logs.append("log", call(value))
             await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         for name in ("cut", "gone"):
             await one.logs.fork(one.logs.draft(name, SETTINGS), source, 2)
             await one.logs.append(name, call("own"))
 
         await one.logs.truncate("cut", 2)
         await one.logs.delete("gone")
-        cut = await one.logs.row("cut")
+        cut = await one.logs.rows.row("cut")
 
         assert (cut.first_offset, cut.shared) == (2, ())
         assert cluster.told_deleted.isdisjoint(item.ledger_id for item in source.items)
@@ -324,7 +324,7 @@ async def test_what_a_fork_shared_is_deleted_at_once_where_nobody_names_it_any_m
     async with a_cluster() as (cluster, (one, _two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         for name in ("first", "last"):
             await one.logs.fork(one.logs.draft(name, SETTINGS), source, 1)
             await one.logs.append(name, call("own"))
@@ -343,9 +343,9 @@ async def test_members_of_what_forks_share_hear_of_their_logs_deletion_alone() -
     async with a_cluster() as (cluster, (one, _two)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", SETTINGS), source, 1)
-        fork = await one.logs.row("fork")
+        fork = await one.logs.rows.row("fork")
 
         await one.logs.delete("log")
 
@@ -375,7 +375,7 @@ async def test_a_repeated_truncation_tells_what_the_first_one_could_not() -> Non
 async def test_a_read_through_a_displaced_owner_heals_what_a_dead_one_left() -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
-        await two.logs.ownership.force("log", create=True, finish=lambda row: row)
+        await two.take_over("log")
         await two.logs.forwarded("log", call("b"))
         two.kill()
 
@@ -396,7 +396,7 @@ async def test_a_drained_gateway_leaves_sealed_logs_behind() -> None:
     async with a_cluster() as (cluster, (one, two)):
         await one.logs.append("log", call("a"))
 
-        await one.logs.drain()
+        await one.logs.ownership.drain()
 
         assert cluster.logs["log"].end_offset == 1
         one.kill()
@@ -434,14 +434,14 @@ async def test_a_read_of_lost_records_names_where_the_log_goes_on() -> None:
         await two.logs.append("log", call("j"))  # taken over: the first ledger is sealed
         give_up(cluster, 1, 1, 2)
 
-        read = await two.logs.read("log", 0)
+        read = await two.logs.reader.read("log", 0)
         assert ([r.record.value for r in read.records], read.next) == ([b"a"], 1)
         for start in range(1, 6):
             with pytest.raises(EntryLost) as told:
-                await two.logs.read("log", start)
+                await two.logs.reader.read("log", start)
             assert told.value.members == {"next": 3, "next_offset": 6}
         for start, value in ((6, b"g"), (7, b"h"), (8, b"i"), (9, b"j")):
-            read = await two.logs.read("log", start, limit=1)
+            read = await two.logs.reader.read("log", start, limit=1)
             assert [r.record.value for r in read.records] == [value]
 
 
@@ -454,9 +454,9 @@ async def test_lost_records_at_a_sealed_ledgers_end_lead_on_to_the_next_ledger()
         give_up(cluster, 1, 1, 2)
 
         with pytest.raises(EntryLost) as told:
-            await two.logs.read("log", 2)
+            await two.logs.reader.read("log", 2)
         assert told.value.members["next_offset"] == 5
-        assert [r.record.value for r in (await two.logs.read("log", 5)).records] == [b"f"]
+        assert [r.record.value for r in (await two.logs.reader.read("log", 5)).records] == [b"f"]
 
 
 async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice() -> None:
@@ -472,9 +472,9 @@ async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice(
 
         assert after.first_offset >= 4  # 1 to 3 were acknowledged
         with pytest.raises(EntryLost) as told:
-            await two.logs.read("log", 2)
+            await two.logs.reader.read("log", 2)
         assert told.value.members["next_offset"] == after.first_offset
-        read = await two.logs.read("log", after.first_offset)
+        read = await two.logs.reader.read("log", after.first_offset)
         assert [r.record.value for r in read.records] == [b"e"]
         # What is left of a producer is known; of the rest nobody can say what is a repeat.
         assert (await two.logs.append("log", call("a", seq=0))).first_offset == 0
@@ -491,7 +491,7 @@ async def test_append_times_never_go_back_whoever_takes_the_log_over() -> None:
         last = cluster.gateway()
         await last.logs.append("log", call("b"))
 
-        found = (await last.logs.read("log", 0)).records
+        found = (await last.logs.reader.read("log", 0)).records
         times = [record.timestamp_ms for record in found]
         assert len(times) == 4
         assert times == sorted(times)
@@ -526,7 +526,7 @@ async def test_a_page_asks_nobody_log_by_log() -> None:
                 await owner.logs.append(f"n{number:02}", call("a"))
         calls = counted(two, "get", "last_add_confirmed", "read", "gateways")
 
-        views, _ = await two.logs.page(after="m", limit=100)
+        views, _ = await two.logs.views.page(after="m", limit=100)
 
         assert [view.next_offset for view in views] == list(range(12))
         # The first one has no owner: nothing was appended to it.
@@ -540,7 +540,7 @@ async def test_a_page_shows_logs_whose_owner_is_gone() -> None:
         await one.logs.append("log", call("a"))
         one.kill()
 
-        views, following = await two.logs.page(after=None, limit=100)
+        views, following = await two.logs.views.page(after=None, limit=100)
 
         assert [(view.log.name, view.next_offset) for view in views] == [("log", 1)]
         assert following is None

@@ -7,14 +7,13 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from quorumlog.cli.logs import _form
-from quorumlog.cli.pipes import Framing
+from quorumlog.cli.pipes import Framing, form
 from quorumlog.client import Client
 from quorumlog.client import sync as sync_client
 from quorumlog.protocol.batch import Record
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.plan import TaskRange
-from quorumlog.spark.reading import TYPES, rows
+from quorumlog.spark.rows import TYPES, rows
 from quorumlog.wire.columns import HEADERS
 from services.gateway.edge.log_models import LogRecords
 from tests.logs.support import Http
@@ -113,7 +112,7 @@ async def test_the_clients_and_the_command_line_have_all(odd: Http) -> None:
     async with within("all is read"), Client(*odd.urls) as client:
         found = [record async for record in client.log("log").tail()]
         plain = await asyncio.to_thread(read)
-    shown = [orjson.loads(_form(Framing.LINES, as_json=True)(record)) for record in found]
+    shown = [orjson.loads(form(record, Framing.LINES, as_json=True)) for record in found]
 
     assert [record.value for record in found] == plain == VALUES
     assert [record.key for record in found] == [record.key for record in ODD]

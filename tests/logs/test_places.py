@@ -8,7 +8,7 @@ import aiohttp
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.log import LogItem

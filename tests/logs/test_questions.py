@@ -10,11 +10,11 @@ from loadtest.stores import Stores
 from quorumlog.errors import NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine import Engine
 from services.gateway.logs import reading
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append
 from tests.gateway.engine.support import World, world_of
 from tests.logs.model import Gateway
 from tests.logs.test_manager import SETTINGS as OF_MODEL
@@ -66,11 +66,11 @@ async def test_pages_of_a_sealed_ledger_ask_metadata_nothing(
     async with world_of(stores, bookies=3) as world:
         one, two = await filled(world)
         await one.roll("log")
-        first = await two.read("log", 0, limit=3)
+        first = await two.reader.read("log", 0, limit=3)
         asked = Questions(world.other, monkeypatch)
         at, pages = first.next, 0
         while at < sum(range(PAGES + 1)):
-            at = (await two.read("log", at, limit=3, created_at=first.created_at)).next
+            at = (await two.reader.read("log", at, limit=3, created_at=first.created_at)).next
             pages += 1
 
         assert pages > PAGES
@@ -82,10 +82,10 @@ async def test_a_page_of_an_open_log_asks_for_its_row_and_its_lac_once(
 ) -> None:
     async with world_of(stores, bookies=3) as world:
         _, two = await filled(world)
-        await two.read("log", 0, limit=1)
+        await two.reader.read("log", 0, limit=1)
         for start in (0, 5, 20, "latest", "earliest"):
             asked = Questions(world.other, monkeypatch)
-            await two.read("log", start)
+            await two.reader.read("log", start)
 
             assert asked.metadata == ["GET /v1/logs/log"], start
             assert asked.lacs == [None], start
@@ -97,9 +97,9 @@ async def test_news_of_a_tail_are_read_by_the_answer_that_told_of_them(
 ) -> None:
     async with world_of(stores, bookies=3) as world:
         one, two = await filled(world)
-        end = (await two.read("log", 0)).next
+        end = (await two.reader.read("log", 0)).next
         asked = Questions(world.other, monkeypatch)
-        tail = asyncio.ensure_future(two.read("log", end, wait_s=60))
+        tail = asyncio.ensure_future(two.reader.read("log", end, wait_s=60))
         await until(lambda: PAGES - 1 in asked.lacs, "the tail waits at the writer")
         await one.append("log", Append.of([Record(b"news")]))
 
@@ -128,11 +128,11 @@ async def test_what_another_gateway_deleted_is_served_no_longer_than_metadata_is
         await one.logs.append("log", call("a", "b"))
         await one.logs.roll("log")
         await one.logs.append("log", call("c"))
-        page = await two.logs.read("log", 0)
+        page = await two.logs.reader.read("log", 0)
         assert [found.offset for found in page.records] == [0, 1, 2]
 
         async def read_on(gateway: Gateway) -> int:
-            again = await gateway.logs.read("log", 0, limit=2, created_at=page.created_at)
+            again = await gateway.logs.reader.read("log", 0, limit=2, created_at=page.created_at)
             return again.next
 
         assert await read_on(one) == 2
@@ -155,6 +155,6 @@ async def test_a_read_that_names_no_log_is_of_the_one_that_is_there_now(
             await one.logs.put("log", OF_MODEL)
             await one.logs.append("log", call(value))
             await one.logs.roll("log")
-            page = await two.logs.read("log", 0, limit=1)
+            page = await two.logs.reader.read("log", 0, limit=1)
             assert [found.record.value for found in page.records] == [value.encode()]
             await one.logs.delete("log")

@@ -7,9 +7,9 @@ import pytest
 from quorumlog.errors import LogReplaced, NoSuchLog, OffsetBeyondEnd
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append
 from tests.gateway.streams.test_streams import CLOSED, STREAM, TEXT, place, served
 from tests.logs.model import Cluster
 
@@ -41,13 +41,13 @@ async def test_a_read_from_beyond_the_end_is_an_error_whether_it_waits_or_not(
 
     for each in (gateway, other):
         with pytest.raises(OffsetBeyondEnd) as error:
-            await each.logs.read("log", 3, wait_s=wait_s)
+            await each.logs.reader.read("log", 3, wait_s=wait_s)
         assert error.value.members["next_offset"] == 2
-        assert (await each.logs.read("log", 2)).next == 2
+        assert (await each.logs.reader.read("log", 2)).next == 2
     await gateway.logs.close("log")
     with pytest.raises(OffsetBeyondEnd):
-        await other.logs.read("log", 3, wait_s=wait_s)
-    assert (await other.logs.read("log", 2)).closed
+        await other.logs.reader.read("log", 3, wait_s=wait_s)
+    assert (await other.logs.reader.read("log", 2)).closed
     await gateway.end()
     await other.end()
 
@@ -56,20 +56,20 @@ async def test_the_end_of_a_displaced_owner_is_not_the_logs_end() -> None:
     """Another process has closed the ledger further on than the owner knows, and readers were told so."""
     gateway = Cluster(1).gateway()
     await made(gateway.logs, b"0", b"1")
-    item = (await gateway.logs.row("log")).last_item
+    item = (await gateway.logs.rows.row("log")).last_item
     assert item is not None
     ledger = gateway.cluster.ledgers[item.ledger_id]
     await gateway.recover(item.ledger_id)
-    tail = gateway.logs._reader.tail
+    tail = gateway.logs.reader.tail
 
     async def earlier(*given: object, **named: object) -> tuple[int, bool]:
         end, is_closed = await tail(*given, **named)  # type: ignore[arg-type]
         return end - 1, is_closed
 
-    gateway.logs._reader.tail = earlier  # type: ignore[method-assign]
-    gateway.logs._reader._index.drop(ledger.row.ledger_id)
+    gateway.logs.reader.tail = earlier  # type: ignore[method-assign]
+    gateway.logs.reader._index.drop(ledger.row.ledger_id)
 
-    assert (await gateway.logs.read("log", 2)).next == 2
+    assert (await gateway.logs.reader.read("log", 2)).next == 2
     await gateway.end()
 
 
@@ -78,11 +78,11 @@ async def test_a_reader_of_a_log_gets_no_record_of_the_next_one(*, is_waiting: b
     gateway = Cluster(1).gateway()
     other = gateway.cluster.gateway()
     first = await made(gateway.logs, b"0", b"1")
-    page = await other.logs.read("log", 0)
+    page = await other.logs.reader.read("log", 0)
     assert page.created_at == first
 
     if is_waiting:
-        tail = asyncio.ensure_future(other.logs.read("log", page.next, wait_s=60))
+        tail = asyncio.ensure_future(other.logs.reader.read("log", page.next, wait_s=60))
         await asyncio.sleep(0.1)
         await replaced(gateway.logs, *b"a b c d e".split())
         with pytest.raises(LogReplaced):
@@ -90,7 +90,7 @@ async def test_a_reader_of_a_log_gets_no_record_of_the_next_one(*, is_waiting: b
     else:
         await replaced(gateway.logs, *b"a b c d e".split())
         with pytest.raises(LogReplaced):
-            await other.logs.read("log", page.next, created_at=page.created_at)
+            await other.logs.reader.read("log", page.next, created_at=page.created_at)
     await gateway.end()
     await other.end()
 
@@ -135,7 +135,7 @@ async def test_a_deletion_by_name_is_of_the_log_that_it_found_first() -> None:
     with pytest.raises(NoSuchLog):
         await logs.delete("log")
 
-    assert (await logs.row("log")).created_at == later
+    assert (await logs.rows.row("log")).created_at == later
     await gateway.end()
 
 
@@ -178,17 +178,17 @@ async def test_an_append_and_a_close_of_a_stream_are_of_the_stream_that_was_judg
     async with served() as http:
         await http.put(TEXT, b"0")
         logs = http.gateway.logs
-        find = logs.row
+        find = logs.rows.row
 
         async def deleted_meanwhile(name: str) -> object:
             row = await find(name)
-            logs.row = find
+            logs.rows.row = find  # type: ignore[method-assign]
             assert (await http.ask("DELETE", STREAM)).status == 204
             assert (await http.put({"Content-Type": "application/json"})).status == 201
             return row
 
         for headers in (TEXT, TEXT | CLOSED):
-            logs.row = deleted_meanwhile  # type: ignore[assignment]
+            logs.rows.row = deleted_meanwhile  # type: ignore[assignment]
             late = await http.post(headers, b"this is {no json")
             assert (late.status, late.json["code"]) == (409, "log-replaced")
             found = await http.ask("GET", f"{STREAM}?offset=-1")

@@ -12,7 +12,7 @@ LOG = "a"
 async def test_a_row_that_this_process_changes_while_it_is_asked_for_is_not_recent() -> None:
     async with within("the row is asked for"):
         gateway = Cluster(0).gateway()
-        rows, store = gateway.logs._rows, gateway.logs._rows._store
+        rows, store = gateway.logs.rows, gateway.logs.rows._store
         await gateway.logs.create(LOG, SETTINGS)
         assert await rows.row(LOG) == rows.recent(LOG)
         asked, told = asyncio.Event(), asyncio.Event()

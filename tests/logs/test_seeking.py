@@ -11,7 +11,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.edge.starts import start_of, start_of_json
-from services.gateway.logs.seeking import find_time
+from services.gateway.logs.offsets import find_time
 from services.gateway.logs.values import Last, Since
 from tests.logs.test_manager import a_cluster, call, give_up
 
@@ -204,8 +204,8 @@ async def test_append_times_do_not_go_back_behind_an_end_that_is_lost() -> None:
 
         after = await two.logs.append("log", call("c"))
 
-        first = (await two.logs.read("log", 0)).records[0]
-        last = (await two.logs.read("log", after.first_offset)).records[0]
+        first = (await two.logs.reader.read("log", 0)).records[0]
+        last = (await two.logs.reader.read("log", after.first_offset)).records[0]
         assert last.timestamp_ms >= first.timestamp_ms
-        found = await two.logs.read("log", Since(first.timestamp_ms), limit=1)
+        found = await two.logs.reader.read("log", Since(first.timestamp_ms), limit=1)
         assert found.records[0].offset == 0

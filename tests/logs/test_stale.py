@@ -10,9 +10,9 @@ import pytest
 
 from quorumlog.errors import LogFull, NoSuchLog, NotTheOwner, QuorumLogError, WriterLost
 from quorumlog.protocol.log import job, takeover
+from quorumlog.protocol.log.messages import Publish
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import TransactionState
-from services.gateway.logs.values import Publish
 from tests.logs.attempts import write
 from tests.logs.model import Cluster, Gateway
 from tests.logs.test_manager import SETTINGS, a_cluster, call, contents
@@ -40,7 +40,7 @@ class Held:
 
 
 async def take(gateway: Gateway) -> None:
-    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+    await gateway.take_over("log")
 
 
 async def deleted_and_made_again(gateway: Gateway) -> None:
@@ -140,7 +140,7 @@ async def test_a_drained_gateway_leaves_the_owner_after_it_alone() -> None:
         await take(two)
         await two.logs.forwarded("log", call("b"))
 
-        await one.logs.drain()
+        await one.logs.ownership.drain()
 
         last = cluster.logs["log"].last_item
         assert last is not None
@@ -219,9 +219,9 @@ async def test_a_log_that_is_deleted_meanwhile_is_left_out_of_a_page_and_is_no_l
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         asked, listed = Held(two, "last_add_confirmed"), Held(two, "gateways")
-        page = asyncio.ensure_future(two.logs.page(after=None, limit=10))
+        page = asyncio.ensure_future(two.logs.views.page(after=None, limit=10))
         alone = asyncio.ensure_future(two.logs.get("log"))
-        latest = asyncio.ensure_future(two.logs.read("log", "latest"))
+        latest = asyncio.ensure_future(two.logs.reader.read("log", "latest"))
         await asked.reached.wait()
         await listed.reached.wait()
 
@@ -239,7 +239,7 @@ async def test_a_tail_of_a_log_that_is_deleted_is_told_so() -> None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
         asked = Held(two, "last_add_confirmed", calls=2)  # the second one begins the wait
-        tail = asyncio.ensure_future(two.logs.read("log", 1, wait_s=60))
+        tail = asyncio.ensure_future(two.logs.reader.read("log", 1, wait_s=60))
         await asked.reached.wait()
 
         await one.logs.delete("log")
@@ -297,7 +297,7 @@ async def test_a_drain_takes_nothing_new_and_waits_only_for_what_is_in_flight() 
         adds = Held(one, "_pump")
         first = asyncio.ensure_future(one.logs.append("log", call("b")))
         await adds.reached.wait()
-        draining = asyncio.ensure_future(one.logs.drain())
+        draining = asyncio.ensure_future(one.logs.ownership.drain())
         await turns()
 
         with pytest.raises(WriterLost) as refused:
@@ -320,7 +320,7 @@ async def test_a_request_whose_search_a_drain_cuts_short_is_told_that_nothing_wa
         append = asyncio.ensure_future(one.logs.append("log", call("a")))
         await made.reached.wait()
 
-        await one.logs.drain()
+        await one.logs.ownership.drain()
 
         with pytest.raises(QuorumLogError) as refused:
             await append

@@ -9,13 +9,13 @@ import pytest
 
 from quorumlog.errors import EntryUnavailable, LogProtected
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.driver import options_of
-from services.gateway.logs.sweep import Sweep, SweepTimes, retained_from
+from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
-from services.gateway.logs.values import Append
 from tests.logs.model import Gateway, ModelTransactions, Store
 from tests.logs.test_manager import SETTINGS, a_cluster, call, contents, records
 from tests.support.virtual import run_virtual
@@ -141,18 +141,17 @@ def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> Non
         async with a_cluster() as (cluster, (one, two)):
             orphan = (await two.create(_options())).ledger_id
 
-            async def abort(**more: float) -> None:
+            async def abort() -> None:
                 engine, client = cast(Any, one), ModelTransactions(one)
-                served = Transactions(
-                    engine=engine, logs=one.logs, store=Store(one), client=client, **more
-                )
+                served = Transactions(engine=engine, logs=one.logs, store=Store(one), client=client)
                 await served.abort(cluster.begin("log"))
 
             await asyncio.sleep(60)
             await abort()
             await asyncio.sleep(60)
             assert orphan in cluster.ledgers
-            await abort(orphan_age_s=30)
+            one.logs.times = replace(one.logs.times, orphan_age_s=30)
+            await abort()
             await until(lambda: orphan in cluster.deleted, "the orphan is deleted")
 
     run_virtual(main, seed=5)
@@ -161,7 +160,7 @@ def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> Non
 async def test_orphans_that_cant_be_recovered_hold_up_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.orphans._PAGE", 3)
+    monkeypatch.setattr("services.gateway.logs.store._PAGE", 3)
     async with a_cluster() as (cluster, (one, two)):
         stuck = [(await two.create(_options())).ledger_id for _ in range(4)]
         free = (await two.create(_options())).ledger_id
@@ -189,8 +188,8 @@ async def test_orphans_that_cant_be_recovered_hold_up_no_others(
 async def test_a_round_tells_whether_it_may_have_left_some_also_behind_the_last_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.orphans._PAGE", 4)
-    monkeypatch.setattr("services.gateway.logs.orphans.ORPHANS_PER_ROUND_MAX", 2)
+    monkeypatch.setattr("services.gateway.logs.store._PAGE", 4)
+    monkeypatch.setattr("services.gateway.logs.store.ORPHANS_PER_ROUND_MAX", 2)
     async with a_cluster() as (cluster, (one, two)):
         for _ in range(5):
             await two.create(_options())
@@ -204,7 +203,7 @@ async def test_a_round_tells_whether_it_may_have_left_some_also_behind_the_last_
 def test_gateways_that_delete_orphans_at_once_take_some_each_and_not_the_same_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.gateway.logs.orphans.ORPHANS_PER_ROUND_MAX", 10)
+    monkeypatch.setattr("services.gateway.logs.store.ORPHANS_PER_ROUND_MAX", 10)
 
     async def main() -> list[set[int]]:
         async with a_cluster() as (_, (one, two)):
@@ -243,8 +242,8 @@ def test_logs_are_swept_while_the_deletion_of_orphans_takes_its_time(
                 raise AssertionError
 
             monkeypatch.setattr(one, "recover", never)
-            times = SweepTimes(orphans_every_s=1.0, orphan_age_s=0.0)
-            sweep = Sweep(one.logs, Store(one), times)
+            one.logs.times = replace(one.logs.times, orphans_every_s=1.0, orphan_age_s=0.0)
+            sweep = Sweep(one.logs, Store(one))
             tasks = [asyncio.create_task(sweep.run()), asyncio.create_task(sweep.run_orphans())]
             await is_stuck.wait()
 

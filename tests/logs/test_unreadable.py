@@ -8,8 +8,8 @@ import pytest
 from quorumlog.errors import EntryUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
-from services.gateway.logs.values import Append
 from tests.logs.model import Cluster, Gateway
 from tests.support.waiting import within
 
@@ -29,7 +29,7 @@ async def test_a_damaged_batch_ends_the_page_before_it_and_is_told_by_its_offset
     async with within("the log is read"):
         cluster, gateway, ledger_id = await filled(b"a", b"b", b"c")
         cluster.ledger(ledger_id).entries[1] = b"no batch"
-        read = gateway.logs.read
+        read = gateway.logs.reader.read
 
         page = await read(LOG, "earliest")
         with pytest.raises(EntryUnavailable) as told:
@@ -46,18 +46,18 @@ async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
 ) -> None:
     async with within("the log is read"):
         _, gateway, _ = await filled(b"a" * 700, b"b" * 700, b"c")
-        engine = gateway.logs._reader._engine
-        found = engine.read
+        reads = gateway.logs.reader._reads
+        found = reads.read
 
         async def read(ledger_id: int, first: int, **limits: Any) -> object:
             if first == 1 and limits.get("limit") != 1:
                 raise EntryUnavailable("confirmed up to 9", ledger_id=ledger_id, entry_id=first)
             return await found(ledger_id, first, **limits)
 
-        monkeypatch.setattr(engine, "read", read)
-        page = await gateway.logs.read(LOG, 0, max_bytes=1000)
+        monkeypatch.setattr(reads, "read", read)
+        page = await gateway.logs.reader.read(LOG, 0, max_bytes=1000)
         with pytest.raises(EntryUnavailable, match="records from the offset 1 on"):
-            await gateway.logs.read(LOG, page.next)
+            await gateway.logs.reader.read(LOG, page.next)
         await gateway.end()
 
     assert [each.record.value for each in page.records] == [b"a" * 700]
@@ -74,7 +74,7 @@ async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skippe
         if is_sealed:
             await gateway.logs.roll(LOG)
             await gateway.logs.append(LOG, Append.of((Record(b"d"),)))
-        gateway.logs._rows._rows.clear()
+        gateway.logs.rows._rows.clear()
         found = cluster.ledger
 
         def ledger(ledger_id: int) -> object:
@@ -83,9 +83,9 @@ async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skippe
             return found(ledger_id)
 
         monkeypatch.setattr(cluster, "ledger", ledger)
-        page = await gateway.logs.read(LOG, "earliest")
+        page = await gateway.logs.reader.read(LOG, "earliest")
         with pytest.raises(EntryUnavailable) as told:
-            await gateway.logs.read(LOG, page.next)
+            await gateway.logs.reader.read(LOG, page.next)
         await gateway.end()
 
     assert hole != first
@@ -104,7 +104,7 @@ async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
             *(gateway.logs.append(LOG, Append.of((Record(b"v", None, large),))) for _ in range(3))
         )
 
-        page = await gateway.logs.read(LOG, 0, max_bytes=1 << 20)
+        page = await gateway.logs.reader.read(LOG, 0, max_bytes=1 << 20)
         await gateway.end()
 
     assert len(page.records) == 1

@@ -76,7 +76,7 @@ class Pair:
 
     async def row(self) -> LogMetadata:
         """As a request to the other gateway reads it, which counts as an access."""
-        row = await self.other.logs.row("log")
+        row = await self.other.logs.rows.row("log")
         assert await self.other.logs.accesses.lives(row, is_access=True)
         return row
 
@@ -187,7 +187,7 @@ def test_a_log_that_is_read_for_long_outlives_its_keeper_and_the_next_one_is_tol
             pair.keeper.kill()
             await third.logs._appoint("log", row.expiry.term if row.expiry else "")
             await asyncio.sleep(6 * IDLE_S)
-            now = await pair.other.logs.row("log")
+            now = await pair.other.logs.rows.row("log")
             assert now.expiry is not None
             assert now.expiry.keeper.id == third.writer.id
             assert pair.freed_s == []
@@ -212,7 +212,7 @@ def test_a_log_that_was_deleted_under_its_readers_is_asked_for_no_more() -> None
             await asyncio.sleep(10 * IDLE_S)
             assert pair.questions.asked == asked
             with pytest.raises(NoSuchLog):
-                await pair.other.logs.row("log")
+                await pair.other.logs.rows.row("log")
 
     check(story)
 

@@ -1,10 +1,11 @@
 """A service for each test, on databases of its own."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from loadtest.stores import Stores
+from loadtest.stores import Stores, scratch
 from tests.metadata.support import Service, await_bookies, serving
 
 
@@ -18,3 +19,10 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def service(stores: Stores) -> AsyncIterator[Service]:
     async with serving(stores) as running:
         yield running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for bookies, dumps and copies."""
+    with scratch("ql-metadata-") as path:
+        yield path

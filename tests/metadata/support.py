@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
-import asyncpg
 import orjson
 import pytest
 from pydantic import SecretStr
@@ -15,11 +14,13 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.net.listen import listening
 from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
 from services.metadata import inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
+from tests.support.database import sql
 from tests.support.waiting import until
 
 PATIENT_S = 30.0
@@ -80,11 +81,7 @@ async def imagine_bookies(stores: Stores) -> None:
     function finds. Most tests of rows need no bookies, and registered ones would change what a rebuild, an inquiry and
     a listing wait for. The tests of rule 15b (`test_members.py`) do without such members.
     """
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute(_IMAGINED)
-    finally:
-        await connection.close()
+    await sql(stores, _IMAGINED)
 
 
 @contextlib.asynccontextmanager
@@ -122,6 +119,16 @@ async def serving(
             if are_imagined:
                 await imagine_bookies(stores)
         yield service
+
+
+async def swapped(
+    client: MetadataClient, row: LedgerMetadata, *missed: tuple[MissedRange, ...], **how: Any
+) -> LedgerMetadata:
+    """The row after a compare-and-swap, which must be done."""
+    status, now = await client.cas(row, *missed, **how)
+    assert status is CasStatus.OK
+    assert now is not None
+    return now
 
 
 def await_bookies(monkeypatch: pytest.MonkeyPatch) -> None:

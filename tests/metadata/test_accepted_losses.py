@@ -6,25 +6,25 @@ The bookies run in this process.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import asyncpg
 import pytest
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.rebuild import Bookies as Registered
 from quorumlog.wire.bodies import document_of, witness_of
-from services.metadata import rebuild_sources
-from services.metadata.database import Connection
+from services.metadata import attempts, inquiry, ledgers, logs, losses, rebuild_sources
 from services.metadata.ledgers import body_of
-from services.metadata.rebuild import _Work
-from services.metadata.rebuild_sources import SourceAway
-from tests.metadata.support import Service, serving
+from services.metadata.rebuild import Rebuilder, _Work
+from services.metadata.rebuild_sources import Source, SourceAway
+from tests.metadata import test_ledgers, test_logs
+from tests.metadata.support import Service, serving, swapped
 from tests.metadata.test_rebuild import (
     NAMES,
     Bookies,
@@ -34,16 +34,13 @@ from tests.metadata.test_rebuild import (
     rebuild,
     until_all_ready,
 )
+from tests.mutants.guards import answers
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
+from tests.support.database import connected
 
 NARROW = {"quorum": Quorum(2, 2, 2), "fragments": (Fragment(0, ("b1@1", "b2@1")),)}
 MOVED = ("b3@1", "b1@1")
 LOCK = 0x71756F73
-
-
-@pytest.fixture
-def folder() -> Any:
-    with scratch("ql-accepted-") as path:
-        yield path
 
 
 def bookies_in(folder: Path) -> Bookies:
@@ -52,9 +49,7 @@ def bookies_in(folder: Path) -> Bookies:
 
 async def moved(service: Service, row: LedgerMetadata) -> LedgerMetadata:
     """The row after an ensemble change."""
-    _, changed = await service.client.cas(row.with_ensemble(3, MOVED))
-    assert changed is not None
-    return changed
+    return await swapped(service.client, row.with_ensemble(3, MOVED))
 
 
 async def put(connection: Any, row: LedgerMetadata) -> str:
@@ -74,19 +69,17 @@ async def put(connection: Any, row: LedgerMetadata) -> str:
 
 async def go_back(stores: Stores, service: Service, row: LedgerMetadata) -> list[str]:
     """The database has this row, and not what came of it; a witness of what it lacks."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    lost = await put(connection, row)
-    await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
-    await connection.close()
+    async with connected(stores) as connection:
+        lost = await put(connection, row)
+        await connection.execute("DELETE FROM attempts WHERE attempt = $1", lost)
     return [witness_of(await service.client.cluster_id(), lost)]
 
 
 async def fork(stores: Stores, row: LedgerMetadata) -> None:
     """A service that did not know has changed the row in the database's line of history."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await put(connection, row)
-    await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
-    await connection.close()
+    async with connected(stores) as connection:
+        await put(connection, row)
+        await connection.execute("INSERT INTO attempts VALUES ($1, 'ledger')", row.attempt)
 
 
 async def accept(
@@ -246,10 +239,9 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
         async with places.running(service) as running:
             await until_all_ready(running)
             row = await create(service)
-            _, other = await service.client.cas(
-                (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
+            other = await swapped(
+                service.client, (await create(service)).with_ensemble(3, (*MOVED, "b2@1"))
             )
-            assert other is not None
             witnesses = await go_back(
                 stores, service, replace(other, version=1, attempt=new_attempt())
             )
@@ -317,9 +309,8 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
             patch.setattr(_Work, "_decide_ledgers", lambda work, *_given: cut(work))
             assert (await rebuild(service, take_over=True))[0] is None
 
-        connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-        accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
-        await connection.close()
+        async with connected(stores) as connection:
+            accepted = await connection.fetchval("SELECT loss_accepted_at FROM cluster")
         assert accepted is None
         assert (await accept(service, witnesses))[0] == 409
 
@@ -352,13 +343,117 @@ async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
     service: Service, stores: Stores
 ) -> None:
     witness = witness_of(await service.client.cluster_id(), new_attempt())
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+    async with connected(stores) as connection:
+        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
 
-    refused = await accept(service, [witness])
-    await connection.close()
+        refused = await accept(service, [witness])
 
     assert refused[0] == 422
     assert "another rebuild or acceptance" in refused[1]["detail"]
     assert (await accept(service, [witness]))[0] == 200
     assert (await accept(service))[0] == 422
+
+
+# --- guards that are taken out one by one: a claim above must fail -------------------------------
+
+
+@stand_in
+async def accepts_first(original: Any, self: _Work, sources: Sequence[Source]) -> Any:
+    """The loss is accepted before the rows are written."""
+    cluster_id = await original(self, sources)
+    await self._tables.accept_lost(cluster_id, (), ())
+    return cluster_id
+
+
+async def names_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_change_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def names_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        await test_logs.test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
+            service
+        )
+
+
+async def deletes_the_row(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_ledgers.test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version
+        await claim(service)
+
+
+async def deletes_the_log(stores: Stores, _folder: Path) -> None:
+    async with serving(stores) as service:
+        claim = test_logs.test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is
+        await claim(service)
+
+
+def by_version(_original: Any) -> Any:
+    """A compare-and-swap compares versions only."""
+    return lambda old, new: old.version == new.version
+
+
+def of_version(_original: Any) -> Any:
+    """A deletion compares versions only."""
+    return lambda row, *, version, attempt: row.version == version  # noqa: ARG005
+
+
+def checked_by_version(_original: Any) -> Any:
+    """A deletion of a log compares versions only."""
+
+    def check(current: Any, request: Any) -> None:
+        if current.version != request.version:
+            raise ledgers._conflict(current)
+
+    return check
+
+
+GUARDS: Final = (
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a ledger may be of another line of history", "rule 18d", names_the_row
+    ),
+    Patch(ledgers, "is_made_from", by_version).guard(
+        "a change of a log may be of another line of history", "rule 18d", names_the_log
+    ),
+    Patch(ledgers, "is_row", of_version).guard(
+        "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
+    ),
+    Patch(logs, "check_deleted", checked_by_version).guard(
+        "a deletion of a log may be of another line of history", "rule 18d", deletes_the_log
+    ),
+    Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
+        "a change whose loss was accepted is never made",
+        "rule 18d",
+        makes_a_lost_change_once_more,
+    ),
+    Patch(Rebuilder, "count_behind", answers(0)).guard(
+        "an acceptance looks for no later rows", "rule 18d", rebuilds_before_it_accepts
+    ),
+    Patch(ledgers, "check_end", answers(None)).guard(
+        "a ledger ends without a question to the bookies", "rule 18d", ends_by_no_older_row
+    ),
+    Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
+        "an acceptance forgets which ledgers were open", "rule 18d", ends_by_no_older_row
+    ),
+    Patch(inquiry, "_fence", answers(Status.OK)).guard(
+        "bookies tell their copies and go on taking adds", "rule 18d", fences_before_it_reads
+    ),
+    Patch(Registered, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(
+        "a ledger ends whoever is silent", "rule 18d", waits_for_silent_bookies
+    ),
+    Patch(_Work, "_cluster", accepts_first).guard(
+        "a rebuild accepts the loss before it writes",
+        "rule 18d",
+        accepts_nothing_when_cut_off,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(
+    guard: Guard, stores: Stores, folder: Path
+) -> None:
+    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
+        await guard.claim(stores, folder)

@@ -7,19 +7,18 @@ import secrets
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
-
 from loadtest.stores import Stores
 from quorumlog.header import AUDITED
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.token_bodies import AuditedRequest
 from services.metadata import audit
 from services.metadata.app import ROUTES
-from services.metadata.database import Connection, Database
+from services.metadata.database import Database
 from services.metadata.tokens import AuditStore
 from tests.metadata.support import PATIENT_S, WAITING, Service, serving
 from tests.metadata.test_unchecked import LOG, requests_of
+from tests.support.database import connected
 from tests.support.waiting import until
 
 AUDITED_ROUTES = {one.operation.key for one in ROUTES if one.operation.is_audited}
@@ -103,10 +102,9 @@ async def test_a_request_is_kept_once_and_only_with_a_change(service: Service) -
 
 async def test_each_audited_route_keeps_a_row_and_a_repeat_of_it_none(stores: Stores) -> None:
     async with serving(stores, expiry_every_s=1000) as service:
-        database = await asyncpg.connect(stores.postgres_dsn)
-        accept: Any = ("POST", "/v1/witnesses/accept", "/v1/witnesses/accept", {"lost": ["b7"]})
-        sent = [*await requests_of(service, database), accept]
-        await database.close()
+        async with connected(stores) as database:
+            accept: Any = ("POST", "/v1/witnesses/accept", "/v1/witnesses/accept", {"lost": ["b7"]})
+            sent = [*await requests_of(service, database), accept]
         tried = {f"{method} {route}" for method, route, _, _ in sent} & AUDITED_ROUTES
         assert tried | KEPT_ELSEWHERE.keys() == AUDITED_ROUTES
 
@@ -124,21 +122,20 @@ async def test_each_audited_route_keeps_a_row_and_a_repeat_of_it_none(stores: St
 async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_committed_later(
     service: Service, stores: Stores
 ) -> None:
-    slow = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    transaction = slow.transaction()
-    await transaction.start()
-    ask_here(target="slow")
-    await audit.keep(slow)
+    async with connected(stores) as slow:
+        transaction = slow.transaction()
+        await transaction.start()
+        ask_here(target="slow")
+        await audit.keep(slow)
 
-    making = asyncio.create_task(make_token(service))
+        making = asyncio.create_task(make_token(service))
 
-    async def is_made_or_waits() -> bool:
-        return making.done() or bool(await slow.fetchval(WAITING))
+        async def is_made_or_waits() -> bool:
+            return making.done() or bool(await slow.fetchval(WAITING))
 
-    await until(is_made_or_waits, "the other change is made, or waits")
-    seen = await rows(service)
-    await transaction.commit()
-    await slow.close()
+        await until(is_made_or_waits, "the other change is made, or waits")
+        seen = await rows(service)
+        await transaction.commit()
     target = await making
 
     seen += await rows(service, f"after={seen[-1]['number'] if seen else 0}")
@@ -147,11 +144,10 @@ async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_commit
 
 async def test_the_steps_of_one_request_use_up_no_numbers(stores: Stores, service: Service) -> None:
     """The last rows that are kept are counted by numbers."""
-    connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    ask_here()
-    for _ in range(10):
-        await audit.keep(connection)
-    await connection.close()
+    async with connected(stores) as connection:
+        ask_here()
+        for _ in range(10):
+            await audit.keep(connection)
 
     await make_token(service)
 
@@ -179,8 +175,7 @@ async def test_pages_go_on_after_a_number_and_begin_at_a_time(service: Service) 
 async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores) -> None:
     async with serving(stores, audit_rows_max=1000, expiry_every_s=0.05) as service:
         targets = [await make_token(service) for _ in range(2)]
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        try:
+        async with connected(stores) as connection:
             await connection.execute(
                 "UPDATE audit SET at = now() - interval '91 days' WHERE target = $1", targets[0]
             )
@@ -201,8 +196,6 @@ async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores)
 
             await until(lambda: _equal(count, 1000), "the row beyond the last ones is deleted")
             assert targets[1] not in await kept()
-        finally:
-            await connection.close()
 
 
 async def test_one_round_deletes_all_that_is_kept_no_longer(

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from uuid import uuid4
 
-import asyncpg
 import pytest
 from redis.asyncio import Redis
 
@@ -29,7 +28,8 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata import liveness
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
+from tests.support.database import connected, sql
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import until
 
@@ -163,9 +163,7 @@ async def test_an_unreadable_cookie_ends_no_background_task(
     monkeypatch.setattr("services.metadata.metrics._UPDATE_S", 0.01)
     async with serving(stores) as service:
         await service.client.put_cookie("b1", await cookie(service), version=None)
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute("UPDATE cookies SET cookie = '{}'")
-        await connection.close()
+        await sql(stores, "UPDATE cookies SET cookie = '{}'")
 
         def failed() -> list[str]:
             return [record.message for record in caplog.records if record.exc_info]
@@ -322,8 +320,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
     uses = await client.uses("b1")
     assert [(use.ledger_id, use.member) for use in uses.first] == [(row.ledger_id, "b1@1")]
 
-    _, closed = await client.cas(row.closed(last_entry=NO_ENTRY, length=0))
-    assert closed is not None
+    closed = await swapped(client, row.closed(last_entry=NO_ENTRY, length=0))
     await client.delete(closed.ledger_id, version=closed.version)
     assert await client.uses("b1") == BookieUses(bookie="b1", ledgers=0, repairs=0)
     for _ in range(2):  # again is as good as once
@@ -348,38 +345,37 @@ async def test_what_was_kept_of_a_bookie_goes_with_its_cookie_and_with_its_data(
     stores: Stores, service: Service
 ) -> None:
     client = service.client
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    redis = Redis.from_url(stores.redis_url)
-    await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
-    rows = [await client.create(DRAFT) for _ in range(2)]
+    async with connected(stores) as connection:
+        redis = Redis.from_url(stores.redis_url)
+        await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
+        rows = [await client.create(DRAFT) for _ in range(2)]
 
-    async def kept() -> tuple[int, list[tuple[str, ...]]]:
-        _, found = await service.send("GET", "/v1/kept-ledgers?limit=1")
-        return found["count"], [tuple(ledger["holders"]) for ledger in found["ledgers"]]
+        async def kept() -> tuple[int, list[tuple[str, ...]]]:
+            _, found = await service.send("GET", "/v1/kept-ledgers?limit=1")
+            return found["count"], [tuple(ledger["holders"]) for ledger in found["ledgers"]]
 
-    async def keep(holder: str) -> None:
-        for row in rows:
-            lacking = [RowName(9, uuid4().bytes)]
-            proofs = await client.proofs({row.ledger_id: lacking}, holder)
-            assert proofs[row.ledger_id].lost
+        async def keep(holder: str) -> None:
+            for row in rows:
+                lacking = [RowName(9, uuid4().bytes)]
+                proofs = await client.proofs({row.ledger_id: lacking}, holder)
+                assert proofs[row.ledger_id].lost
 
-    for name in ("b8", "b9"):
-        await client.put_cookie(name, await cookie(service), version=None)
-        await client.send_bookie_heartbeat(name, beat(ttl_s=0.05))
-        await keep(name)
-    before = await kept()
+        for name in ("b8", "b9"):
+            await client.put_cookie(name, await cookie(service), version=None)
+            await client.send_bookie_heartbeat(name, beat(ttl_s=0.05))
+            await keep(name)
+        before = await kept()
 
-    await client.put_cookie("b8", await cookie(service, 2), version=1)
-    at_a_new_incarnation = await kept()
+        await client.put_cookie("b8", await cookie(service, 2), version=1)
+        at_a_new_incarnation = await kept()
 
-    async def is_retired() -> bool:
-        await client.retire("b9")
-        return True
+        async def is_retired() -> bool:
+            await client.retire("b9")
+            return True
 
-    await until(is_retired, "the heartbeat runs out", passing=(QuorumLogError,))
-    urls = set(await redis.hkeys("quorumlog:bookie-urls"))
-    await redis.aclose()
-    await connection.close()
+        await until(is_retired, "the heartbeat runs out", passing=(QuorumLogError,))
+        urls = set(await redis.hkeys("quorumlog:bookie-urls"))
+        await redis.aclose()
 
     assert before == (2, [("b8", "b9")]), "the first page"
     assert at_a_new_incarnation == (2, [("b9",)])

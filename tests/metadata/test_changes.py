@@ -11,7 +11,7 @@ from loadtest.stores import Stores
 from quorumlog.wire.bodies import Change
 from services.metadata.changes import ChangeHub
 from services.metadata.database import Database
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.proxy import Proxy, proxy_to
 
 
@@ -26,11 +26,9 @@ async def test_every_change_is_announced_in_order(service: Service) -> None:
         assert (await anext(stream)).kind == "gap"
 
         row = await service.client.create(DRAFT)
-        _, row2 = await service.client.cas(row.in_recovery())
-        assert row2 is not None
+        row2 = await swapped(service.client, row.in_recovery())
         await service.client.cas(row)  # a conflict: no change
-        _, row3 = await service.client.cas(row2.closed(last_entry=-1, length=0))
-        assert row3 is not None
+        row3 = await swapped(service.client, row2.closed(last_entry=-1, length=0))
         await service.client.delete(row.ledger_id, version=row3.version)
 
         seen: list[tuple[object, ...]] = []

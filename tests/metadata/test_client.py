@@ -3,7 +3,6 @@
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
-import asyncpg
 import pytest
 from aiohttp import web
 
@@ -11,8 +10,9 @@ from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
-from tests.metadata.support import DRAFT, PATIENT_S, Service
+from tests.metadata.support import DRAFT, PATIENT_S, Service, swapped
 from tests.support.answering import answering
+from tests.support.database import sql
 
 LIES = [
     (404, "text/html", b"<h1>Not Found</h1>"),
@@ -50,10 +50,9 @@ async def test_an_answer_of_another_service_is_no_verdict(service: Service) -> N
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 assert (await client.cas(row.in_recovery()))[0] is CasStatus.OK, lie
 
-                _, closed = await client.cas(
-                    (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
+                closed = await swapped(
+                    client, (await client.get(row.ledger_id)).closed(last_entry=-1, length=0)
                 )
-                assert closed is not None
                 client = MetadataClient(urls, session, deadline_s=PATIENT_S)
                 await client.delete(row.ledger_id, version=closed.version)
                 gone = await service.client.read(row.ledger_id)
@@ -69,11 +68,7 @@ async def test_a_row_missing_without_a_tombstone_is_not_reported_as_deleted(
     service: Service, stores: Stores
 ) -> None:
     row = await service.client.create(DRAFT)
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute("TRUNCATE ledgers CASCADE")
-    finally:
-        await connection.close()
+    await sql(stores, "TRUNCATE ledgers CASCADE")
 
     assert await service.client.read(row.ledger_id) == (CasStatus.UNKNOWN, None)
     assert await service.client.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)

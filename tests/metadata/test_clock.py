@@ -4,10 +4,8 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import asyncpg
-
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.wire.log_bodies import LedgerIds
 from services.metadata.database import Database
 from services.metadata.logs import LogStore
@@ -16,17 +14,16 @@ from services.metadata.transactions import TransactionStore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, serving
 from tests.metadata.test_audit import make_token
 from tests.metadata.test_logs import LOG
+from tests.support.database import connected, sql
 from tests.support.once import once
-from tests.support.shadowed_clock import move, shadow, sql
+from tests.support.shadowed_clock import move, shadow
 
 TABLES = ("transactions", "audit", "access_tokens")
 
 
 async def counts(stores: Stores) -> list[int]:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    found = [await connection.fetchval(f"SELECT count(*) FROM {name}") for name in TABLES]
-    await connection.close()
-    return found
+    async with connected(stores) as connection:
+        return [await connection.fetchval(f"SELECT count(*) FROM {name}") for name in TABLES]
 
 
 async def filled(service: Service) -> str:

@@ -12,14 +12,14 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import QuorumLogError
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.bodies import LedgerCreateBody
 from quorumlog.wire.log_bodies import LogCreateBody
-from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving, swapped
 from tests.metadata.test_inquiry import bookie_at, learns
 from tests.metadata.test_went_back import (
     LOG,
@@ -84,9 +84,7 @@ async def lose(both: Pair, service: Service) -> Lost:
     await both.standby.has_all_of(both.primary)
     await both.standby.stop_following()
     await transactions.commit(begun.id, (), None)
-    status, changed = await client.cas(row.with_ensemble(10, ("b1@1", "b2@1", "b4@1")))
-    assert status is CasStatus.OK
-    assert changed is not None
+    changed = await swapped(client, row.with_ensemble(10, ("b1@1", "b2@1", "b4@1")))
     await both.fail_over()
     return Lost(row, changed, begun.id)
 
@@ -220,9 +218,7 @@ async def test_changes_under_way_in_a_synchronous_failover_are_each_done_once(
                 more -= is_over
                 border = row.last_fragment.first_entry + 10
                 wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"b{border}@1"))
-                status, now = await client.cas(wanted)
-                assert status is CasStatus.OK
-                assert now is not None
+                now = await swapped(client, wanted)
                 assert now.fragments == wanted.fragments
                 assert now.version == row.version + 1
                 row = now
@@ -452,9 +448,7 @@ async def split(both: Pair, service: Service) -> tuple[LedgerMetadata, LedgerMet
     await both.standby.has_all_of(both.primary)
     await both.fail_over()
     await until(lambda: is_ready(service), "the service has the new primary")
-    status, now = await service.client.cas(row.in_recovery())
-    assert status is CasStatus.OK
-    assert now is not None
+    now = await swapped(service.client, row.in_recovery())
     await both.standby.start()
     await both.primary.sql(END_SESSIONS)
     return row, now

@@ -1,22 +1,20 @@
 """Guards of the metadata service, each with what finds its absence."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg
 import pytest
 from asyncpg.connect_utils import SessionAttribute
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, VersionConflict
-from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
+from quorumlog.wire import bodies
 from services.bookie import witnesses as bookie_witnesses
 from services.bookie.collect import MetadataRows
 from services.bookie.witnesses import FreshCopies, WitnessFile
@@ -45,7 +43,7 @@ from tests.bookie.test_went_back import (
     an_accepted_loss_deletes_nothing,
     gives_nothing_up,
 )
-from tests.metadata.support import DRAFT, serving
+from tests.metadata.support import DRAFT, serving, swapped
 from tests.metadata.test_clock import nothing_ages_by_a_wrong_clock
 from tests.metadata.test_failover import asks_about_the_standby, repeated_without_standby, split
 from tests.metadata.test_inquiry import (
@@ -69,26 +67,13 @@ from tests.metadata.test_went_back import (
     slipped_in,
     waiting,
 )
+from tests.mutants.guards import always, answers
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
+from tests.support.database import connected
 from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 
 Scenario = Callable[[Stores, Path], Awaitable[None]]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with scratch("ql-guards-") as path:
-        yield path
-
-
-@contextlib.asynccontextmanager
-async def beside(stores: Stores) -> AsyncIterator[Any]:
-    """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 # --- members, bookies that are taken out -----------------------------------------------------------
@@ -99,10 +84,8 @@ async def a_target_is_a_member(stores: Stores, _folder: Path) -> None:
     async with serving(stores) as service:
         client = service.client
         await client.put_cookie("b9", await cookie(client), version=None)
-        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
-        assert closed is not None
-        _, moving = await client.cas(replace(closed, repairs=(Repair(0, "b1@1", "b9@1"),)))
-        assert moving is not None
+        closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=3, length=4))
+        moving = await swapped(client, replace(closed, repairs=(Repair(0, "b1@1", "b9@1"),)))
 
         assert await client.list(bookie="b9") == ([moving], None)
         assert (await client.uses("b9")).ledgers == 1
@@ -115,10 +98,8 @@ async def who_leaves_is_a_member(stores: Stores, _folder: Path) -> None:
     async with serving(stores) as service:
         client = service.client
         await client.put_cookie("b1", await cookie(client), version=None)
-        _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=3, length=4))
-        assert closed is not None
-        _, moved = await client.cas(closed.with_member_replaced(0, "b1@1", "b9@1"))
-        assert moved is not None
+        closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=3, length=4))
+        moved = await swapped(client, closed.with_member_replaced(0, "b1@1", "b9@1"))
         assert (await client.uses("b1")).ledgers == 1
         with pytest.raises(VersionConflict):
             await client.retire("b1")
@@ -131,8 +112,8 @@ async def who_is_being_named_is_not_retired(stores: Stores, _folder: Path) -> No
     """A transaction that names the bookie is under way when it is to be taken out."""
     async with (
         serving(stores) as service,
-        beside(stores) as connection,
-        beside(
+        connected(stores) as connection,
+        connected(
             stores
         ) as onlooker,  # its question may be cut off, which a transaction could not bear
     ):
@@ -202,7 +183,7 @@ async def a_repeat_waits_for_the_standby(stores: Stores, _folder: Path) -> None:
 
 async def a_process_knows(stores: Stores, _folder: Path) -> None:
     """A lost change is known to the process that answered it."""
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.change_log)
         async with newcomer(service) as nobody:
             await refused(nobody.create(DRAFT))
@@ -210,7 +191,7 @@ async def a_process_knows(stores: Stores, _folder: Path) -> None:
 
 async def a_holder_tells(stores: Stores, _folder: Path) -> None:
     """And to its client, who tells a process that knows nothing."""
-    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+    async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         await lost_change(one, connection, World.change_log)
         two.client.witnesses = one.client.witnesses
         await refused(two.client.create(DRAFT))
@@ -220,7 +201,7 @@ async def a_holder_tells(stores: Stores, _folder: Path) -> None:
 
 async def a_holder_has_its_reads_proven(stores: Stores, _folder: Path) -> None:
     """What is read for a deletion is of the database that its reader knows."""
-    async with serving(stores) as one, serving(stores) as two, beside(stores) as connection:
+    async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         world = await lost_change(one, connection, World.change_log)
         two.client.witnesses = one.client.witnesses
         await refused(two.client.get(world.row.ledger_id, proof=True))
@@ -228,19 +209,19 @@ async def a_holder_has_its_reads_proven(stores: Stores, _folder: Path) -> None:
 
 async def changes_without_a_token_count(stores: Stores, _folder: Path) -> None:
     """An abort is asked for without an attempt."""
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.abort)
         async with newcomer(service) as nobody:
             await refused(nobody.create(DRAFT))
 
 
 async def a_proof_is_of_one_moment(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await slipped_in(service, connection)
 
 
 async def a_change_looks_last(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service, beside(stores) as connection:
+    async with serving(stores) as service, connected(stores) as connection:
         await slipped_before_a_change(service, connection)
 
 
@@ -251,29 +232,11 @@ async def no_route_changes(stores: Stores, _folder: Path) -> None:
 # --- what is taken out -------------------------------------------------------------------------------
 
 
-def nothing(_original: Any) -> Any:
-    """Do nothing."""
-
-    async def done(*_args: object, **_more: object) -> set[str]:
-        await turns()
-        return set()
-
-    return done
-
-
-def without_targets(original: Any) -> Any:
+@stand_in
+async def without_targets(original: Any, connection: Connection, rows: Any) -> None:
     """Only fragments are indexed."""
-
-    async def index(connection: Connection, rows: Any) -> None:
-        bare = {item: replace(row, repairs=()) for item, row in rows.items()}
-        await original(connection, bare)
-
-    return index
-
-
-def unnoted(_original: Any) -> Any:
-    """A copy that comes is not noted."""
-    return lambda _self, _name: None
+    bare = {item: replace(row, repairs=()) for item, row in rows.items()}
+    await original(connection, bare)
 
 
 def nobody_presents(_original: Any) -> Any:
@@ -283,20 +246,17 @@ def nobody_presents(_original: Any) -> Any:
     return nobody
 
 
-def first_primary(original: Any) -> Any:
+@stand_in
+async def first_primary(original: Any, connects: Sequence[Any], _has_history: Any) -> Any:
     """The first primary of the DSN is used, whatever it lacks."""
+    verdicts = iter([True])
 
-    async def connect(connects: Sequence[Any], _has_history: Any) -> Any:
-        verdicts = iter([True])
+    async def is_first(_connection: Connection) -> bool:
+        await turns()
+        return next(verdicts, False)
 
-        async def is_first(_connection: Connection) -> bool:
-            await turns()
-            return next(verdicts, False)
-
-        # Not a connection of its own: the original leaves none open where the deadline ends it.
-        return await original(connects, is_first)
-
-    return connect
+    # Not a connection of its own: the original leaves none open where the deadline ends it.
+    return await original(connects, is_first)
 
 
 def patient(_original: Any) -> Any:
@@ -309,120 +269,72 @@ def asked_once(_original: Any) -> Any:
     return property(lambda database: database.asked_about is not None)
 
 
-def unlocked(_original: Any) -> Any:
+@stand_in
+async def unlocked(_original: Any, connection: Connection, attempt: str, _target: str) -> bool:
     """An attempt is looked for without a lock, so that its transaction writes nothing."""
-
-    async def is_applied(connection: Connection, attempt: str, _target: str) -> bool:
-        found = "SELECT true FROM attempts WHERE attempt = $1"
-        return await connection.fetchval(found, attempt) is not None
-
-    return is_applied
+    found = "SELECT true FROM attempts WHERE attempt = $1"
+    return await connection.fetchval(found, attempt) is not None
 
 
-def nothing_presented(_original: Any) -> Any:
-    """What a request presents is not read."""
-    return lambda _self, _presented: ()
-
-
-def forgetful(_original: Any) -> Any:
-    """What was answered is not remembered."""
-    return lambda _self, _token, _seen: None
-
-
-def silent(_original: Any) -> Any:
-    """A client presents nothing."""
-    return lambda _witnesses: ""
-
-
-def unproven(original: Any) -> Any:
+@stand_in
+async def unproven(original: Any, self: MetadataClient, ledger_id: int, **_how: object) -> Any:
     """A read is taken as it comes."""
-
-    async def get(self: MetadataClient, ledger_id: int, **_how: object) -> Any:
-        return await original(self, ledger_id)
-
-    return get
+    return await original(self, ledger_id)
 
 
-def in_two_steps(_original: Any) -> Any:
+@stand_in
+async def in_two_steps(_original: Any, self: Database, work: Any) -> Any:
     """A proof, and then the read."""
-
-    async def read(self: Database, work: Any) -> Any:
-        if PRESENTED.get() is not None:
-            await self.run(self._check)
-        return await self.run(work)
-
-    return read
+    if PRESENTED.get() is not None:
+        await self.run(self._check)
+    return await self.run(work)
 
 
-def looks_first(_original: Any) -> Any:
+@stand_in
+async def looks_first(_original: Any, self: Database, work: Any) -> Any:
     """A change sees what it must find before it waits for its row."""
 
-    async def transact(self: Database, work: Any) -> Any:
-        async def transaction(connection: Connection) -> Any:
-            connection.settled = None
-            async with connection.transaction():
-                seen = await self._check(connection)
-                result = await work(connection)
-            if connection.settled is not None:
-                self.memory.note_committed(connection.settled, seen)
-                self._return_witnesses(PRESENTED.get())
-            return result
+    async def transaction(connection: Connection) -> Any:
+        connection.settled = None
+        async with connection.transaction():
+            seen = await self._check(connection)
+            result = await work(connection)
+        if connection.settled is not None:
+            self.memory.note_committed(connection.settled, seen)
+            self._return_witnesses(PRESENTED.get())
+        return result
 
-        return await self.run(transaction)
-
-    return transact
+    return await self.run(transaction)
 
 
-def answers_of_nobody(_original: Any) -> Any:
-    """A start is over at once."""
-
-    async def ask(_self: Inquiry) -> list[str]:
-        await turns()
-        return []
-
-    return ask
-
-
-def all_answer(original: Any) -> Any:
+@stand_in
+async def all_answer(original: Any, self: Inquiry) -> list[str]:
     """Who is silent is not told."""
-
-    async def ask(self: Inquiry) -> list[str]:
-        await original(self)
-        return []
-
-    return ask
+    await original(self)
+    return []
 
 
-def asks_nobody(original: Any) -> Any:
+@stand_in
+async def asks_nobody(original: Any, self: WitnessStore, witnesses: Any, **given: Any) -> Any:
     """What bookies hold since the start is not asked for."""
-
-    async def accept(self: WitnessStore, witnesses: Any, **given: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Inquiry, "ask", answers_of_nobody(None))
-            return await original(self, witnesses, **given)
-
-    return accept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inquiry, "ask", answers([])(None))
+        return await original(self, witnesses, **given)
 
 
-def unasked(_original: Any) -> Any:
+@stand_in
+async def unasked(_original: Any, self: Database, connection: Connection) -> set[str]:
     """The bookies' answers are not waited for."""
-
-    async def check(self: Database, connection: Connection) -> set[str]:
-        return await self._compare(connection, PRESENTED.get())
-
-    return check
+    return await self._compare(connection, PRESENTED.get())
 
 
-def asked_by_now(_original: Any) -> Any:
+@stand_in
+async def asked_by_now(_original: Any, self: Database, connection: Connection) -> set[str]:
     """Whether the bookies were asked is looked at last, when what they told was not looked for."""
-
-    async def check(self: Database, connection: Connection) -> set[str]:
-        wanted = await self._compare(connection, PRESENTED.get())
-        if not self.has_asked:
-            raise MetadataUnavailable("the bookies are asked what they know of the database")
-        return wanted
-
-    return check
+    wanted = await self._compare(connection, PRESENTED.get())
+    if not self.has_asked:
+        raise MetadataUnavailable("the bookies are asked what they know of the database")
+    return wanted
 
 
 def without_the_loss(original: str) -> str:
@@ -435,206 +347,106 @@ def unchecked(original: Any) -> Any:
     return plain(original.__wrapped__)
 
 
-def none_lost(_original: Any) -> Any:
-    """The database contains whatever a bookie holds copies of."""
-
-    async def lost_of(*_args: object) -> tuple[str, ...]:
-        return ()
-
-    return lost_of
-
-
-def keeps_nothing(_original: Any) -> Any:
-    """The bookie's file is not written."""
-    return lambda _self, _witnesses: None
-
-
-def any_clock_counts(_original: Any) -> Any:
-    """Nobody judges the database's clock."""
-
-    async def counts(_connection: Connection) -> bool:
-        await turns()
-        return True
-
-    return counts
-
-
-def believed(_original: Any) -> Any:
+@stand_in
+async def believed(_original: Any, self: MetadataRows, held: Mapping[int, object]) -> Any:
     """The bookie reads rows without a proof, and goes on where none is given."""
-
-    async def read(self: MetadataRows, held: Mapping[int, object]) -> Any:
-        return {ledger_id: await self._client.read(ledger_id) for ledger_id in held}
-
-    return read
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What is taken out, and the scenario that then fails."""
-
-    rule: str
-    name: str
-    places: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
-    scenario: Scenario
+    return {ledger_id: await self._client.read(ledger_id) for ledger_id in held}
 
 
 GUARDS: Final = (
-    Guard(
-        "rule 20b",
-        "who lost a place is not in the members' index",
-        ((ledgers, "index_members", without_targets),),
-        who_leaves_is_a_member,
+    Patch(ledgers, "index_members", without_targets).guard(
+        "who lost a place is not in the members' index", "rule 20b", who_leaves_is_a_member
     ),
-    Guard(
-        "rule 20",
-        "a repair's target is not in the members' index",
-        ((ledgers, "index_members", without_targets),),
-        a_target_is_a_member,
+    Patch(ledgers, "index_members", without_targets).guard(
+        "a repair's target is not in the members' index", "rule 20", a_target_is_a_member
     ),
-    Guard(
-        "rule 15",
+    Patch(cookies, "lock_name", answers(set())).guard(
         "a bookie is taken out without the lock of the members",
-        ((cookies, "lock_name", nothing),),
+        "rule 15",
         who_is_being_named_is_not_retired,
     ),
-    Guard(
-        "rule 18a",
-        "any server is taken for the primary",
-        ((database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any),),
-        only_the_primary_is_used,
+    Patch(database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any).guard(
+        "any server is taken for the primary", "rule 18a", only_the_primary_is_used
     ),
     Guard(
-        "rule 18a",
         "the first of two primaries is used",
-        ((database, "connect_to_primary", first_primary), (servers, "_LATE_S", patient)),
+        "rule 18a",
+        (Patch(database, "connect_to_primary", first_primary), Patch(servers, "_LATE_S", patient)),
         the_new_primary_is_used,
     ),
-    Guard(
-        "rule 18a",
-        "nobody asks about a standby that took over",
-        ((Database, "has_asked", asked_once),),
-        asks_about_the_standby,
+    Patch(Database, "has_asked", asked_once).guard(
+        "nobody asks about a standby that took over", "rule 18a", asks_about_the_standby
     ),
-    Guard(
-        "rule 6",
+    Patch(cookies, "is_applied", unlocked).guard(
         "a repeat is answered although the standby lacks it",
-        ((cookies, "is_applied", unlocked),),
+        "rule 6",
         a_repeat_waits_for_the_standby,
     ),
-    Guard(
-        "rule 18a",
-        "the database is never looked at",
-        ((Database, "_check", nothing),),
-        a_process_knows,
+    Patch(Database, "_check", answers(set())).guard(
+        "the database is never looked at", "rule 18a", a_process_knows
+    ),
+    Patch(Memory, "note_committed", always(None)).guard(
+        "a process forgets what it answered", "rule 18a", a_process_knows
+    ),
+    Patch(Memory, "presented", always(())).guard(
+        "what is presented is not looked for", "rule 18a", a_holder_tells
+    ),
+    Patch(bodies, "witnesses_to_header", always("")).guard(
+        "a client presents nothing", "rule 18a", a_holder_tells
+    ),
+    Patch(MetadataClient, "get", unproven).guard(
+        "a read for a deletion is as good as any", "rule 18a", a_holder_has_its_reads_proven
     ),
     Guard(
-        "rule 18a",
-        "a process forgets what it answered",
-        ((Memory, "note_committed", forgetful),),
-        a_process_knows,
-    ),
-    Guard(
-        "rule 18a",
-        "what is presented is not looked for",
-        ((Memory, "presented", nothing_presented),),
-        a_holder_tells,
-    ),
-    Guard(
-        "rule 18a",
-        "a client presents nothing",
-        ((metadata_requests, "witnesses_to_header", silent),),
-        a_holder_tells,
-    ),
-    Guard(
-        "rule 18a",
-        "a read for a deletion is as good as any",
-        ((MetadataClient, "get", unproven),),
-        a_holder_has_its_reads_proven,
-    ),
-    Guard(
-        "rule 18a",
         "a change without an attempt is no witness",
+        "rule 18a",
         (
-            (transactions, "record_change", nothing),
-            (cookies, "record_change", nothing),
-            (logs, "record_change", nothing),
+            Patch(transactions, "record_change", answers(set())),
+            Patch(cookies, "record_change", answers(set())),
+            Patch(logs, "record_change", answers(set())),
         ),
         changes_without_a_token_count,
     ),
-    Guard(
-        "rule 18a",
-        "a row and its proof are read one after the other",
-        ((Database, "read", in_two_steps),),
-        a_proof_is_of_one_moment,
+    Patch(Database, "read", in_two_steps).guard(
+        "a row and its proof are read one after the other", "rule 18a", a_proof_is_of_one_moment
     ),
-    Guard(
-        "rule 18a",
-        "a change looks before it waits",
-        ((Database, "transact", looks_first),),
-        a_change_looks_last,
+    Patch(Database, "transact", looks_first).guard(
+        "a change looks before it waits", "rule 18a", a_change_looks_last
     ),
-    Guard(
-        "rule 18a",
-        "a start asks nobody",
-        ((Inquiry, "ask", answers_of_nobody),),
-        commits_after_the_dump,
+    Patch(Inquiry, "ask", answers([])).guard(
+        "a start asks nobody", "rule 18a", commits_after_the_dump
     ),
-    Guard(
-        "rule 18a",
-        "what bookies tell at a start is not looked for",
-        ((Inquiry, "_learn", nothing),),
-        commits_after_the_dump,
+    Patch(Inquiry, "_learn", answers(set())).guard(
+        "what bookies tell at a start is not looked for", "rule 18a", commits_after_the_dump
     ),
-    Guard(
-        "rule 18a",
-        "a start changes rows before the bookies were asked",
-        ((Database, "_check", unasked),),
-        asks_first,
+    Patch(Database, "_check", unasked).guard(
+        "a start changes rows before the bookies were asked", "rule 18a", asks_first
     ),
-    Guard(
-        "rule 18a",
+    Patch(Database, "_check", asked_by_now).guard(
         "what bookies tell while a change looks at the database is missed",
-        ((Database, "_check", asked_by_now),),
+        "rule 18a",
         hears_while_it_looks,
     ),
-    Guard(
-        "rule 18a",
-        "nobody waits for bookies that are yet to start",
-        ((Inquiry, "_wait_for_silent", nothing),),
-        starts_before_its_bookies,
+    Patch(Inquiry, "_wait_for_silent", answers(set())).guard(
+        "nobody waits for bookies that are yet to start", "rule 18a", starts_before_its_bookies
     ),
-    Guard(
-        "rule 18a",
-        "an id that a bookie holds is assigned again",
-        ((Inquiry, "_skip_ids", nothing),),
-        assigns_no_held_id,
+    Patch(Inquiry, "_skip_ids", answers(set())).guard(
+        "an id that a bookie holds is assigned again", "rule 18a", assigns_no_held_id
     ),
-    Guard(
-        "rule 18a",
-        "an acceptance asks nobody",
-        ((WitnessStore, "accept", asks_nobody),),
-        accepts_with_its_bookies,
+    Patch(WitnessStore, "accept", asks_nobody).guard(
+        "an acceptance asks nobody", "rule 18a", accepts_with_its_bookies
     ),
-    Guard(
-        "rule 18a",
-        "an acceptance waits for no bookie",
-        ((Inquiry, "ask", all_answer),),
-        accepts_without_a_bookie,
+    Patch(Inquiry, "ask", all_answer).guard(
+        "an acceptance waits for no bookie", "rule 18a", accepts_without_a_bookie
     ),
-    Guard(
-        "rule 18a",
-        "what is older than an accepted loss expires",
-        ((transactions, "EXPIRED", without_the_loss),),
-        keeps_what_may_have_been_named,
+    Patch(transactions, "EXPIRED", without_the_loss).guard(
+        "what is older than an accepted loss expires", "rule 18a", keeps_what_may_have_been_named
     ),
-    Guard(
-        "rule 18a",
-        "what is older than an accepted loss is swept",
-        ((logs, "ORPHANS", without_the_loss),),
-        keeps_what_may_have_been_named,
+    Patch(logs, "ORPHANS", without_the_loss).guard(
+        "what is older than an accepted loss is swept", "rule 18a", keeps_what_may_have_been_named
     ),
     *(
-        Guard("rule 18a", f"unchecked: {method}", ((store, method, unchecked),), no_route_changes)
+        Patch(store, method, unchecked).guard(f"unchecked: {method}", "rule 18a", no_route_changes)
         for store, method in (
             (LeaseStore, "take"),
             (RepairSettingsStore, "change"),
@@ -642,54 +454,37 @@ GUARDS: Final = (
             (TransactionStore, "_renew"),
         )
     ),
-    Guard(
-        "rule 18a",
-        "a bookie forgets with its process",
-        ((WitnessFile, "keep", keeps_nothing),),
-        gives_nothing_up,
+    Patch(WitnessFile, "keep", always(None)).guard(
+        "a bookie forgets with its process", "rule 18a", gives_nothing_up
     ),
-    Guard(
-        "rule 18c",
+    Patch(ledgers, "lost_of", answers(())).guard(
         "the database need not contain what a bookie holds a copy of",
-        ((ledgers, "lost_of", none_lost),),
+        "rule 18c",
         a_held_copy_keeps_its_ledger,
     ),
-    Guard(
-        "rule 18c",
-        "an accepted loss counts as contained",
-        ((losses, "ACCEPTED", lambda _original: "a target of no change"),),
-        an_accepted_loss_deletes_nothing,
+    Patch(losses, "ACCEPTED", lambda _original: "a target of no change").guard(
+        "an accepted loss counts as contained", "rule 18c", an_accepted_loss_deletes_nothing
     ),
-    Guard(
-        "rule 18c",
-        "nobody is told of a copy that no witness stands for",
-        ((FreshCopies, "note", unnoted),),
-        a_held_copy_tells,
+    Patch(FreshCopies, "note", always(None)).guard(
+        "nobody is told of a copy that no witness stands for", "rule 18c", a_held_copy_tells
     ),
-    Guard(
-        "rule 18c",
+    Patch(bookie_witnesses, "placed_by", lambda _original: lambda _body: "").guard(
         "nobody is told of the change that placed an open ledger",
-        ((bookie_witnesses, "placed_by", lambda _original: lambda _body: ""),),
+        "rule 18c",
         a_copy_tells_of_its_place,
     ),
-    Guard(
-        "rule 18c",
-        "fresh copies are not looked for",
-        ((operator_handlers, "PRESENTED", nobody_presents),),
-        a_held_copy_tells,
+    Patch(operator_handlers, "PRESENTED", nobody_presents).guard(
+        "fresh copies are not looked for", "rule 18c", a_held_copy_tells
     ),
     Guard(
-        "rule 18a",
         "a bookie believes a row without a proof",
-        ((MetadataRows, "read", believed), (MetadataRows, "confirm", nothing)),
+        "rule 18a",
+        (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", answers(set()))),
         gives_nothing_up,
     ),
     *(
-        Guard(
-            "rule 26c",
-            f"{what} go by a wrong clock",
-            ((module, "ages_count", any_clock_counts),),
-            nothing_ages_by_a_wrong_clock,
+        Patch(module, "ages_count", answers(True)).guard(
+            f"{what} go by a wrong clock", "rule 26c", nothing_ages_by_a_wrong_clock
         )
         for what, module in (
             ("transactions", transactions),
@@ -701,7 +496,7 @@ GUARDS: Final = (
 
 
 SCENARIOS: Final = dict.fromkeys(
-    guard.scenario for guard in GUARDS if guard.scenario.__module__ == __name__
+    guard.claim for guard in GUARDS if guard.claim.__module__ == __name__
 )
 """Those of other modules have tests there."""
 
@@ -713,10 +508,7 @@ async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Pa
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 async def test_a_guard_that_is_taken_out_is_missed(
-    guard: Guard, stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch
+    guard: Guard, stores: Stores, folder: Path
 ) -> None:
-    for owner, attribute, patch in guard.places:
-        monkeypatch.setattr(owner, attribute, patch(getattr(owner, attribute)))
-
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await guard.scenario(stores, folder)
+    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
+        await guard.claim(stores, folder)

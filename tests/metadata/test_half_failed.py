@@ -3,10 +3,8 @@ can, and afterwards everything works without a restart.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -15,6 +13,7 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.bodies import document_of
 from services.metadata.database import Database
 from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.support.database import connected
 from tests.support.waiting import until
 
 CREATE: Final = "/v1/ledgers"
@@ -32,15 +31,6 @@ async def service(stores: Stores) -> AsyncIterator[Service]:
     """Its deadline is the shipped one."""
     async with serving(stores, database_deadline_s=1.8) as started:
         yield started
-
-
-@asynccontextmanager
-async def as_operator(stores: Stores) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def create(service: Service) -> tuple[int, Any]:
@@ -65,7 +55,7 @@ async def test_a_full_postgres_refuses_changes_and_is_read(
     stores: Stores, service: Service
 ) -> None:
     row = await service.client.create(DRAFT)
-    async with as_operator(stores) as connection:
+    async with connected(stores) as connection:
         await connection.execute(IS_FULL)
 
         for _ in range(3):
@@ -83,7 +73,7 @@ async def test_a_read_only_postgres_is_not_ready_and_is_read(
     stores: Stores, service: Service
 ) -> None:
     row = await service.client.create(DRAFT)
-    async with as_operator(stores) as connection:
+    async with connected(stores) as connection:
         name = await connection.fetchval("SELECT current_database()")
         await connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
         await connection.execute(
@@ -111,7 +101,7 @@ async def test_changes_that_wait_too_long_are_refused_and_reads_go_on(
     stores: Stores, service: Service
 ) -> None:
     row = await service.client.create(DRAFT)
-    async with as_operator(stores) as connection, connection.transaction():
+    async with connected(stores) as connection, connection.transaction():
         await connection.execute("LOCK TABLE ledgers IN EXCLUSIVE MODE")
 
         status, problem = await create(service)

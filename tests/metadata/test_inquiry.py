@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import asyncpg
 import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.wire.bodies import BookieWitnesses, witness_of
 from services.local.process import stop
@@ -32,26 +31,11 @@ from tests.metadata.restores import dump, restore
 from tests.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
 from tests.metadata.test_bookies import cookie
 from tests.metadata.test_went_back import LOG, NOBODY, is_told, newcomer, refused
+from tests.support.database import connected
 from tests.support.waiting import until
 
 RARELY: Final = "60"
 """The interval at which a bookie tells by itself what it knows: later than all that a test looks at."""
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    with scratch("ql-inquiry-") as path:
-        yield path
-
-
-@contextlib.asynccontextmanager
-async def connected(stores: Stores) -> AsyncIterator[Any]:
-    """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 @contextlib.asynccontextmanager

@@ -12,15 +12,12 @@ from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.wire.bodies import HEADS_MAX, document_of
-from tests.metadata.support import DRAFT, Service
+from tests.metadata.support import DRAFT, Service, swapped
 from tests.support.once import once
 
 
 async def closed(service: Service, row: LedgerMetadata) -> LedgerMetadata:
-    status, row_now = await service.client.cas(row.closed(last_entry=4, length=40))
-    assert status is CasStatus.OK
-    assert row_now is not None
-    return row_now
+    return await swapped(service.client, row.closed(last_entry=4, length=40))
 
 
 async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> None:
@@ -124,17 +121,14 @@ async def test_a_row_names_the_change_that_made_it(service: Service) -> None:
 async def test_a_change_of_a_row_places_no_ledger_in_a_log(service: Service) -> None:
     row = await service.client.create(replace(DRAFT, log="a-log"))
 
-    _, second = await service.client.cas(replace(row.in_recovery(), first_offset=7))
-
-    assert second is not None
+    second = await swapped(service.client, replace(row.in_recovery(), first_offset=7))
     assert second.first_offset is None
 
 
 async def test_an_applied_attempt_is_answered_with_the_present_row(service: Service) -> None:
     row = await service.client.create(DRAFT)
     attempt = new_attempt()
-    _, second = await service.client.cas(row.in_recovery(), attempt=attempt)
-    assert second is not None
+    second = await swapped(service.client, row.in_recovery(), attempt=attempt)
     third = await closed(service, second)
 
     assert await service.client.cas(row.in_recovery(), attempt=attempt) == (CasStatus.OK, third)
@@ -157,8 +151,7 @@ async def test_a_change_of_another_line_of_history_conflicts_whatever_its_versio
 ) -> None:
     """Rule 18a: its client lived through a loss, and never saw the row that the database has."""
     row = await service.client.create(DRAFT)
-    _, now = await service.client.cas(row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
-    assert now is not None
+    now = await swapped(service.client, row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
     lost = replace(now, attempt=new_attempt())
 
     assert await service.client.cas(lost.closed(last_entry=2, length=9)) == (
@@ -264,11 +257,10 @@ async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
     closed = replace(wanted, lost_entries=())
     opened = replace(closed, state=State.OPEN, last_entry=None, length=None)
     for step in (opened, closed, wanted):
-        status, now = await service.client.cas(
-            replace(step, ledger_id=row.ledger_id, version=row.version, created_at=row.created_at)
+        now = await swapped(
+            service.client,
+            replace(step, ledger_id=row.ledger_id, version=row.version, created_at=row.created_at),
         )
-        assert status is CasStatus.OK
-        assert now is not None
         row = now
     return row
 
@@ -276,18 +268,14 @@ async def _stepwise(service: Service, wanted: LedgerMetadata) -> LedgerMetadata:
 async def test_a_repair_may_change_who_holds_a_closed_fragment(service: Service) -> None:
     row = await _stepwise(service, CLOSED)
 
-    status, now = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@1"))
-
-    assert status is CasStatus.OK
-    assert now is not None
+    now = await swapped(service.client, row.with_member_replaced(1, "b4@1", "b9@1"))
     assert now.fragments[1].bookies == ("b1@1", "b2@1", "b9@1")
 
 
 async def test_a_member_that_lost_its_place_is_listed_until_it_is_let_go(service: Service) -> None:
     """Rule 20b: a drain or a decommission that does not see it would take away what an older row names."""
     row = await _stepwise(service, CLOSED)
-    _, moved = await service.client.cas(row.with_member_replaced(1, "b4@1", "b9@1"))
-    assert moved is not None
+    moved = await swapped(service.client, row.with_member_replaced(1, "b4@1", "b9@1"))
 
     listed = await service.client.list(bookie="b4")
     _, released = await service.client.cas(moved.with_leaving_released(10, "b9@1"))
@@ -303,9 +291,7 @@ async def test_lost_entries_of_a_closed_ledger_only_grow(service: Service) -> No
     row = await _stepwise(service, CLOSED)
 
     for first, last in ((3, 4), (8, 8), (5, 9)):
-        status, now = await service.client.cas(row.given_up(first, last, ("b1@1",)))
-        assert status is CasStatus.OK
-        assert now is not None
+        now = await swapped(service.client, row.given_up(first, last, ("b1@1",)))
         row = now
 
     assert row.lost_entries == ((3, 9),)

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import orjson
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.parameters import PAIRS_MAX
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.protocol.log import LogMetadata, LogSettings
@@ -24,7 +23,8 @@ from services.metadata.repairs import ADD, CLAIM, HURRY
 from services.metadata.repairs import PAGE as REPAIR_PAGE
 from services.metadata.sql import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from services.metadata.transactions import EXPIRED
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
+from tests.support.database import connected, sql
 
 
 async def made(service: Service) -> list[LedgerMetadata]:
@@ -46,14 +46,12 @@ async def made(service: Service) -> list[LedgerMetadata]:
                 ),
                 version=None if b4 is None else b4.version,
             )
-            _, changed = await service.client.cas(
-                row.with_ensemble(5, ("b1@1", "b2@1", f"b4@{number}"))
+            changed = await swapped(
+                service.client, row.with_ensemble(5, ("b1@1", "b2@1", f"b4@{number}"))
             )
-            assert changed is not None
             row = changed
         if number % 3 == 0:
-            _, changed = await service.client.cas(row.in_recovery())
-            assert changed is not None
+            changed = await swapped(service.client, row.in_recovery())
             row = changed
         rows.append(row)
     return rows
@@ -101,8 +99,7 @@ async def test_pages_cover_every_row_once_during_inserts_and_deletes(service: Se
 
 async def test_a_deleted_ledger_is_in_no_list(service: Service) -> None:
     row = await service.client.create(DRAFT)
-    _, row2 = await service.client.cas(row.closed(last_entry=-1, length=0))
-    assert row2 is not None
+    row2 = await swapped(service.client, row.closed(last_entry=-1, length=0))
     await service.client.delete(row.ledger_id, version=row2.version)
 
     assert await service.client.list() == ([], None)
@@ -184,8 +181,7 @@ ANALYZE;
 async def test_an_index_serves_every_query(stores: Stores) -> None:
     async with serving(stores):
         pass  # it makes the tables, and is gone before there are rows that nobody could read
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(FILL)
 
         for (query, values), index in QUERIES:
@@ -194,8 +190,6 @@ async def test_an_index_serves_every_query(stores: Stores) -> None:
             scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
             assert scanned <= {"cluster"}, query  # of one row
             assert index in {node.get("Index Name") for node in nodes}, (query, plan)
-    finally:
-        await connection.close()
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -251,8 +245,7 @@ async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
     await LogClient(service.client).create(
         LogMetadata("a", LogSettings(DRAFT.quorum), next_offset=0)
     )
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(LARGE.replace("$1", str(ledger.ledger_id)))
         await connection.execute(LARGE_LOGS.replace("$1", "'a'"))
         await connection.execute(
@@ -264,8 +257,6 @@ async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
             " (SELECT jsonb_object_agg(n, repeat('x', 60000)) FROM generate_series(1, 40) n))"
             " WHERE ledger_id = 1100"
         )
-    finally:
-        await connection.close()
 
     for path, key, count in (
         ("/v1/ledgers?", "ledger_id", 201),
@@ -287,14 +278,11 @@ async def test_a_page_of_small_rows_ends_by_rows(service: Service, stores: Store
     await LogClient(service.client).create(
         LogMetadata("a", LogSettings(DRAFT.quorum), next_offset=0)
     )
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute(
-            "INSERT INTO logs (name, version, body) SELECT 'n' || n, 1, '{\"n\": 1}'::jsonb"
-            f" FROM generate_series(1, {PAGE_ROWS_MAX}) n"
-        )
-    finally:
-        await connection.close()
+    await sql(
+        stores,
+        "INSERT INTO logs (name, version, body) SELECT 'n' || n, 1, '{\"n\": 1}'::jsonb"
+        f" FROM generate_series(1, {PAGE_ROWS_MAX}) n",
+    )
 
     counts = [len(rows) async for _, rows in pages(service, "/v1/logs?")]
 
@@ -305,22 +293,18 @@ async def test_listings_that_hang_leave_creates_their_connections(
     service: Service, stores: Stores
 ) -> None:
     """One more than the listings' share is told to come back."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        async with connection.transaction():
-            await connection.execute("LOCK TABLE logs IN ACCESS EXCLUSIVE MODE")
-            listings = [asyncio.ensure_future(service.send("GET", "/v1/logs")) for _ in range(30)]
+    async with connected(stores) as connection, connection.transaction():
+        await connection.execute("LOCK TABLE logs IN ACCESS EXCLUSIVE MODE")
+        listings = [asyncio.ensure_future(service.send("GET", "/v1/logs")) for _ in range(30)]
 
-            await service.client.create(DRAFT)
-            done, waiting = await asyncio.wait(listings, return_when=asyncio.FIRST_COMPLETED)
-            status, problem = done.pop().result()
-            assert (status, problem["code"], problem["retryable"]) == (503, "metadata-busy", True)
-            assert problem["outcome"] == "not-done"
-            async with service.session.get(f"{service.url}/v1/ledgers") as busy:
-                assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
-            assert waiting
-    finally:
-        await connection.close()
+        await service.client.create(DRAFT)
+        done, waiting = await asyncio.wait(listings, return_when=asyncio.FIRST_COMPLETED)
+        status, problem = done.pop().result()
+        assert (status, problem["code"], problem["retryable"]) == (503, "metadata-busy", True)
+        assert problem["outcome"] == "not-done"
+        async with service.session.get(f"{service.url}/v1/ledgers") as busy:
+            assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
+        assert waiting
 
     # Those that had a connection are answered.
     answers = await asyncio.gather(*listings)

@@ -5,12 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, LogProtected, NoSuchLedger, NoSuchLog, OwnedByLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogSettings, LogState
@@ -24,7 +23,8 @@ from quorumlog.protocol.metadata import (
 )
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import document_of
-from tests.metadata.support import DRAFT, Service
+from tests.metadata.support import DRAFT, Service, swapped
+from tests.support.database import connected
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
 
@@ -102,9 +102,8 @@ async def test_every_log_row_has_the_databases_clock(
     service: Service, logs: LogClient, stores: Stores
 ) -> None:
     async def database_ms() -> float:
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-        await connection.close()
+        async with connected(stores) as connection:
+            now: datetime = await connection.fetchval("SELECT clock_timestamp()")
         return now.timestamp() * 1000
 
     assert logs.database_ms() is None
@@ -235,8 +234,7 @@ async def test_placing_a_closed_ledger_is_a_change_of_its_row(
 ) -> None:
     row, _ = await logs.create(LOG)
     one = await ledger(service)
-    _, closed = await service.client.cas(one.closed(last_entry=4, length=9))
-    assert closed is not None
+    closed = await swapped(service.client, one.closed(last_entry=4, length=9))
 
     _, named = await logs.cas(replace(row, items=(LogItem(one.ledger_id, 7, 11),)))
     placed = await service.client.get(one.ledger_id)
@@ -366,8 +364,7 @@ async def test_a_deleted_logs_closed_ledgers_are_deleted_with_it(
 ) -> None:
     row, _ = await logs.create(LOG)
     ended, written = await ledger(service), await ledger(service)
-    _, ending = await service.client.cas(ended.in_recovery())
-    assert ending is not None
+    ending = await swapped(service.client, ended.in_recovery())
     await service.client.cas(ending.closed(last_entry=-1, length=0))
     items = (LogItem(ended.ledger_id, 0, 4), LogItem(written.ledger_id, 5))
     is_done, row = await logs.cas(replace(row, items=items))

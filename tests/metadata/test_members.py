@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -19,7 +18,7 @@ from quorumlog.wire.bodies import STAND_IN, Cookie
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.bookie.cookie import identity_of, read_cookie, write_cookie
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, WAITING, Service, serving
+from tests.metadata.support import DRAFT, WAITING, Service, serving, swapped
 from tests.metadata.test_rebuild import (
     Bookies,
     bookies,
@@ -30,6 +29,7 @@ from tests.metadata.test_rebuild import (
     until_ready,
     until_replayed,
 )
+from tests.support.database import connected
 from tests.support.waiting import until
 
 __all__ = ["bookies"]
@@ -97,8 +97,7 @@ async def test_a_member_that_an_earlier_fragment_names_is_added_only_while_it_is
 ) -> None:
     client = service.client
     row = await client.create(draft(*OTHERS, "b4@1"))
-    _, moved = await client.cas(row.with_ensemble(5, (*OTHERS, "b3@2")))
-    assert moved is not None
+    moved = await swapped(client, row.with_ensemble(5, (*OTHERS, "b3@2")))
     await register(service, "b4", 2)
 
     with pytest.raises(StaleMember):
@@ -113,23 +112,22 @@ async def test_a_new_directory_is_no_incarnation_that_ledgers_or_repairs_name(
 ) -> None:
     client = service.client
     row = await client.create(draft(*OTHERS, "b4@1"))
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    await connection.execute("DELETE FROM cookies WHERE name = 'b4'")
-    for named, rename in (
-        (1, None),
-        (4, "UPDATE ledger_members SET incarnation = 4 WHERE name = 'b4'"),
-        (7, None),
-    ):
-        if rename is not None:
-            await connection.execute(rename)
-        if named == 7:
-            item = RepairAdd(ledger_id=row.ledger_id, member="b4@7", ranges=((0, 1),))
-            await RepairClient(client, "b4").add([item])
-        for wrong in (0, named):
-            with pytest.raises(IncarnationUsed) as refused:
-                await register(service, "b4", wrong)
-            assert refused.value.members["named"] == named
-    await connection.close()
+    async with connected(stores) as connection:
+        await connection.execute("DELETE FROM cookies WHERE name = 'b4'")
+        for named, rename in (
+            (1, None),
+            (4, "UPDATE ledger_members SET incarnation = 4 WHERE name = 'b4'"),
+            (7, None),
+        ):
+            if rename is not None:
+                await connection.execute(rename)
+            if named == 7:
+                item = RepairAdd(ledger_id=row.ledger_id, member="b4@7", ranges=((0, 1),))
+                await RepairClient(client, "b4").add([item])
+            for wrong in (0, named):
+                with pytest.raises(IncarnationUsed) as refused:
+                    await register(service, "b4", wrong)
+                assert refused.value.members["named"] == named
 
     await register(service, "b4", 8)
 
@@ -138,18 +136,17 @@ async def test_a_registration_waits_for_changes_that_name_the_bookie(
     stores: Stores, service: Service
 ) -> None:
     """So the first look of a new incarnation sees each row that names an older one."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    async with connection.transaction():
-        await connection.execute("SELECT * FROM hold_incarnations(ARRAY['b4@1', 'b1@1'])")
-        registering = asyncio.create_task(register(service, "b4", 2))
+    async with connected(stores) as connection:
+        async with connection.transaction():
+            await connection.execute("SELECT * FROM hold_incarnations(ARRAY['b4@1', 'b1@1'])")
+            registering = asyncio.create_task(register(service, "b4", 2))
 
-        async def waits() -> bool:
-            return bool(await connection.fetchval(WAITING))
+            async def waits() -> bool:
+                return bool(await connection.fetchval(WAITING))
 
-        await until(waits, "the registration waits")
-        assert (await service.client.create(draft(*OTHERS, "b3@2"))).version == 1
-    await registering
-    await connection.close()
+            await until(waits, "the registration waits")
+            assert (await service.client.create(draft(*OTHERS, "b3@2"))).version == 1
+        await registering
 
 
 # --- whole bookies: disk and database are lost together -----------------------------------------

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -14,6 +13,7 @@ from services.metadata import migrate as module
 from services.metadata.database import Connection
 from services.metadata.migrate import Kind, TablesTooNew, kind_of, migrate, migration_files
 from tests.metadata.support import DRAFT, PATIENT_S, WAITING, is_ready, serving
+from tests.support.database import connected
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.without_tables
@@ -26,9 +26,8 @@ CONTRACT = "0091_less.contract.sql"
 
 @pytest.fixture
 async def connection(stores: Stores) -> AsyncIterator[Connection]:
-    opened = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
-    yield opened
-    await opened.close()
+    async with connected(stores) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -111,27 +110,26 @@ async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
     await migrate(connection)
     become_later(tmp_path, monkeypatch)
     monkeypatch.setattr(app, "_LOCKED_RETRY_S", 0.1)
-    reader = await asyncpg.connect(stores.postgres_dsn)
-    dump = connection.transaction()
-    await dump.start()
-    await connection.execute("LOCK TABLE ledgers IN ACCESS SHARE MODE")
+    async with connected(stores) as reader:
+        dump = connection.transaction()
+        await dump.start()
+        await connection.execute("LOCK TABLE ledgers IN ACCESS SHARE MODE")
 
-    async def waits() -> bool:
-        return bool(await reader.fetchval(WAITING))
+        async def waits() -> bool:
+            return bool(await reader.fetchval(WAITING))
 
-    async def is_told() -> bool:
-        return any(record.msg == "migration-waits" for record in caplog.records)
+        async def is_told() -> bool:
+            return any(record.msg == "migration-waits" for record in caplog.records)
 
-    async with serving(stores, wait=False) as service:
-        await until(waits, "the migration waits for the table")
-        async with asyncio.timeout(PATIENT_S):
-            assert await reader.fetchval("SELECT count(*) FROM ledgers") == 0
-        await until(is_told, "the service says so")
-        assert "later" not in await columns(connection)
-        await dump.rollback()
-        await until(lambda: is_ready(service), "the migration is made")
-        assert "later" in await columns(connection)
-    await reader.close()
+        async with serving(stores, wait=False) as service:
+            await until(waits, "the migration waits for the table")
+            async with asyncio.timeout(PATIENT_S):
+                assert await reader.fetchval("SELECT count(*) FROM ledgers") == 0
+            await until(is_told, "the service says so")
+            assert "later" not in await columns(connection)
+            await dump.rollback()
+            await until(lambda: is_ready(service), "the migration is made")
+            assert "later" in await columns(connection)
 
 
 async def test_a_service_starts_while_a_dump_reads_every_table(

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from quorumlog.errors import InvalidRequest, NoSuchLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
-from tests.metadata.support import DRAFT, Service
+from tests.metadata.support import DRAFT, Service, swapped
 from tests.support.once import once
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -102,8 +102,7 @@ async def test_copies_of_a_creation_that_come_at_once_make_one_ledger(service: S
 
 async def test_a_late_copy_of_a_ledgers_change_changes_nothing(service: Service) -> None:
     row = await service.client.create(DRAFT)
-    _, first = await service.client.cas(row.in_recovery(), once=ASKED)
-    assert first is not None
+    first = await swapped(service.client, row.in_recovery(), once=ASKED)
     closed = replace(first, attempt="").closed(last_entry=4, length=40)
 
     assert await service.client.cas(closed, once=ASKED) == (CasStatus.OK, first)

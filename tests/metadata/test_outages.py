@@ -22,7 +22,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
 from services.local.process import start, stop
 from services.metadata.database import Connection, Database
-from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, Service, is_ready, serving, swapped
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
 
@@ -53,10 +53,7 @@ async def change_once(client: MetadataClient, row: LedgerMetadata) -> LedgerMeta
     border = row.last_fragment.first_entry + 10
     wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"b{border}@1"))
 
-    status, now = await client.cas(wanted)
-
-    assert status is CasStatus.OK
-    assert now is not None
+    now = await swapped(client, wanted)
     assert now == replace(wanted, version=row.version + 1, attempt=now.attempt)
     return now
 

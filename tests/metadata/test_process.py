@@ -15,9 +15,8 @@ from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.protocol.messages import CasStatus
 from services.local.process import Process, Program, stop
-from tests.metadata.support import DRAFT, PATIENT_S, imagine_bookies
+from tests.metadata.support import DRAFT, PATIENT_S, imagine_bookies, swapped
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -83,9 +82,7 @@ async def test_changes_survive_a_service_killed_in_their_midst(
                     row = rows[index]
                     border = row.last_fragment.first_entry + 10
                     wanted = row.with_ensemble(border, ("b1@1", "b2@1", f"b{border}@1"))
-                    status, now = await client.cas(wanted)
-                    assert status is CasStatus.OK
-                    assert now is not None
+                    now = await swapped(client, wanted)
                     assert (now.version, now.fragments) == (row.version + 1, wanted.fragments)
                     rows[index] = now
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import orjson
 import pytest
 from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from quorumlog.cli.clusters import new_key
 from quorumlog.cli.commands import app as cli
-from quorumlog.cli.ends import ExitStatus
-from quorumlog.cli.metadata import new_key
+from quorumlog.cli.output import ExitStatus
 from quorumlog.errors import NoSuchLedger
-from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.gateway_clients import LogClient
+from quorumlog.net.listen import listening
 from quorumlog.protocol.access_key import sealed
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
@@ -39,7 +39,8 @@ from services.bookie.handlers import BOOKIE
 from services.bookie.runtime import BookieRuntime
 from services.metadata import rebuild as rebuild_module
 from services.metadata.rebuild_store import Judged
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
+from tests.support.database import connected, sql
 from tests.support.waiting import until
 
 NAMES = ("b1", "b2", "b3")
@@ -138,11 +139,7 @@ def forget(bookie: BookieRuntime, ledger_id: int) -> None:
 
 async def lose_database(stores: Stores) -> None:
     """What is left is an empty database."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    finally:
-        await connection.close()
+    await sql(stores, "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
 @contextlib.asynccontextmanager
@@ -175,9 +172,7 @@ async def create(service: Service, **changes: Any) -> LedgerMetadata:
 
 
 async def closed(service: Service, row: LedgerMetadata, last: int = 4) -> LedgerMetadata:
-    _, row_closed = await service.client.cas(row.closed(last_entry=last, length=50))
-    assert row_closed is not None
-    return row_closed
+    return await swapped(service.client, row.closed(last_entry=last, length=50))
 
 
 async def test_a_bookie_tells_a_rebuild_of_changes_whose_copies_it_has_dropped(
@@ -262,33 +257,32 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
         await until_all_ready(running)
         bookie = running["b1"]
         moved, forked = await create(service), await create(service)
-        _, later = await service.client.cas(moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
-        assert later is not None
+        later = await swapped(service.client, moved.with_ensemble(3, ("b4@1", "b2@1", "b3@1")))
         ended = await closed(service, later)
         await keep(bookie, moved, later, ended, forked)
         other = replace(forked, version=2, attempt="00000000-0000-4000-8000-000000000001")
         await keep(bookie, other.closed(last_entry=9, length=90))
         mine = await closed(service, forked)
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute(
-            "UPDATE ledgers SET version = 1, attempt = $2, body = body || $3::text::jsonb"
-            " WHERE ledger_id = $1",
-            moved.ledger_id,
-            moved.attempt,
-            orjson.dumps({"state": "OPEN", "last_entry": None, "length": None}).decode(),
-        )
-        await connection.execute(
-            "DELETE FROM attempts WHERE attempt = ANY($1::uuid[])", [later.attempt, ended.attempt]
-        )
-        await connection.execute(
-            "INSERT INTO kept_ledgers (ledger_id, attempt, holder) VALUES ($1, $2, 'b1')",
-            moved.ledger_id,
-            later.attempt,
-        )
+        async with connected(stores) as connection:
+            await connection.execute(
+                "UPDATE ledgers SET version = 1, attempt = $2, body = body || $3::text::jsonb"
+                " WHERE ledger_id = $1",
+                moved.ledger_id,
+                moved.attempt,
+                orjson.dumps({"state": "OPEN", "last_entry": None, "length": None}).decode(),
+            )
+            await connection.execute(
+                "DELETE FROM attempts WHERE attempt = ANY($1::uuid[])",
+                [later.attempt, ended.attempt],
+            )
+            await connection.execute(
+                "INSERT INTO kept_ledgers (ledger_id, attempt, holder) VALUES ($1, $2, 'b1')",
+                moved.ledger_id,
+                later.attempt,
+            )
 
-        report, _ = await rebuild(service, without=("b2", "b3", "b4"))
-        left = await connection.fetchval("SELECT count(*) FROM kept_ledgers")
-        await connection.close()
+            report, _ = await rebuild(service, without=("b2", "b3", "b4"))
+            left = await connection.fetchval("SELECT count(*) FROM kept_ledgers")
         kept = await service.client.get(forked.ledger_id)
 
         assert report is not None
@@ -375,9 +369,7 @@ async def test_a_rebuild_continues_behind_the_ledger_that_it_came_to(
 async def test_another_clusters_bookie_is_refused(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute("UPDATE cluster SET cluster_id = gen_random_uuid()")
-        await connection.close()
+        await sql(stores, "UPDATE cluster SET cluster_id = gen_random_uuid()")
 
         report, why = await rebuild(service)
 
@@ -386,11 +378,10 @@ async def test_another_clusters_bookie_is_refused(stores: Stores, bookies: Booki
 
 
 async def test_one_rebuild_runs_at_a_time(service: Service, stores: Stores) -> None:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    await connection.execute("SELECT pg_advisory_lock($1)", 0x71756F73)
+    async with connected(stores) as connection:
+        await connection.execute("SELECT pg_advisory_lock($1)", 0x71756F73)
 
-    report, why = await rebuild(service)
-    await connection.close()
+        report, why = await rebuild(service)
 
     assert report is None
     assert "another rebuild" in why
@@ -413,9 +404,8 @@ async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
         await until_replayed(running["b1"])
         report, _ = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
         found = await service.client.get(row.ledger_id)
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        stored = await connection.fetchval("SELECT body ->> 'access_key' FROM ledgers")
-        await connection.close()
+        async with connected(stores) as connection:
+            stored = await connection.fetchval("SELECT body ->> 'access_key' FROM ledgers")
 
     assert report is not None
     assert report.sealed_passwords == 1

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import LogDeleted, NoSuchLog, OwnedByLog
-from quorumlog.net.log_client import LogClient
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.rebuild import Action

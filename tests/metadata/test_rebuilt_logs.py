@@ -6,13 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import orjson
 import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import NoSuchLedger, NoSuchLog
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.log import LIMITS, LogItem, LogMetadata, LogSettings, LogState, Producer
 from quorumlog.protocol.messages import MissedRange
@@ -25,7 +24,7 @@ from quorumlog.wire.log_bodies import TRANSACTION_TAG, LogChange
 from quorumlog.wire.rebuild_bodies import NOT_REBUILT, RebuildReport
 from services.bookie.runtime import BookieRuntime
 from tests.metadata.restores import dump, restore
-from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.metadata.test_rebuild import (
     NAMES,
     Bookies,
@@ -38,6 +37,7 @@ from tests.metadata.test_rebuild import (
     until_ready,
     until_replayed,
 )
+from tests.support.database import connected, sql
 from tests.support.once import once
 from tests.support.waiting import until
 
@@ -274,12 +274,11 @@ async def test_a_log_that_was_made_after_the_deletion_that_the_database_has_is_m
         deleted = await rebuilt(service, bookies, running)
         log = await Written.of(service, 1)
         await keep(running["b1"], *log.rows)
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute(
+        await sql(
+            stores,
             "UPDATE logs SET body = NULL, created_at = $1",
             datetime.fromisoformat(earlier.row.created_at),
         )
-        await connection.close()
 
         report = await rebuilt(service, bookies, running)
         found = await LogClient(service.client).get("events")
@@ -434,11 +433,8 @@ GONE = ("transactions", "transaction_ledgers", "app_versions", "repairs")
 
 async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bookies) -> None:
     async def rows(table: str) -> int:
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        try:
+        async with connected(stores) as connection:
             return int(await connection.fetchval(f"SELECT count(*) FROM {table}"))
-        finally:
-            await connection.close()
 
     async with lost_after(stores, bookies) as (service, running):
         logs, transactions = LogClient(service.client), TransactionClient(service.client)
@@ -453,10 +449,9 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
         await transactions.commit(app[0].id, (), None)
         await create(service, log="events", extra=((TRANSACTION_TAG, opened[0].id),))
         ledger = await service.client.create(DRAFT, once=once("k"))
-        _, ledger_closed = await service.client.cas(
-            ledger.closed(last_entry=4, length=50), (MissedRange("b1@1", 0, 4),)
+        ledger_closed = await swapped(
+            service.client, ledger.closed(last_entry=4, length=50), (MissedRange("b1@1", 0, 4),)
         )
-        assert ledger_closed is not None
         await logs.cas(row.closed())
         before = [await rows(table) for table in GONE]
         tables = await public_tables(stores)
@@ -483,9 +478,10 @@ async def test_what_no_bookie_holds_is_gone_and_told(stores: Stores, bookies: Bo
 
 
 async def public_tables(stores: Stores) -> set[str]:
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    records = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-    await connection.close()
+    async with connected(stores) as connection:
+        records = await connection.fetch(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        )
     return {record["tablename"] for record in records}
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
@@ -13,7 +12,8 @@ from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd, RepairSettings, RepairSettingsPut
 from services.metadata.database import Database
-from tests.metadata.support import DRAFT, Service
+from tests.metadata.support import DRAFT, Service, swapped
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LONG_S = 3600.0
@@ -32,9 +32,7 @@ def other(service: Service) -> RepairClient:
 
 async def with_gap(service: Service, *missed: MissedRange) -> LedgerMetadata:
     row = await service.client.create(DRAFT)
-    _, now = await service.client.cas(row, missed)
-    assert now is not None
-    return now
+    return await swapped(service.client, row, missed)
 
 
 GAP = MissedRange("b3@1", 0, 9)
@@ -160,8 +158,7 @@ async def test_a_failed_item_is_claimed_again_with_the_reason(
 
 async def test_a_deleted_ledger_has_no_repair_items(service: Service, worker: RepairClient) -> None:
     row = await with_gap(service, GAP)
-    _, closed = await service.client.cas(row.closed(last_entry=9, length=0))
-    assert closed is not None
+    closed = await swapped(service.client, row.closed(last_entry=9, length=0))
     await service.client.delete(row.ledger_id, version=closed.version)
 
     await worker.add([RepairAdd(ledger_id=row.ledger_id, member="b3@1", ranges=((0, 1),))])
@@ -272,8 +269,7 @@ async def test_however_many_items_wait_all_are_hurried(
 ) -> None:
     """In transactions of some items each: one of all would pass its deadline, again and again."""
     row = await service.client.create(DRAFT)
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
+    async with connected(stores) as connection:
         await connection.execute(
             "INSERT INTO repairs (ledger_id, member, ranges, failures, next_try_at)"
             f" SELECT {row.ledger_id}, 'b' || n || '@1', '{{[0,9]}}', 1, now() + interval '1 hour'"
@@ -294,5 +290,3 @@ async def test_however_many_items_wait_all_are_hurried(
         left = await connection.fetchval("SELECT count(*) FROM repairs WHERE next_try_at > now()")
         assert left == 0
         assert sizes == ["UPDATE 2000", "UPDATE 2000", "UPDATE 500", "UPDATE 0"]
-    finally:
-        await connection.close()

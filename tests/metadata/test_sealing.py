@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg
 import orjson
 import pytest
 from pydantic import ValidationError
 
 from loadtest.stores import Stores
-from quorumlog.cli.metadata import new_key
+from quorumlog.cli.clusters import new_key
 from quorumlog.errors import MetadataUnavailable
 from services.metadata import migrate
 from services.metadata.config import Config
@@ -22,6 +21,7 @@ from services.metadata.sealing import KeyRing, key_id, read_key_file
 from tests.metadata.restores import _run
 from tests.metadata.support import DRAFT, Service, serving
 from tests.support.commands import path_with_quorumlog
+from tests.support.database import connected, sql
 from tests.support.waiting import until, within
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "keys.md"
@@ -171,9 +171,8 @@ async def test_a_reseal_goes_on_anywhere_and_the_older_key_is_needed_until_its_e
 
 async def noted(stores: Stores) -> set[str]:
     """The keys without which no service serves."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    records = await connection.fetch("SELECT id FROM sealing_keys")
-    await connection.close()
+    async with connected(stores) as connection:
+        records = await connection.fetch("SELECT id FROM sealing_keys")
     return {record["id"] for record in records}
 
 
@@ -202,9 +201,7 @@ async def test_a_key_that_seals_is_noted_anew_in_a_database_that_lacks_it(
     """One that was restored while the service ran, or was sealed anew by a process with the former first key."""
     (used,) = read_key_file(keys).ids
     async with serving(stores, key_file=keys) as service:
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute("DELETE FROM sealing_keys")
-        await connection.close()
+        await sql(stores, "DELETE FROM sealing_keys")
         await service.client.create(KEYED)
 
         async def is_noted() -> bool:
@@ -225,14 +222,13 @@ def test_what_is_no_sealed_key_is_told_as_changed(keys: Path, text: str) -> None
 async def test_keys_that_are_put_into_another_row_do_not_open(stores: Stores, keys: Path) -> None:
     async with serving(stores, key_file=keys) as service:
         one, two = [await service.client.create(KEYED) for _ in range(2)]
-        connection = await asyncpg.connect(stores.postgres_dsn)
-        await connection.execute(
+        await sql(
+            stores,
             "UPDATE ledgers SET body = (SELECT body FROM ledgers WHERE ledger_id = $1)"
             " WHERE ledger_id = $2",
             one.ledger_id,
             two.ledger_id,
         )
-        await connection.close()
 
         status, told = await service.send("GET", f"/v1/ledgers/{two.ledger_id}")
 

@@ -3,12 +3,11 @@
 import hashlib
 import secrets
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchToken
-from quorumlog.net.log_client import TokenClient
+from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.bodies import witness_of
@@ -16,6 +15,7 @@ from quorumlog.wire.token_bodies import TokenFields
 from services.metadata import tokens as token_store
 from tests.metadata.support import Service
 from tests.metadata.test_went_back import NOBODY
+from tests.support.database import sql
 
 
 def drawn(name: str = "ci", *grants: str) -> TokenFields:
@@ -131,11 +131,7 @@ async def test_one_more_than_the_most_tokens_is_refused(
 async def test_a_token_that_expired_long_ago_is_forgotten(service: Service, stores: Stores) -> None:
     tokens, old, kept = TokenClient(service.client), drawn(), drawn()
     await tokens.create(old, expires_in_s=60)
-    database = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        await database.execute("UPDATE access_tokens SET expires_at = now() - interval '8 days'")
-    finally:
-        await database.close()
+    await sql(stores, "UPDATE access_tokens SET expires_at = now() - interval '8 days'")
 
     await tokens.create(kept, expires_in_s=None)
 

@@ -20,7 +20,7 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
@@ -32,6 +32,7 @@ from services.metadata import transactions
 from services.metadata.database import Connection
 from services.metadata.transactions import end_aborted
 from tests.metadata.support import DRAFT, WAITING, Service, serving
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -135,10 +136,9 @@ async def test_a_commit_places_what_it_publishes_by_a_change_of_each_row(
     found = [await world.service.client.get(ledger) for ledger in (one, two, loser)]
     assert [row.first_offset for row in found] == [5, 0, None]
     assert [row.version - old.version for row, old in zip(found, before, strict=True)] == [1, 1, 0]
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    target = "SELECT target FROM attempts WHERE attempt = $1"
-    targets = [await connection.fetchval(target, row.attempt) for row in found[:2]]
-    await connection.close()
+    async with connected(stores) as connection:
+        target = "SELECT target FROM attempts WHERE attempt = $1"
+        targets = [await connection.fetchval(target, row.attempt) for row in found[:2]]
     assert targets == [f"transaction {begun.id}"] * 2, "a witness of the commit (rule 18a)"
     last = world.log.items[-1]
     assert (await world.service.client.get(last.ledger_id)).first_offset == last.first_offset

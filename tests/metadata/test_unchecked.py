@@ -4,11 +4,10 @@ from base64 import b64encode
 from dataclasses import replace
 from typing import Any, Final
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.log_client import LogClient, TokenClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
@@ -17,9 +16,10 @@ from quorumlog.wire.bodies import document_of, witness_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.token_bodies import TokenFields
 from services.metadata.app import ROUTES
-from tests.metadata.support import DRAFT, Service, is_ready, serving
+from tests.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.metadata.test_bookies import beat, cookie
 from tests.metadata.test_went_back import NOBODY, is_told
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LOG: Final = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -66,8 +66,7 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     row = await client.create(DRAFT)
     unnamed = await client.create(replace(DRAFT, log="a-log"))
     named = await client.create(replace(DRAFT, log="a-log"))
-    _, closed = await client.cas((await client.create(DRAFT)).closed(last_entry=-1, length=0))
-    assert closed is not None
+    closed = await swapped(client, (await client.create(DRAFT)).closed(last_entry=-1, length=0))
     begun, _ = await TransactionClient(client).begin(
         "a-log", app=None, version=None, expires_in_s=3600
     )
@@ -142,35 +141,31 @@ def _token(token_id: str) -> dict[str, object]:
 
 
 async def changes_nothing(stores: Stores) -> None:
-    async with serving(stores, expiry_every_s=1000) as service:
-        database = await asyncpg.connect(stores.postgres_dsn)
-        try:
-            sent = await requests_of(service, database)
-            tried = {(method, route) for method, route, _, _ in sent} | UNCHECKED.keys()
-            known = {(r.operation.method, r.operation.path) for r in ROUTES}
-            assert tried == {route for route in known if route[0] != "GET"}, "a route is not tried"
-            before = await content(database)
-            service.client.witnesses = (witness_of(await service.client.cluster_id(), NOBODY),)
-            with pytest.raises(Exception, match="lacks"):
-                await service.client.confirm()
-            assert await is_told(service)
+    async with serving(stores, expiry_every_s=1000) as service, connected(stores) as database:
+        sent = await requests_of(service, database)
+        tried = {(method, route) for method, route, _, _ in sent} | UNCHECKED.keys()
+        known = {(r.operation.method, r.operation.path) for r in ROUTES}
+        assert tried == {route for route in known if route[0] != "GET"}, "a route is not tried"
+        before = await content(database)
+        service.client.witnesses = (witness_of(await service.client.cluster_id(), NOBODY),)
+        with pytest.raises(Exception, match="lacks"):
+            await service.client.confirm()
+        assert await is_told(service)
 
-            for method, _, path, body in sent:
-                status, problem = await service.send(method, path, body)
-                assert (status, (problem or {}).get("code")) == (503, "database-went-back"), path
-                assert await content(database) == before, (method, path)
-            await service.client.send_bookie_heartbeat("b1", beat())
+        for method, _, path, body in sent:
+            status, problem = await service.send(method, path, body)
+            assert (status, (problem or {}).get("code")) == (503, "database-went-back"), path
+            assert await content(database) == before, (method, path)
+        await service.client.send_bookie_heartbeat("b1", beat())
 
-            await database.execute("INSERT INTO attempts VALUES ($1, 'it is back')", NOBODY)
-            await until(lambda: is_ready(service), "the database is back")
-            for method, _, path, body in sent:
-                status, problem = await service.send(method, path, body)
-                assert status < 300, (method, path, problem)
-                if path not in {"/v1/witnesses", _COPIES}:
-                    before, old = await content(database), before
-                    assert before != old, f"{method} {path} is no change"
-        finally:
-            await database.close()
+        await database.execute("INSERT INTO attempts VALUES ($1, 'it is back')", NOBODY)
+        await until(lambda: is_ready(service), "the database is back")
+        for method, _, path, body in sent:
+            status, problem = await service.send(method, path, body)
+            assert status < 300, (method, path, problem)
+            if path not in {"/v1/witnesses", _COPIES}:
+                before, old = await content(database), before
+                assert before != old, f"{method} {path} is no change"
 
 
 async def test_no_route_changes_a_row_while_the_database_lacks_an_answered_change(

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import pytest
 
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores
 from quorumlog import header
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
-from quorumlog.net.log_client import LogClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
@@ -31,7 +30,8 @@ from quorumlog.wire.bodies import HELD_MAX, WITNESSES_MAX, Cookie, LedgerProof, 
 from services.metadata import memory as memory_module
 from services.metadata.memory import Memory
 from tests.metadata.restores import Copy, dump, restore
-from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving
+from tests.metadata.support import DRAFT, PATIENT_S, WAITING, Service, is_ready, serving, swapped
+from tests.support.database import connected
 from tests.support.waiting import until
 
 LOG = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
@@ -41,17 +41,10 @@ MEMBERS: Final = ("b1", "b2", "b3")
 
 
 @pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    with scratch("ql-dumps-") as path:
-        yield path
-
-
-@pytest.fixture
 async def database(stores: Stores) -> AsyncIterator[Any]:
     """A connection beside the service's."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    yield connection
-    await connection.close()
+    async with connected(stores) as connection:
+        yield connection
 
 
 @contextlib.asynccontextmanager
@@ -70,9 +63,7 @@ async def cookie(client: MetadataClient) -> Cookie:
 async def closed(client: MetadataClient, draft: LedgerMetadata = DRAFT) -> LedgerMetadata:
     """A CLOSED ledger."""
     row = await client.create(draft)
-    _, row_or_none = await client.cas(row.closed(last_entry=-1, length=0))
-    assert row_or_none is not None
-    return row_or_none
+    return await swapped(client, row.closed(last_entry=-1, length=0))
 
 
 async def is_told(service: Service) -> bool:
@@ -168,6 +159,22 @@ async def test_a_clients_witness_shows_another_service_that_the_database_was_res
 
         holder._urls = [two.url]
         await all_refused(holder, row)
+        await until(lambda: is_told(two), "the second service tells it")
+
+
+async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
+    stores: Stores, folder: Path
+) -> None:
+    async with serving(stores) as one, serving(stores) as two:
+        old = await dump(stores, folder / "old")
+        holder = MetadataClient([one.url, two.url], one.session, deadline_s=PATIENT_S)
+        await holder.create(DRAFT)
+        await restore(stores, old)
+
+        for _ in range(2):
+            await refused(holder.confirm())
+
+        await until(lambda: is_told(one), "the first service tells it")
         await until(lambda: is_told(two), "the second service tells it")
 
 
@@ -360,8 +367,7 @@ async def slipped_before_a_change(service: Service, database: Any) -> None:
     """A restore under a change that waits for its row."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
-    _, now = await service.client.cas(row.in_recovery())
-    assert now is not None
+    await swapped(service.client, row.in_recovery())
     async with newcomer(service) as other, database.transaction():
         await database.execute("LOCK TABLE ledgers IN ACCESS EXCLUSIVE MODE")
         # One that is from the restored version, and would win there.
@@ -452,8 +458,7 @@ async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contai
 ) -> None:
     client = service.client
     first = await client.create(DRAFT)
-    _, now = await client.cas(first.in_recovery())
-    assert now is not None
+    now = await swapped(client, first.in_recovery())
     contained = (name_of(first), name_of(now))
     lost = RowName(9, UUID(NOBODY).bytes)
 
@@ -490,8 +495,7 @@ async def test_proofs_of_many_ledgers_say_what_one_by_one_would(service: Service
     """Rules 18, 18a and 18c, each ledger of a page for itself; the tokens of all, or none, are known."""
     client = service.client
     here, gone = [await client.create(DRAFT) for _ in range(2)]
-    _, closed = await client.cas(gone.closed(last_entry=-1, length=0))
-    assert closed is not None
+    closed = await swapped(client, gone.closed(last_entry=-1, length=0))
     await client.delete(gone.ledger_id, version=closed.version)
     never = gone.ledger_id + 1000
     lost = RowName(9, UUID(NOBODY).bytes)

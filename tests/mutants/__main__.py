@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.bookie.mutants import STORAGE_MUTANTS, StorageMutant
+from tests.bookie.mutants import STORAGE_MUTANTS, is_found
 from tests.logs.simulation import run_seed as run_log_seed
 from tests.mutants.ends import END_MUTANTS
-from tests.mutants.hunt import Find, Mutant, by_search, by_swarm
+from tests.mutants.hunt import Find, Guard, Mutant, by_search, by_swarm
 from tests.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutants.list import MUTANTS
 from tests.mutants.logs import LOG_MUTANTS, by_logs
@@ -73,10 +73,10 @@ def hunt_storage(index: int) -> Hunt:
     """Hunt a mutant of the bookie's files: by crashes, changed files, or a scenario."""
     mutant = STORAGE_MUTANTS[index]
     began = time.perf_counter()
-    if not mutant.is_found():
+    if not is_found(mutant):
         return Hunt(mutant.name, ())
     took = time.perf_counter() - began
-    return Hunt(mutant.name, (f"{mutant.search.__name__} in {took:.1f} s",))
+    return Hunt(mutant.name, (f"{mutant.claim.__name__} in {took:.1f} s",))
 
 
 def is_alarm(seed: int) -> bool:
@@ -94,7 +94,7 @@ def is_service_alarm(seed: int) -> bool:
     return run_service_seed(seed).violation is not None
 
 
-def is_chosen(mutant: Mutant | StorageMutant, words: list[str]) -> bool:
+def is_chosen(mutant: Mutant | Guard, words: list[str]) -> bool:
     """Whether one of the words, or no word at all, asks for it."""
     return not words or any(word in mutant.name or word in mutant.rule for word in words)
 

@@ -7,76 +7,53 @@ from quorumlog.protocol.ends import End, LacByCoverage, RowSpread
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
 from tests.explore.scopes import END_COPIES, LAC
-from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.hunt import Patch, stand_in
 
 
-def _whoever_answers(original: Any) -> Any:
-    def answered(self: RowSpread, member: str, _status: Status) -> None:
-        original(self, member, Status.OK)
-
-    return answered
+@stand_in
+def _whoever_answers(original: Any, self: RowSpread, member: str, _status: Status) -> None:
+    original(self, member, Status.OK)
 
 
-def _one_copy_less(original: Any) -> Any:
-    def begun(self: RowSpread) -> None:
-        original(self)
-        self._lacking -= 1
-
-    return begun
+@stand_in
+def _one_copy_less(original: Any, self: RowSpread) -> None:
+    original(self)
+    self._lacking -= 1
 
 
-def _however_few(original: Any) -> Any:
-    def end(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-        kept: End = original(told, max(copies, found.quorum.ack_quorum), found)
-        return kept
-
-    return end
+@stand_in
+def _however_few(original: Any, told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
+    kept: End = original(told, max(copies, found.quorum.ack_quorum), found)
+    return kept
 
 
-def _as_it_was(original: Any) -> Any:
-    def end(told: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
-        same: End = original(told, copies, told)
-        return same
-
-    return end
+@stand_in
+def _as_it_was(original: Any, told: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
+    same: End = original(told, copies, told)
+    return same
 
 
-def _whatever_it_tells(original: Any) -> Any:
-    def answered(self: LacByCoverage, position: int, _status: Status, lac: int) -> None:
-        original(self, position, Status.OK, lac)
-
-    return answered
+@stand_in
+def _whatever_it_tells(
+    original: Any, self: LacByCoverage, position: int, _status: Status, lac: int
+) -> None:
+    original(self, position, Status.OK, lac)
 
 
 END_MUTANTS: Final = (
-    Mutant(
-        "a bookie that refuses a copy of a row counts as if it kept one",
-        "rule 18b",
-        (Patch(RowSpread, "answered", _whoever_answers),),
-        END_COPIES,
+    Patch(RowSpread, "answered", _whoever_answers).mutant(
+        "a bookie that refuses a copy of a row counts as if it kept one", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "copies of a row are enough with one less",
-        "rule 18b",
-        (Patch(RowSpread, "__post_init__", _one_copy_less),),
-        END_COPIES,
+    Patch(RowSpread, "__post_init__", _one_copy_less).mutant(
+        "copies of a row are enough with one less", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "an end is kept by however few copies",
-        "rule 18b",
-        (Patch(ends, "end_after", _however_few),),
-        END_COPIES,
+    Patch(ends, "end_after", _however_few).mutant(
+        "an end is kept by however few copies", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "an end is told that the database no longer has",
-        "rule 18b",
-        (Patch(ends, "end_after", _as_it_was),),
-        END_COPIES,
+    Patch(ends, "end_after", _as_it_was).mutant(
+        "an end is told that the database no longer has", "rule 18b", END_COPIES
     ),
-    Mutant(
-        "bookies that report no LAC count for the LAC",
-        "rules 5 and 13",
-        (Patch(LacByCoverage, "answered", _whatever_it_tells),),
-        LAC,
+    Patch(LacByCoverage, "answered", _whatever_it_tells).mutant(
+        "bookies that report no LAC count for the LAC", "rules 5 and 13", LAC
     ),
 )

@@ -26,11 +26,10 @@ from services.gateway.engine import ledger_reads
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.rows import LedgerRows
+from services.gateway.engine.rows import LedgerRows, Rereads
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.sweep import Sweep
-from services.gateway.rereads import Rereads
 from tests.gateway.engine.hands import (
     ME,
     MEMBERS,
@@ -46,7 +45,8 @@ from tests.gateway.engine.hands import (
 )
 from tests.logs.model import Gateway, Store
 from tests.logs.test_manager import a_cluster, call
-from tests.mutants.hunt import Mutant, Patch
+from tests.mutants.guards import always
+from tests.mutants.hunt import Mutant, Patch, stand_in
 from tests.support.waiting import turns
 
 _TURNS: Final = 20
@@ -105,7 +105,7 @@ async def a_row_above_ends_a_handle() -> str | None:
     ):
         hand = Hand()
         handle = handle_of(hand, Told())
-        pending = handle.append([b"x"], 1)
+        pending = handle.append([b"x"])
         await turns()
         handle.learn(head)
         for done in hand.adds:
@@ -177,7 +177,7 @@ async def an_old_row_ends_no_owner() -> str | None:
 
 
 async def take(gateway: Gateway) -> None:
-    await gateway.logs.ownership.force("log", create=True, finish=lambda row: row)
+    await gateway.take_over("log")
 
 
 def owner_of(gateway: Gateway) -> Owner:
@@ -196,7 +196,7 @@ def lives_on(gateway: Gateway) -> str | None:
 async def what_was_missed_outlives_its_handle() -> str | None:
     hand = Hand()
     handle = handle_of(hand, Told())
-    pending = handle.append([b"x"], 1)
+    pending = handle.append([b"x"])
     await turns()
     for done in hand.adds[:2]:
         done(Status.OK)
@@ -269,14 +269,13 @@ async def a_clock_that_jumped_makes_nothing_old() -> str | None:
     return "rule 26c: a clock that is 30 days ahead after 5 s makes records 30 days old"
 
 
-def believed(_original: Any) -> Any:
+@stand_in
+def believed(
+    _original: Any, self: DatabaseClock, database_ms: float, *, monotonic_s: float, **_: float
+) -> str:
     """The clock is right whatever it says."""
-
-    def hear(self: DatabaseClock, database_ms: float, *, monotonic_s: float, **_: float) -> str:
-        self._trusted_ms, self.doubt = database_ms - monotonic_s * 1000, ""
-        return ""
-
-    return hear
+    self._trusted_ms, self.doubt = database_ms - monotonic_s * 1000, ""
+    return ""
 
 
 async def the_retention_waits_for_a_clock_in_doubt() -> str | None:
@@ -337,7 +336,7 @@ async def an_entry_in_flight_is_shown_to_nobody() -> str | None:
     handle = handle_of(hand, Told())
     reading = reading_of(rows, {ROW.ledger_id: handle})
     for payload in (b"a", b"b"):
-        _ = handle.append([payload], 1)
+        _ = handle.append([payload])
         await turns()
     first, second = hand.adds[: len(MEMBERS)], hand.adds[len(MEMBERS) :]
     for done in first[:2]:
@@ -368,7 +367,7 @@ async def no_roll_while_too_few_bookies_live() -> str | None:
                 )
             )
 
-        cast(Any, one).bookies = two_live
+        cast(Any, one).directory.refresh = two_live
         try:
             await one.logs.forwarded("log", None)
         except NotEnoughBookies:
@@ -396,32 +395,21 @@ async def one_silence_is_not_the_end_of_an_owner() -> str | None:
 # --- the guards, taken out ------------------------------------------------------------------------
 
 
-def never(_original: Any) -> Any:
-    """A guard that does nothing."""
-    return lambda *_args, **_kwargs: None
-
-
-def only_told(_original: Any) -> Any:
+@stand_in
+def only_told(_original: Any, self: Ownership, row: LogMetadata) -> bool:
     """A sweep sees to its own owners, and lets those live that others have displaced."""
-
-    def tick(self: Ownership, row: LogMetadata) -> bool:
-        owner = self.owner(row.name)
-        if owner is None or not owner.is_mine(row):
-            return False
-        self.tell(row.name, Ticked())
-        return True
-
-    return tick
+    owner = self.owner(row.name)
+    if owner is None or not owner.is_mine(row):
+        return False
+    self.tell(row.name, Ticked())
+    return True
 
 
-def any_version(original: Any) -> Any:
+@stand_in
+def any_version(original: Any, self: Any, head: Any, *now: Any) -> None:
     """How old a row is does not matter."""
-
-    def learn(self: Any, head: Any, *now: Any) -> None:
-        known = self.log if isinstance(self, Owner) else self.row
-        original(self, replace(head, version=known.version + 1), *now)
-
-    return learn
+    known = self.log if isinstance(self, Owner) else self.row
+    original(self, replace(head, version=known.version + 1), *now)
 
 
 def whoever_closes(_original: Any) -> Any:
@@ -439,72 +427,57 @@ def only_the_written(_original: Any) -> Any:
     return lambda self, head: head.last_ledger == self.ledger_id
 
 
-def whoever_answers(_original: Any) -> Any:
+@stand_in
+async def whoever_answers(_original: Any, row: LedgerMetadata, bookies: Any) -> int | None:
     """The first bookie that answers says the LAC."""
-
-    async def confirmed(row: LedgerMetadata, bookies: Any) -> int | None:
-        first: list[int] = []
-        for member in row.last_fragment.bookies:
-            bookies.read_lac(member, row.ledger_id, lambda _status, lac: first.append(lac))
-        return first[0]
-
-    return confirmed
+    first: list[int] = []
+    for member in row.last_fragment.bookies:
+        bookies.read_lac(member, row.ledger_id, lambda _status, lac: first.append(lac))
+    return first[0]
 
 
-def from_the_cache(original: Any) -> Any:
+@stand_in
+async def from_the_cache(
+    original: Any, self: LedgerReads, ledger_id: int, *, is_strict: bool = False
+) -> Any:
     """A negative follows whatever row is known."""
-
-    async def confirmed(self: LedgerReads, ledger_id: int, *, is_strict: bool = False) -> Any:
-        del is_strict
-        return await original(self, ledger_id)
-
-    return confirmed
+    del is_strict
+    return await original(self, ledger_id)
 
 
-def whatever_was_sent(_original: Any) -> Any:
+@stand_in
+def whatever_was_sent(
+    _original: Any, self: WriteHandle, first: int, _last: int, _bytes_max: int
+) -> Any:
     """Memory has what is on its way to bookies too, and shows it."""
-
-    def recent(self: WriteHandle, first: int, _last: int, _bytes_max: int) -> Any:
-        runs = [pending.run for pending in self._machine._window.runs.values()]
-        return [run for run in runs if run.first >= first]
-
-    return recent
+    runs = [pending.run for pending in self._machine._window.runs.values()]
+    return [run for run in runs if run.first >= first]
 
 
-def as_it_was_answered(_original: Any) -> Any:
+@stand_in
+async def as_it_was_answered(
+    _original: Any, _self: Ends, row: LedgerMetadata, _copies: int
+) -> LedgerMetadata:
     """The answer to a close is told however old it is."""
-
-    async def read(_self: Ends, row: LedgerMetadata, _copies: int) -> LedgerMetadata:
-        return row
-
-    return read
+    return row
 
 
-def as_it_was_read(_original: Any) -> Any:
+@stand_in
+async def as_it_was_read(_original: Any, _self: Ends, row: LedgerMetadata) -> LedgerMetadata:
     """A reader is told the end of the row that was read."""
-
-    async def told(_self: Ends, row: LedgerMetadata) -> LedgerMetadata:
-        return row
-
-    return told
+    return row
 
 
-def whatever_comes(_original: Any) -> Any:
+@stand_in
+def whatever_comes(_original: Any, self: LedgerRows, row: LedgerMetadata) -> None:
     """The cache keeps the row that came last."""
-
-    def put(self: LedgerRows, row: LedgerMetadata) -> None:
-        self._rows[row.ledger_id] = row
-
-    return put
+    self._rows[row.ledger_id] = row
 
 
-def asked_once(_original: Any) -> Any:
+@stand_in
+async def asked_once(_original: Any, self: Ownership, writer: Any) -> bool:
     """An owner is asked once whether it lives."""
-
-    async def is_alive(self: Ownership, writer: Any) -> bool:
-        return await self._peers.is_alive(writer)
-
-    return is_alive
+    return await self._peers.is_alive(writer)
 
 
 def enough_anyway(original: Any) -> Any:
@@ -514,154 +487,118 @@ def enough_anyway(original: Any) -> Any:
 
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     (
-        Mutant("rows are not reread after a gap", "rule 16a", (Patch(Rereads, "gap", never),)),
+        Patch(Rereads, "gap", always(None)).mutant("rows are not reread after a gap", "rule 16a"),
         a_displaced_owner_ends_after_a_gap,
     ),
     (
-        Mutant(
-            "a sweep lets a displaced owner live",
-            "rules 16a and 22",
-            (Patch(Ownership, "tick", only_told),),
+        Patch(Ownership, "tick", only_told).mutant(
+            "a sweep lets a displaced owner live", "rules 16a and 22"
         ),
         a_displaced_owner_ends_with_the_sweep,
     ),
     (
-        Mutant(
-            "an owner goes on whatever its log's row says",
-            "rules 16a and 22",
-            (Patch(Owner, "_learn", never),),
+        Patch(Owner, "_learn", always(None)).mutant(
+            "an owner goes on whatever its log's row says", "rules 16a and 22"
         ),
         an_owner_of_a_log_that_was_made_again_ends_with_the_sweep,
     ),
     (
-        Mutant(
-            "a handle goes on whatever its row says",
-            "rule 16a",
-            (Patch(WriteHandle, "learn", never),),
+        Patch(WriteHandle, "learn", always(None)).mutant(
+            "a handle goes on whatever its row says", "rule 16a"
         ),
         a_row_above_ends_a_handle,
     ),
     (
-        Mutant(
-            "a row of any age ends a handle",
-            "rule 16a",
-            (Patch(WriteHandle, "learn", any_version),),
+        Patch(WriteHandle, "learn", any_version).mutant(
+            "a row of any age ends a handle", "rule 16a"
         ),
         a_row_that_is_no_news_ends_no_handle,
     ),
     (
-        Mutant(
-            "a row of any age ends an owner", "rule 16a", (Patch(Owner, "_learn", any_version),)
-        ),
+        Patch(Owner, "_learn", any_version).mutant("a row of any age ends an owner", "rule 16a"),
         an_old_row_ends_no_owner,
     ),
     (
-        Mutant(
-            "a writer's own close counts as another's",
-            "rule 16a",
-            (Patch(machine.LedgerWriter, "is_closing_row", whoever_closes),),
+        Patch(machine.LedgerWriter, "is_closing_row", whoever_closes).mutant(
+            "a writer's own close counts as another's", "rule 16a"
         ),
         a_writers_own_close_is_not_taken_for_anothers,
     ),
     (
-        Mutant(
-            "what a writer knew to be missed goes with its handle",
-            "rule 8",
-            (Patch(machine.LedgerWriter, "missed", untold),),
+        Patch(machine.LedgerWriter, "missed", untold).mutant(
+            "what a writer knew to be missed goes with its handle", "rule 8"
         ),
         what_was_missed_outlives_its_handle,
     ),
     (
-        Mutant(
-            "an owner's own roll counts as another's",
-            "rules 16a and 23",
-            (Patch(Tenancy, "may_be_own", only_the_written),),
+        Patch(Tenancy, "may_be_own", only_the_written).mutant(
+            "an owner's own roll counts as another's", "rules 16a and 23"
         ),
         an_owners_own_roll_is_not_taken_for_anothers,
     ),
     (
-        Mutant(
-            "one bookie says how far a ledger is confirmed",
-            "rules 5 and 13",
-            (Patch(ledger_reads, "confirmed_by_bookies", whoever_answers),),
+        Patch(ledger_reads, "confirmed_by_bookies", whoever_answers).mutant(
+            "one bookie says how far a ledger is confirmed", "rules 5 and 13"
         ),
         the_lac_of_one_bookie_is_not_enough,
     ),
     (
-        Mutant(
-            "a negative follows a row from the cache",
-            "rule 5",
-            (Patch(LedgerReads, "_view", from_the_cache),),
+        Patch(LedgerReads, "_view", from_the_cache).mutant(
+            "a negative follows a row from the cache", "rule 5"
         ),
         a_negative_follows_the_primary,
     ),
     (
-        Mutant(
-            "a cached row goes back in version",
-            "rule 5",
-            (Patch(LedgerRows, "put", whatever_comes),),
+        Patch(LedgerRows, "put", whatever_comes).mutant(
+            "a cached row goes back in version", "rule 5"
         ),
         a_cached_row_never_goes_back,
     ),
     (
-        Mutant(
-            "memory shows what is not confirmed",
-            "I6",
-            (Patch(WriteHandle, "recent", whatever_was_sent),),
+        Patch(WriteHandle, "recent", whatever_was_sent).mutant(
+            "memory shows what is not confirmed", "I6"
         ),
         an_entry_in_flight_is_shown_to_nobody,
     ),
     (
-        Mutant(
-            "an end is told that the database lost before it was kept",
-            "rule 18b",
-            (Patch(Ends, "_read", as_it_was_answered),),
+        Patch(Ends, "_read", as_it_was_answered).mutant(
+            "an end is told that the database lost before it was kept", "rule 18b"
         ),
         an_end_that_the_database_lacks_is_not_told,
     ),
     (
-        Mutant(
-            "a reader is told an end before members keep its row",
-            "rule 18b",
-            (Patch(Ends, "told", as_it_was_read),),
+        Patch(Ends, "told", as_it_was_read).mutant(
+            "a reader is told an end before members keep its row", "rule 18b"
         ),
         an_end_is_told_to_readers_once_it_is_kept,
     ),
     (
-        Mutant(
-            "a clock that jumped is believed", "rule 26c", (Patch(DatabaseClock, "hear", believed),)
+        Patch(DatabaseClock, "hear", believed).mutant(
+            "a clock that jumped is believed", "rule 26c"
         ),
         a_clock_that_jumped_makes_nothing_old,
     ),
     (
-        Mutant(
-            "the retention asks no clock",
-            "rule 26c",
-            (Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)),),
+        Patch(LogManager, "deletes_by_age", lambda _original: property(lambda _self: True)).mutant(
+            "the retention asks no clock", "rule 26c"
         ),
         the_retention_waits_for_a_clock_in_doubt,
     ),
     (
-        Mutant(
-            "an end with too few copies is known as kept",
-            "rule 18b",
-            (Patch(Ends, "_read", however_few),),
+        Patch(Ends, "_read", however_few).mutant(
+            "an end with too few copies is known as kept", "rule 18b"
         ),
         an_end_with_too_few_copies_is_not_known_as_kept,
     ),
     (
-        Mutant(
-            "a log rolls though too few bookies live",
-            "rule 23",
-            (Patch(Job, "_counted", enough_anyway),),
+        Patch(Job, "_counted", enough_anyway).mutant(
+            "a log rolls though too few bookies live", "rule 23"
         ),
         no_roll_while_too_few_bookies_live,
     ),
     (
-        Mutant(
-            "an owner is gone at its first silence",
-            "rule 22",
-            (Patch(Ownership, "is_alive", asked_once),),
+        Patch(Ownership, "is_alive", asked_once).mutant(
+            "an owner is gone at its first silence", "rule 22"
         ),
         one_silence_is_not_the_end_of_an_owner,
     ),

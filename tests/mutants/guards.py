@@ -1,5 +1,6 @@
 """What stands in for a guard that is taken out: each makes a method that does not guard."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,11 +39,22 @@ from quorumlog.protocol.slots import Slots
 from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import Window
 from quorumlog.protocol.writer import LedgerWriter
+from tests.mutants.hunt import stand_in
 
 
 def always(value: Any) -> Any:
     """A guard that says the same whatever it is asked."""
     return lambda _original: lambda *_args, **_kwargs: value
+
+
+def answers(value: Any) -> Any:
+    """The same of a coroutine."""
+
+    async def answer(*_args: object, **_named: object) -> Any:
+        await asyncio.sleep(0)
+        return value
+
+    return lambda _original: answer
 
 
 # --- a store that goes back ----------------------------------------------------------------------
@@ -79,33 +91,27 @@ def from_the_lac(_original: Any) -> Any:
     return lambda self: self._lac
 
 
-def early_commit(original: Any) -> Any:
+@stand_in
+def early_commit(original: Any, self: Recovery, chosen: dict[int, str]) -> None:
     """The ensemble that recovery chose goes into metadata at once."""
-
-    def change(self: Recovery, chosen: dict[int, str]) -> None:
-        original(self, chosen)
-        made = self._changes[-1]
-        self._send_update(self.metadata.with_ensemble(made.first_entry, made.bookies))
-
-    return change
+    original(self, chosen)
+    made = self._changes[-1]
+    self._send_update(self.metadata.with_ensemble(made.first_entry, made.bookies))
 
 
-def read_of_the_head(original: Any) -> Any:
+@stand_in
+def read_of_the_head(original: Any, self: Recovery) -> None:
     """Recovery reads from the ensemble as it is now."""
-
-    def read(self: Recovery) -> None:
-        row = self.metadata
-        self._row = replace(
-            row,
-            fragments=(
-                *row.fragments[:-1],
-                Fragment(row.last_fragment.first_entry, self._slots.members),
-            ),
-        )
-        original(self)
-        self._row = row
-
-    return read
+    row = self.metadata
+    self._row = replace(
+        row,
+        fragments=(
+            *row.fragments[:-1],
+            Fragment(row.last_fragment.first_entry, self._slots.members),
+        ),
+    )
+    original(self)
+    self._row = row
 
 
 def eager(original: Any) -> Any:
@@ -130,49 +136,37 @@ def one_negative(_original: Any) -> Any:
     return lambda self, entry_id: self._negatives(entry_id)[0] >= 1
 
 
-def silence_is_no(original: Any) -> Any:
+@stand_in
+def silence_is_no(original: Any, self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
     """A timeout, or any other answer that is no answer, counts as negative."""
-
-    def note(self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
-        is_ok = answer.status is Status.OK
-        return original(self, answer if is_ok else replace(answer, status=Status.NO_ENTRY), *rest)
-
-    return note
+    is_ok = answer.status is Status.OK
+    return original(self, answer if is_ok else replace(answer, status=Status.NO_ENTRY), *rest)
 
 
-def any_answer_fences(original: Any) -> Any:
+@stand_in
+def any_answer_fences(original: Any, self: Recovery, event: FenceAnswered) -> None:
     """Any answer to a fence counts for coverage, a timeout too."""
-
-    def answered(self: Recovery, event: FenceAnswered) -> None:
-        original(self, replace(event, status=Status.OK))
-
-    return answered
+    original(self, replace(event, status=Status.OK))
 
 
-def less_coverage(_original: Any) -> Any:
+@stand_in
+def less_coverage(_original: Any, self: Quorum, answered: Any) -> bool:
     """Coverage lets one bookie too many be silent."""
-
-    def covered(self: Quorum, answered: Any) -> bool:
-        known = frozenset(answered)
-        return all(
-            sum(position not in known for position in self.write_set(entry_id)) <= self.ack_quorum
-            for entry_id in range(self.ensemble_size)
-        )
-
-    return covered
+    known = frozenset(answered)
+    return all(
+        sum(position not in known for position in self.write_set(entry_id)) <= self.ack_quorum
+        for entry_id in range(self.ensemble_size)
+    )
 
 
-def conflict_is_ok(original: Any) -> Any:
+@stand_in
+def conflict_is_ok(original: Any, self: Any, event: MetadataAnswered) -> None:
     """A compare-and-swap that met a conflict counts as done."""
-
-    def answered(self: Any, event: MetadataAnswered) -> None:
-        asked = self._update if isinstance(self, Recovery) else self._task and self._task.effect
-        if event.status is CasStatus.CONFLICT and isinstance(asked, UpdateMetadata):
-            row = replace(asked.metadata, version=asked.metadata.version + 1)
-            event = MetadataAnswered(event.attempt, CasStatus.OK, row)
-        original(self, event)
-
-    return answered
+    asked = self._update if isinstance(self, Recovery) else self._task and self._task.effect
+    if event.status is CasStatus.CONFLICT and isinstance(asked, UpdateMetadata):
+        row = replace(asked.metadata, version=asked.metadata.version + 1)
+        event = MetadataAnswered(event.attempt, CasStatus.OK, row)
+    original(self, event)
 
 
 def unmeasured(_original: Any) -> Any:
@@ -183,97 +177,74 @@ def unmeasured(_original: Any) -> Any:
 # --- the writer ----------------------------------------------------------------------------------
 
 
-def kept_acks(original: Any) -> Any:
+@stand_in
+def kept_acks(original: Any, self: Window, mask: int, *, first: int, is_anew: bool) -> Any:
     """Acks of what was replaced are kept."""
-
-    def ask(self: Window, mask: int, *, first: int, is_anew: bool) -> Any:
-        del is_anew
-        return original(self, mask, first=first, is_anew=False)
-
-    return ask
+    del is_anew
+    return original(self, mask, first=first, is_anew=False)
 
 
-def one_ack_less(original: Any) -> Any:
+@stand_in
+def one_ack_less(original: Any, self: Quorum, acked: int, first: int, last: int) -> Any:
     """An entry is confirmed one ack early."""
-
-    def has(self: Quorum, acked: int, first: int, last: int) -> Any:
-        less = Quorum(self.ensemble_size, self.write_quorum, max(1, self.ack_quorum - 1))
-        return original(less, acked, first, last)
-
-    return has
+    less = Quorum(self.ensemble_size, self.write_quorum, max(1, self.ack_quorum - 1))
+    return original(less, acked, first, last)
 
 
-def change_in_the_head(original: Any) -> Any:
+@stand_in
+def change_in_the_head(
+    original: Any, self: LedgerWriter, kind: Any, row: LedgerMetadata, **more: Any
+) -> None:
     """The ensemble changes in the writer's head only."""
-
-    def update(self: LedgerWriter, kind: Any, row: LedgerMetadata, **more: Any) -> None:
-        original(self, kind, row, **more)
-        if kind.value == "change":
-            task, self._task = self._task, None
-            self._out = [e for e in self._out if not isinstance(e, UpdateMetadata)]
-            self._window.is_held = False
-            self._changed(row, task)  # type: ignore[arg-type]
-
-    return update
+    original(self, kind, row, **more)
+    if kind.value == "change":
+        task, self._task = self._task, None
+        self._out = [e for e in self._out if not isinstance(e, UpdateMetadata)]
+        self._window.is_held = False
+        self._changed(row, task)  # type: ignore[arg-type]
 
 
-def lac_of_the_pushed(original: Any) -> Any:
+@stand_in
+def lac_of_the_pushed(original: Any, **fields: Any) -> Any:
     """An entry carries the last id that was given out, not the last that was confirmed."""
-
-    def make(**fields: Any) -> Any:
-        return original(**{**fields, "last_add_confirmed": fields["first_entry"] - 1})
-
-    return make
+    return original(**{**fields, "last_add_confirmed": fields["first_entry"] - 1})
 
 
-def whoever_is_named(_original: Any) -> Any:
+@stand_in
+def whoever_is_named(
+    _original: Any, _: Any, leaving: Sequence[int], candidates: Sequence[str]
+) -> dict[int, str]:
     """Whoever the liveness store names takes a place, members of the ensemble too."""
-
-    def replacements(_: Any, leaving: Sequence[int], candidates: Sequence[str]) -> dict[int, str]:
-        return dict(zip(leaving, candidates, strict=False))
-
-    return replacements
+    return dict(zip(leaving, candidates, strict=False))
 
 
-def change_in_recovery(original: Any) -> Any:
+@stand_in
+def change_in_recovery(original: Any, self: LedgerWriter, event: MetadataAnswered) -> None:
     """A row that is IN_RECOVERY is taken for one that is OPEN."""
-
-    def answered(self: LedgerWriter, event: MetadataAnswered) -> None:
-        row = event.metadata
-        if row is not None and row.state is State.IN_RECOVERY:
-            event = replace(event, metadata=replace(row, state=State.OPEN))
-        original(self, event)
-
-    return answered
+    row = event.metadata
+    if row is not None and row.state is State.IN_RECOVERY:
+        event = replace(event, metadata=replace(row, state=State.OPEN))
+    original(self, event)
 
 
-def forgotten(_original: Any) -> Any:
+@stand_in
+def forgotten(_original: Any, self: Slots) -> None:
     """What a member missed is not remembered."""
-
-    def take(self: Slots) -> None:
-        self.window.missed = []
-
-    return take
+    self.window.missed = []
 
 
-def named_by_the_first(original: Any) -> Any:
+@stand_in
+def named_by_the_first(original: Any, self: Slots, *args: Any) -> Any:
     """Whenever a member came, it is sent the row of the ledger's creation."""
-
-    def add(self: Slots, *args: Any) -> Any:
-        effect = original(self, *args)
-        return replace(effect, row=effect.row and replace(effect.row, version=1))
-
-    return add
+    effect = original(self, *args)
+    return replace(effect, row=effect.row and replace(effect.row, version=1))
 
 
-def of_one_stay(_original: Any) -> Any:
+@stand_in
+def of_one_stay(_original: Any, self: Slots, event: AddAnswered) -> bool:
     """An answer counts if its member was there when it was asked, whatever row the member had then."""
-
-    def is_current(self: Slots, event: AddAnswered) -> bool:
-        is_same = event.member == self.members[event.position]
-        return is_same and event.generation >= self._generations[event.position]
-
-    return is_current
+    is_same = event.member == self.members[event.position]
+    return is_same and event.generation >= self._generations[event.position]
 
 
 def where(*, is_recovery: bool, mutation: Any) -> Any:
@@ -293,38 +264,31 @@ def where(*, is_recovery: bool, mutation: Any) -> Any:
 # --- metadata and bookies ------------------------------------------------------------------------
 
 
-def fragments_beyond_the_end(_original: Any) -> Any:
+@stand_in
+def fragments_beyond_the_end(
+    _original: Any, self: LedgerMetadata, *, last_entry: int, length: int
+) -> LedgerMetadata:
     """Fragments that begin beyond the end stay."""
-
-    def closed(self: LedgerMetadata, *, last_entry: int, length: int) -> LedgerMetadata:
-        return replace(self, state=State.CLOSED, last_entry=last_entry, length=length)
-
-    return closed
+    return replace(self, state=State.CLOSED, last_entry=last_entry, length=length)
 
 
-def forgetful_replay(original: Any) -> Any:
+@stand_in
+def forgetful_replay(original: Any, me: str, records: list[ReplicaRecord], **more: Any) -> Any:
     """A restart forgets the fence."""
-
-    def replay(me: str, records: list[ReplicaRecord], **more: Any) -> Any:
-        kept = [record for record in records if not isinstance(record, FenceSet)]
-        return original(me, kept, **more)
-
-    return replay
+    kept = [record for record in records if not isinstance(record, FenceSet)]
+    return original(me, kept, **more)
 
 
-def forgotten_id(original: Any) -> Any:
+@stand_in
+def forgotten_id(original: Any, self: Replica, record: ReplicaRecord) -> Any:
     """With the tombstone a bookie forgets all of a ledger: the next add defines its key anew."""
-
-    def apply(self: Replica, record: ReplicaRecord) -> Any:
-        if not isinstance(record, LedgerDeleted):
-            return original(self, record)
-        self.ledger_key = None
-        self.is_fenced = self.is_limbo = False
-        self.last_add_confirmed = NO_ENTRY
-        self.holdings.drop()
-        return None
-
-    return apply
+    if not isinstance(record, LedgerDeleted):
+        return original(self, record)
+    self.ledger_key = None
+    self.is_fenced = self.is_limbo = False
+    self.last_add_confirmed = NO_ENTRY
+    self.holdings.drop()
+    return None
 
 
 def told_early(is_early: Callable[[Any, Verdict], bool]) -> Any:
@@ -354,15 +318,12 @@ def repeats(asked: Any, verdict: Verdict) -> bool:
     return isinstance(asked, AddAsked) and is_told and not verdict.records
 
 
-def hasty_negative(original: Any) -> Any:
+@stand_in
+def hasty_negative(original: Any, self: Replica, asked: ReadAsked) -> Verdict:
     """A negative waits for the fence that was asked for with it, and for no add."""
-
-    def read(self: Replica, asked: ReadAsked) -> Verdict:
-        verdict: Verdict = original(self, asked)
-        after = self._fence_number if asked.fence else 0
-        return verdict if asked.from_disk else replace(verdict, after=after)
-
-    return read
+    verdict: Verdict = original(self, asked)
+    after = self._fence_number if asked.fence else 0
+    return verdict if asked.from_disk else replace(verdict, after=after)
 
 
 def remembered(original: Any) -> Any:
@@ -370,16 +331,13 @@ def remembered(original: Any) -> Any:
     return lambda self, asked: original(self, replace(asked, from_disk=False))
 
 
-def fenceless(original: Any) -> Any:
+@stand_in
+def fenceless(original: Any, self: Recovery, *args: Any, **more: Any) -> None:
     """Recovery reads do not fence."""
-
-    def send(self: Recovery, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
-        sent = self._out.pop()
-        assert isinstance(sent, SendRead)
-        self._out.append(replace(sent, fence=False, ledger_key=b""))
-
-    return send
+    original(self, *args, **more)
+    sent = self._out.pop()
+    assert isinstance(sent, SendRead)
+    self._out.append(replace(sent, fence=False, ledger_key=b""))
 
 
 def unmarked(_original: Any) -> Any:
@@ -400,32 +358,26 @@ def limbo_by_name_only(_original: Any) -> Any:
 # --- answers and copies --------------------------------------------------------------------------
 
 
-def unnamed_is_no(original: Any) -> Any:
+@stand_in
+def unnamed_is_no(original: Any, self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
     """What an answer does not name counts as absent: cut short, or damaged there."""
-
-    def note(self: Tally, answer: ReadAnswered, *rest: Any) -> Any:
-        if answer.status is Status.OK:
-            named = set() if answer.run is None else set(answer.run.ids)
-            named.update(e for low, high in answer.absent for e in range(low, high + 1))
-            more = [e for e in range(answer.first, answer.last + 1) if e not in named]
-            absent = tuple(sorted((*answer.absent, *((e, e) for e in more))))
-            answer = replace(answer, absent=absent)
-        return original(self, answer, *rest)
-
-    return note
+    if answer.status is Status.OK:
+        named = set() if answer.run is None else set(answer.run.ids)
+        named.update(e for low, high in answer.absent for e in range(low, high + 1))
+        more = [e for e in range(answer.first, answer.last + 1) if e not in named]
+        absent = tuple(sorted((*answer.absent, *((e, e) for e in more))))
+        answer = replace(answer, absent=absent)
+    return original(self, answer, *rest)
 
 
-def made_anew(original: Any) -> Any:
+@stand_in
+def made_anew(original: Any, self: Tally, first: int, last: int) -> Run:
     """Recovery makes entries anew, with a LAC of its own."""
-
-    def runs(self: Tally, first: int, last: int) -> Run:
-        entries = [
-            replace(entry, last_add_confirmed=first - 1)
-            for entry in original(self, first, last).entries()
-        ]
-        return record.pack(entries, original(self, first, last).kind)
-
-    return runs
+    entries = [
+        replace(entry, last_add_confirmed=first - 1)
+        for entry in original(self, first, last).entries()
+    ]
+    return record.pack(entries, original(self, first, last).kind)
 
 
 def whole_runs(_original: Any) -> Any:
@@ -433,69 +385,51 @@ def whole_runs(_original: Any) -> Any:
     return lambda run, _quorum, _position: run
 
 
-def normal_add(original: Any) -> Any:
+@stand_in
+def normal_add(original: Any, self: FragmentRepair, run: Run) -> None:
     """Repair copies as a writer would: the fence is in its way."""
-
-    def send(self: FragmentRepair, run: Run) -> None:
-        count = len(self._out)
-        original(self, run)
-        for index in range(count, len(self._out)):
-            effect = self._out[index]
-            if isinstance(effect, SendAdd):
-                self._out[index] = replace(effect, recovery=False)
-
-    return send
+    count = len(self._out)
+    original(self, run)
+    for index in range(count, len(self._out)):
+        effect = self._out[index]
+        if isinstance(effect, SendAdd):
+            self._out[index] = replace(effect, recovery=False)
 
 
-def believed(_original: Any) -> Any:
+@stand_in
+def believed(_original: Any, self: FragmentRepair) -> None:
     """What a target took, or has by its own word, counts without being read back."""
-
-    def verify(self: FragmentRepair) -> None:
-        self._lacking = ()
-        self._verified()
-
-    return verify
+    self._lacking = ()
+    self._verified()
 
 
-def kept_verdict(original: Any) -> Any:
+@stand_in
+def kept_verdict(original: Any, self: FragmentRepair) -> None:
     """What was read back once counts whatever became of the row since."""
-
-    def go_on(self: FragmentRepair) -> None:
-        if self._position is None:
-            original(self)
-        else:
-            self._replace()
-
-    return go_on
-
-
-def let_go_at_once(_original: Any) -> Any:
-    """The member that lost its place is let go whether or not the target has a copy of the row."""
-
-    def give(self: FragmentRepair) -> None:
-        self.stage = Stage.RELEASING
-        self._release()
-
-    return give
-
-
-def unread(original: Any) -> Any:
-    """Recovery does not read on from the LAC: what the bookies told at fencing is the end."""
-
-    def start(self: Recovery) -> None:
+    if self._position is None:
         original(self)
-        self._is_end_known = True
+    else:
+        self._replace()
 
-    return start
+
+@stand_in
+def let_go_at_once(_original: Any, self: FragmentRepair) -> None:
+    """The member that lost its place is let go whether or not the target has a copy of the row."""
+    self.stage = Stage.RELEASING
+    self._release()
 
 
-def entries_only(original: Any) -> Any:
+@stand_in
+def unread(original: Any, self: Recovery) -> None:
+    """Recovery does not read on from the LAC: what the bookies told at fencing is the end."""
+    original(self)
+    self._is_end_known = True
+
+
+@stand_in
+def entries_only(original: Any, self: Replica, record: ReplicaRecord) -> Any:
     """A record of entries that were given up says nothing of the fence."""
-
-    def apply(self: Replica, record: ReplicaRecord) -> Any:
-        made = original(self, record)
-        if isinstance(record, EntriesDropped):
-            self.is_fenced = False
-        return made
-
-    return apply
+    made = original(self, record)
+    if isinstance(record, EntriesDropped):
+        self.is_fenced = False
+    return made

@@ -7,13 +7,13 @@ the explorer nor the swarm sees a mutant, the checks are too weak or the guard i
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
 
 from tests.explore.kinds import explorer_of
 from tests.explore.scope import AnyScope
 from tests.sim import run as machines
 from tests.sim.plan import Plan, draw
-from tests.sim.services import plan as services_plan
 from tests.sim.services import run as services
 from tests.sim.services.plan import ServicePlan
 
@@ -36,6 +36,41 @@ class Patch:
     name: str
     make: Callable[[Any], Any]
 
+    def mutant(self, name: str, rule: str, scope: AnyScope | None = None, **more: Any) -> "Mutant":
+        """A mutant that is this patch alone."""
+        return Mutant(name, rule, (self,), scope, **more)
+
+    def guard(self, name: str, rule: str, claim: Callable[..., Any]) -> "Guard":
+        """A guard that this patch alone takes out."""
+        return Guard(name, rule, (self,), claim)
+
+
+def stand_in(method: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What a patch puts in place of a method, from a function that gets the original first."""
+
+    def make(original: Any) -> Any:
+        def called(*args: Any, **named: Any) -> Any:
+            return method(original, *args, **named)
+
+        return called
+
+    return wraps(method)(make)
+
+
+def swap(owner: Any, name: str, value: Any) -> Patch:
+    """A patch that has no use for the original."""
+    return Patch(owner, name, lambda _original: value)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guard that is taken out, and the claim that must then fail."""
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...]
+    claim: Callable[..., Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -47,10 +82,8 @@ class Mutant:
     scope: AnyScope | None = None
     draw: Callable[[int], Plan] = draw
     """What a seed means; plans of a kind that shows it sooner, where it takes much to come about."""
-    is_of_services: bool = False
-    """Whether it is a part of a service that only whole services show."""
-    draw_services: Callable[[int], ServicePlan] = services_plan.draw
-    """The same for these."""
+    draw_services: Callable[[int], ServicePlan] | None = None
+    """What a seed of whole services means, where only they show it."""
     is_equivalent: str = ""
     """Why nothing can show it in these worlds; then it is not hunted."""
 
@@ -65,8 +98,8 @@ class Find:
 
 
 @contextmanager
-def applied(mutant: Mutant) -> Iterator[None]:
-    """The code without the mutant's guard, until the end of the block."""
+def applied(mutant: Mutant | Guard) -> Iterator[None]:
+    """The code without the guard, until the end of the block."""
     kept = []
     try:
         for patch in mutant.patches:
@@ -80,14 +113,14 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 
 def _judged(mutant: Mutant, seed: int) -> str | None:
-    if mutant.is_of_services:
+    if mutant.draw_services:
         return services.run_plan(mutant.draw_services(seed)).violation
     return machines.run_plan(mutant.draw(seed)).violation
 
 
 def by_swarm(mutant: Mutant, seeds: range | None = None) -> Find | None:
     """Seeds against a mutant until one shows it: of machines, or of whole services."""
-    is_whole = mutant.is_of_services
+    is_whole = mutant.draw_services is not None
     with applied(mutant):
         for count, seed in enumerate(seeds or (SERVICE_SEEDS if is_whole else SEEDS), 1):
             found = _judged(mutant, seed)

@@ -61,7 +61,7 @@ from tests.mutants.guards import (
 )
 from tests.mutants.hunt import Mutant, Patch
 from tests.mutants.services import SERVICES
-from tests.regressions.machines import OUTLIVED, RIVALS, drawn_like
+from tests.regressions.plans import OUTLIVED, RIVALS, drawn_like
 from tests.scenarios import disks
 from tests.sim import bookie as sim_bookie
 from tests.sim.plan import draw_early, draw_forks, draw_moves, draw_repairs
@@ -72,183 +72,103 @@ SPARE: Final = Scope("one entry, a spare, one timeout", recoverers=0, spares=1, 
 CRASH: Final = Scope("one entry, one crash with full loss", crashes=1)
 
 MACHINES: Final = (
-    Mutant(
-        "recovery reads do not fence",
-        "X1, I15",
-        (Patch(Recovery, "_send_read", fenceless),),
-        ONE,
+    Patch(Recovery, "_send_read", fenceless).mutant("recovery reads do not fence", "X1, I15", ONE),
+    Patch(Replica, "_read", unfenced_read).mutant(
+        "bookies do not fence on a recovery read", "X1, I15", ONE
     ),
-    Mutant(
-        "bookies do not fence on a recovery read",
-        "X1, I15",
-        (Patch(Replica, "_read", unfenced_read),),
-        ONE,
+    Patch(Recovery, "_start", from_the_lac).mutant(
+        "recovery starts below the last fragment", "X2, I24"
     ),
-    Mutant(
-        "recovery starts below the last fragment",
-        "X2, I24",
-        (Patch(Recovery, "_start", from_the_lac),),
-    ),
-    Mutant(
-        "an older incarnation takes normal adds",
-        "X3, rule 15",
-        (Patch(Replica, "_is_limbo_in_the_way", always(False)),),
-        CRASH,
+    Patch(Replica, "_is_limbo_in_the_way", always(False)).mutant(
+        "an older incarnation takes normal adds", "X3, rule 15", CRASH
     ),
     Mutant(
         "a restart forgets the fence",
         "X3, I13",
         (Patch(sim_bookie, "replay", forgetful_replay), Patch(disks, "replay", forgetful_replay)),
     ),
-    Mutant(
-        "an older incarnation says no",
-        "X4, I27, rule 15",
-        (Patch(Replica, "_may_say_no", always(True)),),
-        CRASH,
+    Patch(Replica, "_may_say_no", always(True)).mutant(
+        "an older incarnation says no", "X4, I27, rule 15", CRASH
     ),
-    Mutant(
-        "incarnations are not told apart",
-        "X3, X4, X18",
-        (Patch(Replica, "_is_older", always(False)),),
-        CRASH,
+    Patch(Replica, "_is_older", always(False)).mutant(
+        "incarnations are not told apart", "X3, X4, X18", CRASH
     ),
-    Mutant(
-        "a new incarnation serves before phase one",
-        "I27, rule 31, BP-46",
-        (Patch(Replica, "enter_limbo", unmarked),),
+    Patch(Replica, "enter_limbo", unmarked).mutant(
+        "a new incarnation serves before phase one", "I27, rule 31, BP-46"
     ),
-    Mutant(
-        "phase one does not fence",
-        "I27, rule 31, BP-46",
-        (Patch(Replica, "enter_limbo", unfenced_limbo),),
+    Patch(Replica, "enter_limbo", unfenced_limbo).mutant(
+        "phase one does not fence", "I27, rule 31, BP-46"
     ),
-    Mutant(
-        "a new incarnation denies what it has not got back",
-        "I27, rule 15",
-        (Patch(Replica, "_may_say_no", limbo_by_name_only),),
+    Patch(Replica, "_may_say_no", limbo_by_name_only).mutant(
+        "a new incarnation denies what it has not got back", "I27, rule 15"
     ),
-    Mutant(
-        "limbo ends before the copies are there",
-        "I27, rule 15",
-        (Patch(limbo, "lacking", always(())),),
+    Patch(limbo, "lacking", always(())).mutant(
+        "limbo ends before the copies are there", "I27, rule 15"
     ),
-    Mutant(
-        "limbo ends while an older incarnation is named",
-        "I27, rule 15",
-        (Patch(limbo, "older_members", always([])),),
+    Patch(limbo, "older_members", always([])).mutant(
+        "limbo ends while an older incarnation is named", "I27, rule 15"
     ),
-    Mutant(
-        "recovery commits its ensemble early",
-        "X5, I24",
-        (Patch(Recovery, "_change", early_commit),),
+    Patch(Recovery, "_change", early_commit).mutant(
+        "recovery commits its ensemble early", "X5, I24"
     ),
-    Mutant(
-        "recovery reads from the ensemble as it is now",
-        "X6",
-        (Patch(Recovery, "_read_window", read_of_the_head),),
+    Patch(Recovery, "_read_window", read_of_the_head).mutant(
+        "recovery reads from the ensemble as it is now", "X6"
     ),
-    Mutant(
-        "answers of replaced members count",
-        "X7, I18, rule 7",
-        (Patch(Slots, "is_current", where(is_recovery=False, mutation=always(True))),),
-        SPARE,
+    Patch(Slots, "is_current", where(is_recovery=False, mutation=always(True))).mutant(
+        "answers of replaced members count", "X7, I18, rule 7", SPARE
     ),
-    Mutant(
-        "acks of replaced members are kept",
-        "BK#3005, rule 7",
-        (Patch(Window, "ask", kept_acks),),
-        SPARE,
+    Patch(Window, "ask", kept_acks).mutant(
+        "acks of replaced members are kept", "BK#3005, rule 7", SPARE
     ),
-    Mutant(
-        "the ensemble changes without compare-and-swap",
-        "X8, BK#1591",
-        (Patch(LedgerWriter, "_update", change_in_the_head),),
-        SPARE,
+    Patch(LedgerWriter, "_update", change_in_the_head).mutant(
+        "the ensemble changes without compare-and-swap", "X8, BK#1591", SPARE
     ),
-    Mutant(
-        "entries are confirmed while a change is under way",
-        "X8, X9, I19, rule 6",
-        (Patch(LedgerWriter, "_uncounted", always(0)),),
-        SPARE,
+    Patch(LedgerWriter, "_uncounted", always(0)).mutant(
+        "entries are confirmed while a change is under way", "X8, X9, I19, rule 6", SPARE
     ),
-    Mutant(
-        "recovery closes before all is written back",
-        "X10",
-        (Patch(Slots, "begin", eager),),
-        ONE,
-    ),
-    Mutant("one negative is enough", "X11, I16", (Patch(Tally, "_is_absent", one_negative),), ONE),
-    Mutant(
+    Patch(Slots, "begin", eager).mutant("recovery closes before all is written back", "X10", ONE),
+    Patch(Tally, "_is_absent", one_negative).mutant("one negative is enough", "X11, I16", ONE),
+    Patch(Tally, "note", silence_is_no).mutant(
         "silence counts as negative",
         "X11, I16",
-        (Patch(Tally, "note", silence_is_no),),
         Scope("one entry, one recoverer, one timeout", timeouts=1),
     ),
-    Mutant(
-        "any answer counts for coverage",
-        "X11, I14, rule 13",
-        (Patch(Recovery, "_fence_answered", any_answer_fences),),
+    Patch(Recovery, "_fence_answered", any_answer_fences).mutant(
+        "any answer counts for coverage", "X11, I14, rule 13"
     ),
-    Mutant("coverage is one bookie short", "I14", (Patch(Quorum, "is_covered", less_coverage),)),
-    Mutant(
-        "the fence is not checked on add",
-        "X12, I12",
-        (Patch(Replica, "_is_fence_in_the_way", always(False)),),
-        ONE,
+    Patch(Quorum, "is_covered", less_coverage).mutant("coverage is one bookie short", "I14"),
+    Patch(Replica, "_is_fence_in_the_way", always(False)).mutant(
+        "the fence is not checked on add", "X12, I12", ONE
     ),
-    Mutant(
-        "recovery takes a conflict for success",
-        "X13, I4",
-        (Patch(Recovery, "_metadata_answered", conflict_is_ok),),
+    Patch(Recovery, "_metadata_answered", conflict_is_ok).mutant(
+        "recovery takes a conflict for success", "X13, I4"
     ),
-    Mutant(
-        "the writer takes a conflict for success",
-        "X13, rule 6",
-        (Patch(LedgerWriter, "_metadata_answered", conflict_is_ok),),
+    Patch(LedgerWriter, "_metadata_answered", conflict_is_ok).mutant(
+        "the writer takes a conflict for success", "X13, rule 6"
     ),
-    Mutant(
-        "an ack fewer confirms", "X14, I2", (Patch(Quorum, "has_ack_quorum", one_ack_less),), ONE
+    Patch(Quorum, "has_ack_quorum", one_ack_less).mutant("an ack fewer confirms", "X14, I2", ONE),
+    Patch(Replica, "step", told_early(tells_of_a_fence)).mutant(
+        "a fence is told before it is on disk", "X20, I13, rule 3"
     ),
-    Mutant(
-        "a fence is told before it is on disk",
-        "X20, I13, rule 3",
-        (Patch(Replica, "step", told_early(tells_of_a_fence)),),
+    Patch(Replica, "step", told_early(stores)).mutant(
+        "an add is ok before it is on disk", "rule 3"
     ),
-    Mutant(
-        "an add is ok before it is on disk", "rule 3", (Patch(Replica, "step", told_early(stores)),)
+    Patch(Replica, "step", told_early(repeats)).mutant(
+        "a repeated add is ok before it is on disk", "rule 3"
     ),
-    Mutant(
-        "a repeated add is ok before it is on disk",
-        "rule 3",
-        (Patch(Replica, "step", told_early(repeats)),),
+    Patch(Replica, "_kept_row", always(())).mutant("a bookie keeps no copy of its row", "rule 18b"),
+    Patch(Slots, "_add", named_by_the_first).mutant(
+        "a new member is sent the row from before it came", "rule 18b"
     ),
-    Mutant(
-        "a bookie keeps no copy of its row", "rule 18b", (Patch(Replica, "_kept_row", always(())),)
+    Patch(Window, "forget_acks", always(None)).mutant(
+        "an acknowledgement from before a change of the row counts", "rule 18b"
     ),
-    Mutant(
-        "a new member is sent the row from before it came",
-        "rule 18b",
-        (Patch(Slots, "_add", named_by_the_first),),
+    Patch(Slots, "is_current", of_one_stay).mutant(
+        "an acknowledgement that a change of the row overtook counts", "rule 18b"
     ),
-    Mutant(
-        "an acknowledgement from before a change of the row counts",
-        "rule 18b",
-        (Patch(Window, "forget_acks", always(None)),),
-    ),
-    Mutant(
-        "an acknowledgement that a change of the row overtook counts",
-        "rule 18b",
-        (Patch(Slots, "is_current", of_one_stay),),
-    ),
-    Mutant(
-        "a rebuild asks nobody",
-        "rule 18d",
-        (Patch(rebuild, "decide", asked(lambda _held: ())),),
-    ),
-    Mutant(
-        "a rebuild asks one bookie",
-        "rule 18d",
-        (Patch(rebuild, "decide", asked(lambda held: held[:1])),),
+    Patch(rebuild, "decide", asked(lambda _held: ())).mutant("a rebuild asks nobody", "rule 18d"),
+    Patch(rebuild, "decide", asked(lambda held: held[:1])).mutant(
+        "a rebuild asks one bookie", "rule 18d"
     ),
     Mutant(
         "a rebuild takes the highest version, whatever line it is of",
@@ -259,10 +179,8 @@ MACHINES: Final = (
         ),
         draw=draw_forks,
     ),
-    Mutant(
-        "a rebuild takes silent bookies for none",
-        "rule 18d",
-        (Patch(rebuild.Bookies, "lost_of", always(0)),),
+    Patch(rebuild.Bookies, "lost_of", always(0)).mutant(
+        "a rebuild takes silent bookies for none", "rule 18d"
     ),
     Mutant(
         "a wiped bookie is the incarnation that rows name",
@@ -272,181 +190,119 @@ MACHINES: Final = (
             Patch(changes, "check_new_incarnation", always(None)),
         ),
     ),
-    Mutant(
+    Patch(rebuild.Bookies, "without_data_of", always("")).mutant(
         "a rebuild writes rows of incarnations that were given out again",
         "rules 15b and 18d",
-        (Patch(rebuild.Bookies, "without_data_of", always("")),),
         draw=draw_early,
     ),
-    Mutant(
-        "a change adds members that nobody is registered as",
-        "rule 15b",
-        (Patch(changes, "check_members", always(None)),),
+    Patch(changes, "check_members", always(None)).mutant(
+        "a change adds members that nobody is registered as", "rule 15b"
     ),
-    Mutant(
-        "a row is compared and swapped by its version alone",
-        "rules 6 and 18a",
-        (Patch(Store, "_is_present", by_version),),
+    Patch(Store, "_is_present", by_version).mutant(
+        "a row is compared and swapped by its version alone", "rules 6 and 18a"
     ),
-    Mutant(
+    Patch(Replica, "_read", hasty_negative).mutant(
         "a negative does not wait for the adds before it",
         "rule 3, I17",
-        (Patch(Replica, "_read", hasty_negative),),
         is_equivalent="a recovery read waits for its fence, which follows the adds in the same log",
     ),
-    Mutant(
-        "entries with a bad code are taken",
-        "overview 1.4",
-        (Patch(Tally, "_invalid", always(set())),),
+    Patch(Tally, "_invalid", always(set())).mutant(
+        "entries with a bad code are taken", "overview 1.4"
     ),
-    Mutant(
-        "entries carry the last id given out as LAC",
-        "I10",
-        (Patch(record, "make", lac_of_the_pushed),),
-        ONE,
+    Patch(record, "make", lac_of_the_pushed).mutant(
+        "entries carry the last id given out as LAC", "I10", ONE
     ),
-    Mutant(
-        "whoever is named takes a place",
-        "I22, I31",
-        (Patch(placement, "replacements", whoever_is_named),),
+    Patch(placement, "replacements", whoever_is_named).mutant(
+        "whoever is named takes a place", "I22, I31"
     ),
-    Mutant(
-        "IN_RECOVERY is taken for OPEN",
-        "I24, rule 10",
-        (Patch(LedgerWriter, "_metadata_answered", change_in_recovery),),
+    Patch(LedgerWriter, "_metadata_answered", change_in_recovery).mutant(
+        "IN_RECOVERY is taken for OPEN", "I24, rule 10"
     ),
-    Mutant(
+    Patch(LedgerMetadata, "closed", fragments_beyond_the_end).mutant(
         "fragments beyond the end stay",
         "I23",
-        (Patch(LedgerMetadata, "closed", fragments_beyond_the_end),),
         is_equivalent="no fragment begins beyond the end that a writer or a recovery finds: a second belt",
     ),
-    Mutant("the length is not measured", "I4", (Patch(Recovery, "_measure", unmeasured),)),
-    Mutant(
-        "late acks count in recovery",
-        "I18, rule 7",
-        (Patch(Slots, "is_current", where(is_recovery=True, mutation=always(True))),),
+    Patch(Recovery, "_measure", unmeasured).mutant("the length is not measured", "I4"),
+    Patch(Slots, "is_current", where(is_recovery=True, mutation=always(True))).mutant(
+        "late acks count in recovery", "I18, rule 7"
     ),
-    Mutant(
+    Patch(LedgerWriter, "_may_come_back", always(True)).mutant(
         "a member that refused is used again",
         "rule 15",
-        (Patch(LedgerWriter, "_may_come_back", always(True)),),
         is_equivalent="it refuses again, once a second: messages, no harm",
     ),
-    Mutant(
+    Patch(Recovery, "_is_same_ledger", always(True)).mutant(
         "a change of rows during recovery does not matter",
         "I24, rule 14",
-        (Patch(Recovery, "_is_same_ledger", always(True)),),
         is_equivalent="only an operator who declares a member lost changes such a row: tests/protocol",
     ),
-    Mutant(
-        "a repair fills a target that metadata does not name",
-        "rule 20",
-        (Patch(FragmentRepair, "_is_marked", always(True)),),
+    Patch(FragmentRepair, "_is_marked", always(True)).mutant(
+        "a repair fills a target that metadata does not name", "rule 20"
     ),
-    Mutant(
-        "an open fragment is repaired",
-        "I25",
-        (Patch(LedgerMetadata, "is_closed_fragment", always(True)),),
+    Patch(LedgerMetadata, "is_closed_fragment", always(True)).mutant(
+        "an open fragment is repaired", "I25"
     ),
-    Mutant(
-        "a repair replaces before the copies are there",
-        "I25",
-        (Patch(FragmentRepair, "_send", always(None)),),
+    Patch(FragmentRepair, "_send", always(None)).mutant(
+        "a repair replaces before the copies are there", "I25"
     ),
-    Mutant(
-        "a repair does not read back what it gives a place for",
-        "rule 20a, I25",
-        (Patch(FragmentRepair, "_verify", believed),),
-        draw=draw_repairs,
+    Patch(FragmentRepair, "_verify", believed).mutant(
+        "a repair does not read back what it gives a place for", "rule 20a, I25", draw=draw_repairs
     ),
-    Mutant(
-        "what a repair reads back need not be on disk",
-        "rule 20a, I25",
-        (Patch(Replica, "_read", remembered),),
-        draw=draw_repairs,
+    Patch(Replica, "_read", remembered).mutant(
+        "what a repair reads back need not be on disk", "rule 20a, I25", draw=draw_repairs
     ),
-    Mutant(
-        "a change of place queues no second look",
-        "rule 20a",
-        (Patch(FragmentRepair, "_second_look", always(())),),
+    Patch(FragmentRepair, "_second_look", always(())).mutant(
+        "a change of place queues no second look", "rule 20a"
     ),
-    Mutant(
-        "a repair lets go of the member before the target has its row",
-        "rule 20b",
-        (Patch(FragmentRepair, "_give_row", let_go_at_once),),
+    Patch(FragmentRepair, "_give_row", let_go_at_once).mutant(
+        "a repair lets go of the member before the target has its row", "rule 20b"
     ),
-    Mutant(
-        "a repair gives a place what was copied for another one",
-        "I25, I22",
-        (Patch(FragmentRepair, "_is_same_place", always(True)),),
-        draw=draw_moves,
+    Patch(FragmentRepair, "_is_same_place", always(True)).mutant(
+        "a repair gives a place what was copied for another one", "I25, I22", draw=draw_moves
     ),
-    Mutant(
+    Patch(FragmentRepair, "_ends_as_before", always(True)).mutant(
         "a repair that outlived a restore gives a place in a fragment of another end",
         "I25",
-        (Patch(FragmentRepair, "_ends_as_before", always(True)),),
         draw=drawn_like(OUTLIVED),
     ),
-    Mutant(
+    Patch(FragmentRepair, "_is_overtaken", always(False)).mutant(
         "a repair whose mark was replaced marks the place again",
         "rule 20, L6",
-        (Patch(FragmentRepair, "_is_overtaken", always(False)),),
         draw=drawn_like(RIVALS),
     ),
-    Mutant(
-        "the writer forgets what a member missed",
-        "rule 8",
-        (Patch(Slots, "take_missed", where(is_recovery=False, mutation=forgotten)),),
+    Patch(Slots, "take_missed", where(is_recovery=False, mutation=forgotten)).mutant(
+        "the writer forgets what a member missed", "rule 8"
     ),
-    Mutant(
-        "a recovery forgets what a member missed",
-        "rule 12",
-        (Patch(Slots, "take_missed", where(is_recovery=True, mutation=forgotten)),),
+    Patch(Slots, "take_missed", where(is_recovery=True, mutation=forgotten)).mutant(
+        "a recovery forgets what a member missed", "rule 12"
     ),
-    Mutant(
-        "what an answer does not name is absent",
-        "rule 1, X15, BK#2908, I16",
-        (Patch(Tally, "note", unnamed_is_no),),
+    Patch(Tally, "note", unnamed_is_no).mutant(
+        "what an answer does not name is absent", "rule 1, X15, BK#2908, I16"
     ),
-    Mutant(
-        "members are sent what they do not store",
-        "rule 1",
-        (Patch(slots, "part_of", whole_runs),),
+    Patch(slots, "part_of", whole_runs).mutant("members are sent what they do not store", "rule 1"),
+    Patch(Tally, "runs", made_anew).mutant("recovery makes entries anew", "rule 2, I7, I11"),
+    Patch(Recovery, "_start_reading", unread).mutant(
+        "a ledger is complete up to the LAC that was found", "X19, pravega#1907", ONE
     ),
-    Mutant(
-        "recovery makes entries anew",
-        "rule 2, I7, I11",
-        (Patch(Tally, "runs", made_anew),),
-    ),
-    Mutant(
-        "a ledger is complete up to the LAC that was found",
-        "X19, pravega#1907",
-        (Patch(Recovery, "_start_reading", unread),),
-        ONE,
-    ),
-    Mutant(
+    Patch(Replica, "_has_other_bytes", always(False)).mutant(
         "other bytes under a stored id are taken for the same",
         "rule 2",
-        (Patch(Replica, "_has_other_bytes", always(False)),),
         is_equivalent="nobody sends other bytes under an id while the other rules hold: a tripwire",
     ),
-    Mutant(
+    Patch(Replica, "_is_foreign", always(False)).mutant(
         "a bookie answers for another one",
         "rule 4, I28",
-        (Patch(Replica, "_is_foreign", always(False)),),
         is_equivalent="links of these worlds end where they should: tests/net and tests/bookie",
     ),
-    Mutant(
+    Patch(Replica, "_is_wrong_key", always(False)).mutant(
         "a ledger's key is not checked",
         "rules 17 and 30",
-        (Patch(Replica, "_is_wrong_key", always(False)),),
         is_equivalent="ids are used once and clients are honest in these worlds: tests/bookie",
     ),
-    Mutant(
+    Patch(LedgerWriter, "_is_refused", always(False)).mutant(
         "a quorum that refuses is waited for",
         "rule 9",
-        (Patch(LedgerWriter, "_is_refused", always(False)),),
         is_equivalent="the quorum timeout ends the handle too, ten seconds later",
     ),
 )

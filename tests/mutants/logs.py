@@ -1,5 +1,6 @@
 """Mutants of logs: the guards of rules 22 to 29, which seeds of the log simulation must miss."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -36,12 +37,12 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import appends
 from services.gateway.engine.appends import Appends
-from services.gateway.logs import gathered, manager, reading
+from services.gateway.logs import manager, reading, values
 from services.gateway.logs.driver import LogDriver
+from services.gateway.logs.handle import LogHandle
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.orphans import Orphans
-from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import Orphans
 from services.gateway.logs.values import LogBatches
 from tests.explore.scopes import (
     LOG_DELETION,
@@ -62,21 +63,19 @@ from tests.logs.model import Cluster
 from tests.logs.simulation import run_seed
 from tests.logs.test_manager import a_cluster, call
 from tests.mutants.gateway import GATEWAY_CLAIMS, GATEWAY_MUTANTS
-from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied
+from tests.mutants.guards import always
+from tests.mutants.hunt import BROKEN, Find, Mutant, Patch, applied, stand_in
 from tests.support.virtual import run_virtual
 
 LOG_SEEDS: Final = range(1, 401)
 """Tried against a mutant: at most about 40 s."""
 
 
-def unfenced(_original: Any) -> Any:
+@stand_in
+def unfenced(_original: Any, self: Handover) -> HandoverNext:
     """A log is deleted at once."""
-
-    def fence(self: Handover) -> HandoverNext:
-        assert self.row is not None
-        return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
-
-    return fence
+    assert self.row is not None
+    return self._ask(HandoverStep.DELETING, DeleteLog(self.row))
 
 
 def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
@@ -96,11 +95,6 @@ def by_logs(mutant: Mutant, seeds: range = LOG_SEEDS) -> Find | None:
     return None
 
 
-def always(value: Any) -> Any:
-    """A guard that says the same whatever it is asked."""
-    return lambda _original: lambda *_args, **_kwargs: value
-
-
 def the_last_of_all(_original: Any) -> Any:
     """A takeover rebuilds the producers from the last ledger, whatever log that was made for."""
     return property(
@@ -112,43 +106,34 @@ async def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """No step at all."""
 
 
-def waiting_at_once(original: Any) -> Any:
+@stand_in
+def waiting_at_once(original: Any, self: LogRoute, asked: Any, now: Now) -> None:
     """A request waits for whatever row a search has asked for."""
-
-    def go(self: LogRoute, asked: Any, now: Now) -> None:
-        original(self, asked, now)
-        self._waiting, self._late = [*self._waiting, *self._late], []
-
-    return go
+    original(self, asked, now)
+    self._waiting, self._late = [*self._waiting, *self._late], []
 
 
-def told_untold(_original: Any) -> Any:
+@stand_in
+async def told_untold(_original: Any, self: LogDriver, row: LogMetadata) -> RowChanged | None:
     """A log is deleted, and whether its ledgers' members can be told of that is nobody's concern."""
-
-    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
-        engine, store = self._ports.engine, self._ports.store
-        ledgers = await engine.existing([item.ledger_id for item in row.own])
-        other = await store.delete(row)
-        if other is None:
-            with contextlib.suppress(MetadataUnavailable):
-                await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
-        return other
-
-    return delete
-
-
-def forks_untold(_original: Any) -> Any:
-    """The members of ledgers that forks name hear nothing when the ledgers' log is deleted."""
-
-    async def delete(self: LogDriver, row: LogMetadata) -> RowChanged | None:
-        engine, store = self._ports.engine, self._ports.store
-        ledgers = await engine.existing([item.ledger_id for item in row.own])
-        other = await store.delete(row)
-        if other is None:
+    engine, store = self._ports.engine, self._ports.store
+    ledgers = await engine.existing([item.ledger_id for item in row.own])
+    other = await store.delete(row)
+    if other is None:
+        with contextlib.suppress(MetadataUnavailable):
             await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
-        return other
+    return other
 
-    return delete
+
+@stand_in
+async def forks_untold(_original: Any, self: LogDriver, row: LogMetadata) -> RowChanged | None:
+    """The members of ledgers that forks name hear nothing when the ledgers' log is deleted."""
+    engine, store = self._ports.engine, self._ports.store
+    ledgers = await engine.existing([item.ledger_id for item in row.own])
+    other = await store.delete(row)
+    if other is None:
+        await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+    return other
 
 
 async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
@@ -156,7 +141,7 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.delete("log")
         if source.items[0].ledger_id in cluster.told_of_log:
@@ -164,14 +149,11 @@ async def a_deletion_is_known_though_forks_keep_its_ledgers() -> str | None:
         return "rule 18e: a log is deleted, and no member of a ledger that a fork names knows it"
 
 
-def of_all_items(_original: Any) -> Any:
+@stand_in
+def of_all_items(_original: Any, before: LogMetadata, after: LogMetadata) -> list[int]:
     """What a log names is its own, whoever it was made for."""
-
-    def let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-        kept = {item.ledger_id for item in after.items}
-        return [item.ledger_id for item in before.items if item.ledger_id not in kept]
-
-    return let_go
+    kept = {item.ledger_id for item in after.items}
+    return [item.ledger_id for item in before.items if item.ledger_id not in kept]
 
 
 async def a_fork_lets_go_of_its_own_alone() -> str | None:
@@ -179,7 +161,7 @@ async def a_fork_lets_go_of_its_own_alone() -> str | None:
     async with a_cluster() as (cluster, (one, _)):
         await one.logs.append("log", call("a"))
         await one.logs.roll("log")
-        source = await one.logs.row("log")
+        source = await one.logs.rows.row("log")
         await one.logs.fork(one.logs.draft("fork", source.settings), source, 1)
         await one.logs.append("fork", call("b"))
         await one.logs.truncate("fork", 1)
@@ -199,7 +181,7 @@ def nothing_done(original: Any) -> Any:
     async def change(
         self: LogManager, name: str, change: Any, once: Once | None = None
     ) -> tuple[LogMetadata, LogMetadata]:
-        row = await self.row(name)
+        row = await self.rows.row(name)
         needless = await change(row) == row
         done: tuple[LogMetadata, LogMetadata] = await original(
             self, name, change, None if needless else once
@@ -209,23 +191,15 @@ def nothing_done(original: Any) -> Any:
     return change
 
 
-def closed_without_a_name(_original: Any) -> Any:
+@stand_in
+async def closed_without_a_name(
+    _original: Any, self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
+) -> None:
     """A request that finds a log closed is answered, and leaves no name."""
-
-    async def finish(
-        self: LogManager, name: str, created_at: str | None, *, once: Once | None = None
-    ) -> None:
-        with contextlib.suppress(LogClosed):
-            await self.ownership.force(
-                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
-            )
-
-    return finish
-
-
-def skipped_now(_original: Any) -> Any:
-    """A check that is left out."""
-    return lambda *_args, **_kwargs: None
+    with contextlib.suppress(LogClosed):
+        await self.ownership.handle(name).force(
+            creates=False, finish=LogMetadata.closed, created_at=created_at, once=once
+        )
 
 
 def skipped(_original: Any) -> Any:
@@ -238,39 +212,30 @@ def the_last_one(original: Any) -> Any:
     return property(lambda self: original.fget(self)[-1:])
 
 
-def closing_at_once(original: Any) -> Any:
+@stand_in
+def closing_at_once(original: Any, self: Owner, following: JobNext, now: Now) -> None:
     """What is in flight does not hold up the close."""
-
-    def proceed(self: Owner, following: JobNext, now: Now) -> None:
-        original(self, following, now)
-        if isinstance(following, Empty) and self._job is not None:
-            original(self, self._job.close(self.tenancy, now), now)
-
-    return proceed
+    original(self, following, now)
+    if isinstance(following, Empty) and self._job is not None:
+        original(self, self._job.close(self.tenancy, now), now)
 
 
-def not_closing(original: Any) -> Any:
+@stand_in
+def not_closing(original: Any, self: Job, held: Tenancy, now: Now) -> JobNext:
     """The ledger before is left open."""
-
-    def close(self: Job, held: Tenancy, now: Now) -> JobNext:
-        if self.kind is JobKind.RELEASE:
-            closing: JobNext = original(self, held, now)
-            return closing
-        self.end = (held.ledger_id, held.pipe.records, 0)
-        return self._swap(held, now)
-
-    return close
+    if self.kind is JobKind.RELEASE:
+        closing: JobNext = original(self, held, now)
+        return closing
+    self.end = (held.ledger_id, held.pipe.records, 0)
+    return self._swap(held, now)
 
 
-def acknowledged_anyway(original: Any) -> Any:
+@stand_in
+def acknowledged_anyway(original: Any, self: Owner, now: Any) -> None:
     """What was in flight when an owner ended counts as done."""
-
-    def retire(self: Owner, now: Any) -> None:
-        for pending in self._pipe.in_flight:
-            self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
-        original(self, now)
-
-    return retire
+    for pending in self._pipe.in_flight:
+        self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
+    original(self, now)
 
 
 def appended_again(original: Any) -> Any:
@@ -283,54 +248,40 @@ def counting_nothing(original: Any) -> Any:
     return lambda data, **kwargs: original(data, **(kwargs | {"records_before": 0}))
 
 
-def taken_for_ours(original: Any) -> Any:
+@stand_in
+def taken_for_ours(original: Any, self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
     """A commit that another owner did counts as this one's."""
-
-    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
-        if not isinstance(value, Committed):
-            following: JobNext = original(self, value, held, now)
-            return following
-        assert self.new is not None
-        ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
-        held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
-        return JobEnded(value.transaction, Fate.MOVES_ON)
-
-    return swapped
-
-
-def from_memory(original: Any) -> Any:
-    """A check asks nobody."""
-
-    def look(self: Job, held: Tenancy) -> JobNext:
-        following: JobNext = JobEnded() if self.kind is JobKind.CHECK else original(self, held)
+    if not isinstance(value, Committed):
+        following: JobNext = original(self, value, held, now)
         return following
+    assert self.new is not None
+    ended = held.with_ends(held.log, {self.end[0]: self.end[1:]}, now)
+    held.log = value.log or held.with_ends(ended.with_ledger(self.new), {}, now)
+    return JobEnded(value.transaction, Fate.MOVES_ON)
 
-    return look
+
+@stand_in
+def from_memory(original: Any, self: Job, held: Tenancy) -> JobNext:
+    """A check asks nobody."""
+    following: JobNext = JobEnded() if self.kind is JobKind.CHECK else original(self, held)
+    return following
 
 
-def counted_as_one(original: Any) -> Any:
+@stand_in
+async def counted_as_one(original: Any, *args: Any) -> Any:
     """How many records a published ledger has is not asked."""
-
-    async def sizes(*args: Any) -> Any:
-        return tuple(
-            (ledger, min(records, 1), size) for ledger, records, size in await original(*args)
-        )
-
-    return sizes
+    return tuple((ledger, min(records, 1), size) for ledger, records, size in await original(*args))
 
 
-def from_zero(original: Any) -> Any:
+@stand_in
+def from_zero(
+    original: Any, self: LogMetadata, sealed: Any, *, is_new_start: bool = False, **times: int
+) -> Any:
     """A new generation's offsets begin anew."""
-
-    def published(
-        self: LogMetadata, sealed: Any, *, is_new_start: bool = False, **times: int
-    ) -> Any:
-        row = self
-        if is_new_start:
-            row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
-        return original(row, sealed, is_new_start=is_new_start, **times)
-
-    return published
+    row = self
+    if is_new_start:
+        row = LogMetadata(self.name, self.settings, version=self.version, next_offset=0)
+    return original(row, sealed, is_new_start=is_new_start, **times)
 
 
 def as_written(original: Any) -> Any:
@@ -343,37 +294,28 @@ def untold(_original: Any) -> Any:
     return property(lambda self: self._log.appended_ms)
 
 
-def one_late(original: Any) -> Any:
+@stand_in
+async def one_late(original: Any, row: LogMetadata, ms: int, **kwargs: Any) -> int:
     """A search passes over the record that it looks for."""
-
-    async def find(row: LogMetadata, ms: int, **kwargs: Any) -> int:
-        at: int = await original(row, ms, **kwargs)
-        return at if row.end_offset == at else at + 1
-
-    return find
+    at: int = await original(row, ms, **kwargs)
+    return at if row.end_offset == at else at + 1
 
 
-def with_its_settings(original: Any) -> Any:
+@stand_in
+def with_its_settings(original: Any, self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
     """A roll or a publication that meets another change of the row writes the settings that it knew before."""
-
-    def swapped(self: Job, value: Any, held: Tenancy, now: Now) -> JobNext:
-        met = value
-        if isinstance(value, RowChanged):
-            met = RowChanged(replace(value.current, settings=held.log.settings))
-        following: JobNext = original(self, met, held, now)
-        return following
-
-    return swapped
+    met = value
+    if isinstance(value, RowChanged):
+        met = RowChanged(replace(value.current, settings=held.log.settings))
+    following: JobNext = original(self, met, held, now)
+    return following
 
 
-def in_its_own_order(_original: Any) -> Any:
+@stand_in
+def in_its_own_order(_original: Any, self: Tenancy, now: Now) -> None:
     """A roll forgets when the log was appended to last."""
-
-    def next_ledger(self: Tenancy, now: Now) -> None:
-        self.pipe = self._pipeline(self.pipe.producers, 0, now, self.pipe.seq)
-        self.ahead = self.ledger_id
-
-    return next_ledger
+    self.pipe = self._pipeline(self.pipe.producers, 0, now, self.pipe.seq)
+    self.ahead = self.ledger_id
 
 
 def since_ever(original: Any) -> Any:
@@ -381,13 +323,10 @@ def since_ever(original: Any) -> Any:
     return lambda self, request, content, **_: original(self, request, content, since=2**62)
 
 
-def since_any(original: Any) -> Any:
+@stand_in
+def since_any(original: Any, self: Any, request: Any, content: Any, *, since: int = 0) -> Any:
     """Who says since when it is counts as new, whatever it says."""
-
-    def find(self: Any, request: Any, content: Any, *, since: int = 0) -> Any:
-        return original(self, request, content, since=2**62 if since else 0)
-
-    return find
+    return original(self, request, content, since=2**62 if since else 0)
 
 
 def forgetting_whom(original: Any) -> Any:
@@ -405,36 +344,27 @@ def by_its_own(_original: Any) -> Any:
     return lambda self, *_: self.wall_ms
 
 
-def believing(_original: Any) -> Any:
+@stand_in
+async def believing(_original: Any, self: LogReader, _name: str, item: Any) -> Any:
     """What bookies know of the LAC is good enough for a read."""
-
-    async def confirmed(self: LogReader, _name: str, item: Any) -> Any:
-        return await self._engine.last_add_confirmed(item.ledger_id)
-
-    return confirmed
+    return await self._reads.last_add_confirmed(item.ledger_id)
 
 
-def any_row(original: Any) -> Any:
+@stand_in
+async def any_row(original: Any, self: LogReader, page: values.Page) -> None:
     """A row that is old may say where the log ends."""
-
-    async def fill(self: LogReader, page: gathered.Page) -> None:
-        page.is_fresh = True
-        await original(self, page)
-
-    return fill
+    page.is_fresh = True
+    await original(self, page)
 
 
-def of_any_size(_original: Any) -> Any:
+@stand_in
+async def of_any_size(
+    _original: Any, self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
+) -> LogBatches:
     """A row of a moment before tells a page, whatever it lacks."""
-
-    async def full_page(
-        self: LogReader, row: LogMetadata, start: int, *, limit: int, max_bytes: int
-    ) -> LogBatches:
-        page = gathered.Page(row, limit, max_bytes, at=start, is_recent=True)
-        await self._fill(page)
-        return page.done()
-
-    return full_page
+    page = values.Page(row, limit, max_bytes, at=start, is_recent=True)
+    await self._fill(page)
+    return page.done()
 
 
 def any_absent(_original: Any) -> Any:
@@ -480,13 +410,10 @@ async def too_few_live_bookies_are_refused() -> str | None:
     return None if found is None else f"rule 29: {found[0]} with one bookie that lives"
 
 
-def digest_of_what_is_stored(original: Any) -> Any:
+@stand_in
+def digest_of_what_is_stored(original: Any, data: bytes) -> str:
     """A packed batch's content is the digest of its bytes."""
-
-    def content(data: bytes) -> str:
-        return sha256(data).hexdigest()[:32] if batch.is_packed(data) else str(original(data))
-
-    return content
+    return sha256(data).hexdigest()[:32] if batch.is_packed(data) else str(original(data))
 
 
 async def a_packed_repeat_is_known() -> str | None:
@@ -511,16 +438,13 @@ CLAIMS: Final[dict[str, Callable[[], Coroutine[Any, Any, str | None]]]] = {
 }
 
 
-def without_repeats(original: Any) -> Any:
+@stand_in
+def without_repeats(original: Any, self: Owner, event: SubmitRefused, now: Now) -> None:
     """What a ledger that is over refused goes to the next owner, and its repeats go nowhere."""
-
-    def refused(self: Owner, event: SubmitRefused, now: Now) -> None:
-        if not isinstance(event.error, Overloaded):
-            for pending in self._pipe.in_flight:
-                pending.repeats.clear()
-        original(self, event, now)
-
-    return refused
+    if not isinstance(event.error, Overloaded):
+        for pending in self._pipe.in_flight:
+            pending.repeats.clear()
+    original(self, event, now)
 
 
 def all_refusals(original: Any) -> Any:
@@ -541,237 +465,152 @@ def of_any(original: Any) -> Any:
     return classmethod(of)
 
 
-def forced_by_name(original: Any) -> Any:
+@stand_in
+def forced_by_name(
+    original: Any, self: LogHandle, *, created_at: str | None = None, **how: Any
+) -> asyncio.Future[LogMetadata]:
     """A log is taken over by its name."""
-
-    async def force(
-        self: Ownership, name: str, *, created_at: str | None = None, **how: Any
-    ) -> LogMetadata:
-        del created_at
-        taken: LogMetadata = await original(self, name, **how)
-        return taken
-
-    return force
+    del created_at
+    taken: asyncio.Future[LogMetadata] = original(self, **how)
+    return taken
 
 
-def whichever(_original: Any) -> Any:
+@stand_in
+async def whichever(_original: Any, self: LogReader, page: values.Page) -> None:
     """A read goes on in whichever log has the name."""
-
-    async def look(self: LogReader, page: gathered.Page) -> None:
-        row = await self._rows.row(page.row.name)
-        if row.created_at != page.row.created_at and page.count:
-            page.is_cut = True
-            return
-        page.row, page.is_fresh = row, True
-
-    return look
+    row = await self.rows.row(page.row.name)
+    if row.created_at != page.row.created_at and page.count:
+        page.is_cut = True
+        return
+    page.row, page.is_fresh = row, True
 
 
-def fresh_of_any(_original: Any) -> Any:
+@stand_in
+async def fresh_of_any(
+    _original: Any, self: LogReader, name: str, _created_at: str | None
+) -> LogMetadata:
     """A row is read for whichever log has the name."""
-
-    async def fresh(self: LogReader, name: str, _created_at: str | None) -> LogMetadata:
-        return await self._rows.row(name)
-
-    return fresh
+    return await self.rows.row(name)
 
 
 LOG_MUTANTS: Final = (
     *GATEWAY_MUTANTS,
-    Mutant(
-        "a refused request is handed on without its repeats",
-        "rule 24a",
-        (Patch(Owner, "_refused", without_repeats),),
-        LOG_REPEAT,
+    Patch(Owner, "_refused", without_repeats).mutant(
+        "a refused request is handed on without its repeats", "rule 24a", LOG_REPEAT
     ),
-    Mutant(
-        "a refusal of entries that were cut counts",
-        "rule 24a",
-        (Patch(Owner, "_refused", all_refusals),),
-        LOG_REFUSALS,
+    Patch(Owner, "_refused", all_refusals).mutant(
+        "a refusal of entries that were cut counts", "rule 24a", LOG_REFUSALS
     ),
-    Mutant(
-        "an append goes to whichever log has the name",
-        "rule 27b",
-        (Patch(Append, "of", of_any),),
+    Patch(Append, "of", of_any).mutant("an append goes to whichever log has the name", "rule 27b"),
+    Patch(LogHandle, "force", forced_by_name).mutant(
+        "a close closes whichever log has the name", "rule 27b"
     ),
-    Mutant(
-        "a close closes whichever log has the name",
-        "rule 27b",
-        (Patch(Ownership, "force", forced_by_name),),
+    Patch(LogReader, "_look", whichever).mutant(
+        "a read goes on with the records of a later log", "rule 27b"
     ),
-    Mutant(
-        "a read goes on with the records of a later log",
-        "rule 27b",
-        (Patch(LogReader, "_look", whichever),),
+    Patch(LogReader, "fresh", fresh_of_any).mutant(
+        "a reader that comes back is served from a later log", "rule 27b"
     ),
-    Mutant(
-        "a reader that comes back is served from a later log",
-        "rule 27b",
-        (Patch(LogReader, "fresh", fresh_of_any),),
+    Patch(reading, "RECENT_S", lambda _original: float("inf")).mutant(
+        "a deleted log is read as long as metadata of its ledgers is cached", "rule 27b"
     ),
-    Mutant(
-        "a deleted log is read as long as metadata of its ledgers is cached",
-        "rule 27b",
-        (Patch(reading, "RECENT_S", lambda _original: float("inf")),),
+    Patch(LogReader, "_check_within", lambda _original: _nothing).mutant(
+        "a read beyond the end is answered as one at the end", "rule 27b"
     ),
-    Mutant(
-        "a read beyond the end is answered as one at the end",
-        "rule 27b",
-        (Patch(LogReader, "_check_within", lambda _original: _nothing),),
+    Patch(Cluster, "is_late", always(False)).mutant(
+        "a late copy of a request is carried out", "rule 6a"
     ),
-    Mutant(
-        "a late copy of a request is carried out",
-        "rule 6a",
-        (Patch(Cluster, "is_late", always(False)),),
+    Patch(LogManager, "_change", nothing_done).mutant(
+        "a request that changes nothing leaves no name", "rule 6a"
     ),
-    Mutant(
-        "a request that changes nothing leaves no name",
-        "rule 6a",
-        (Patch(LogManager, "_change", nothing_done),),
+    Patch(LogManager, "finish", closed_without_a_name).mutant(
+        "a request that finds a log closed leaves no name", "rule 6a"
     ),
-    Mutant(
-        "a request that finds a log closed leaves no name",
-        "rule 6a",
-        (Patch(LogManager, "finish", closed_without_a_name),),
-    ),
-    Mutant(
-        "a takeover swaps the row without the request's name",
-        "rule 6a",
-        (Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)),),
+    Patch(takeover, "SwapLog", lambda swap: lambda row, _once=None: swap(row)).mutant(
+        "a takeover swaps the row without the request's name", "rule 6a"
     ),
     Mutant(
         "what an ended owner was sent goes to a namesake of its log",
         "rule 27b",
         (
-            Patch(LogRoute, "_refuse_for", skipped_now),
+            Patch(LogRoute, "_refuse_for", always(None)),
             # Alone it is seldom seen: what nobody waits for goes nowhere anyway.
             Patch(LogRoute, "_is_awaited", always(True)),
         ),
     ),
-    Mutant(
+    Patch(LogRoute, "_go", waiting_at_once).mutant(
         "a request is refused because of a row that was asked for before it came",
         "rule 27b",
-        (Patch(LogRoute, "_go", waiting_at_once),),
         scope=LOG_NAMESAKE,
     ),
-    Mutant(
-        "an append that was given up goes to the next log of the name",
-        "rule 27b",
-        (Patch(LogRoute, "_is_awaited", always(True)),),
+    Patch(LogRoute, "_is_awaited", always(True)).mutant(
+        "an append that was given up goes to the next log of the name", "rule 27b"
     ),
-    Mutant(
-        "a log's deletion is told to no member of what forks name",
-        "rule 18e",
-        (Patch(LogDriver, "_delete", forks_untold),),
+    Patch(LogDriver, "_delete", forks_untold).mutant(
+        "a log's deletion is told to no member of what forks name", "rule 18e"
     ),
-    Mutant(
-        "a fork's truncation is told of its source's ledgers",
-        "rule 27a",
-        (Patch(manager, "_let_go", of_all_items),),
+    Patch(manager, "_let_go", of_all_items).mutant(
+        "a fork's truncation is told of its source's ledgers", "rule 27a"
     ),
-    Mutant(
-        "a log's deletion is told though its members were not",
-        "rule 18e",
-        (Patch(LogDriver, "_delete", told_untold),),
+    Patch(LogDriver, "_delete", told_untold).mutant(
+        "a log's deletion is told though its members were not", "rule 18e"
     ),
-    Mutant(
-        "a repeated truncation tells no member",
-        "rule 18e",
-        (Patch(Orphans, "of_log", lambda _original: _none),),
+    Patch(Orphans, "of_log", lambda _original: _none).mutant(
+        "a repeated truncation tells no member", "rule 18e"
     ),
-    Mutant(
-        "an owner appends behind the batch that ends the log",
-        "rule 25b",
-        (Patch(Owner, "_must_wait", while_it_lives),),
+    Patch(Owner, "_must_wait", while_it_lives).mutant(
+        "an owner appends behind the batch that ends the log", "rule 25b"
     ),
-    Mutant(
-        "a takeover goes on behind the batch that ended the log",
-        "rule 25b",
-        (Patch(Takeover, "_has_ended", always(False)),),
+    Patch(Takeover, "_has_ended", always(False)).mutant(
+        "a takeover goes on behind the batch that ended the log", "rule 25b"
     ),
-    Mutant(
-        "an owner takes any stream sequence",
-        "rule 25a",
-        (Patch(Pipeline, "_check_seq", skipped_now),),
+    Patch(Pipeline, "_check_seq", always(None)).mutant(
+        "an owner takes any stream sequence", "rule 25a"
     ),
-    Mutant(
-        "a takeover forgets the last stream sequence",
-        "rule 25a",
-        (Patch(Takeover, "_stream_seq", always(None)),),
+    Patch(Takeover, "_stream_seq", always(None)).mutant(
+        "a takeover forgets the last stream sequence", "rule 25a"
     ),
-    Mutant(
-        "a takeover closes the last ledger only",
-        "rule 22",
-        (Patch(LogMetadata, "unsealed", the_last_one),),
-        scope=LOG_ROLL,
+    Patch(LogMetadata, "unsealed", the_last_one).mutant(
+        "a takeover closes the last ledger only", "rule 22", scope=LOG_ROLL
     ),
     Mutant(
         "an owner goes on whatever ledger the row names last",
         "rule 22",
-        (Patch(job, "is_last", always(True)), Patch(takeover, "is_last", always(True))),
+        (Patch(job, "is_written", always(True)), Patch(takeover, "is_written", always(True))),
         scope=LOG_REPEAT,
     ),
-    Mutant(
-        "an owner takes every change of the row for a harmless one",
-        "rule 22",
-        (Patch(Tenancy, "is_mine", always(True)),),
-        scope=LOG_ROLL,
+    Patch(Tenancy, "is_mine", always(True)).mutant(
+        "an owner takes every change of the row for a harmless one", "rule 22", scope=LOG_ROLL
     ),
-    Mutant(
-        "bookies forget the ledgers that were deleted",
-        "rule 16a",
-        (Patch(Cluster, "forgets_deleted", lambda _original: True),),
+    Patch(Cluster, "forgets_deleted", lambda _original: True).mutant(
+        "bookies forget the ledgers that were deleted", "rule 16a"
     ),
-    Mutant(
-        "an owner asks for no writer token",
-        "rule 22",
-        (Patch(Tenancy, "check_token", skipped_now),),
+    Patch(Tenancy, "check_token", always(None)).mutant(
+        "an owner asks for no writer token", "rule 22"
     ),
-    Mutant(
-        "a ledger's writer is not told its place in the log",
-        "rule 18f",
-        (Patch(LogDriver, "_place_last", skipped_now),),
+    Patch(LogDriver, "_place_last", always(None)).mutant(
+        "a ledger's writer is not told its place in the log", "rule 18f"
     ),
-    Mutant(
-        "a roll does not wait for what is in flight",
-        "rule 23",
-        (Patch(Owner, "_proceed", closing_at_once),),
-        scope=LOG_ROLL,
+    Patch(Owner, "_proceed", closing_at_once).mutant(
+        "a roll does not wait for what is in flight", "rule 23", scope=LOG_ROLL
     ),
-    Mutant(
-        "a ledger is followed by another one before it is closed",
-        "rules 23 and 28",
-        (Patch(Job, "close", not_closing),),
-        scope=LOG_ROLL,
+    Patch(Job, "close", not_closing).mutant(
+        "a ledger is followed by another one before it is closed", "rules 23 and 28", scope=LOG_ROLL
     ),
-    Mutant(
-        "a roll that meets a change of the limits undoes it",
-        "rule 23",
-        (Patch(Job, "_swapped", with_its_settings),),
+    Patch(Job, "_swapped", with_its_settings).mutant(
+        "a roll that meets a change of the limits undoes it", "rule 23"
     ),
-    Mutant(
-        "what was in flight when an owner ended counts as done",
-        "rule 24",
-        (Patch(Owner, "_retire", acknowledged_anyway),),
-        scope=LOG_REPEAT,
+    Patch(Owner, "_retire", acknowledged_anyway).mutant(
+        "what was in flight when an owner ended counts as done", "rule 24", scope=LOG_REPEAT
     ),
-    Mutant(
-        "what an ended ledger has kept is appended again",
-        "rule 24",
-        (Patch(Owner, "_settle", appended_again),),
-        scope=LOG_PUBLICATION,
+    Patch(Owner, "_settle", appended_again).mutant(
+        "what an ended ledger has kept is appended again", "rule 24", scope=LOG_PUBLICATION
     ),
-    Mutant(
-        "a packed batch has the digest of what is stored",
-        "rule 26",
-        (Patch(batch, "content", digest_of_what_is_stored),),
+    Patch(batch, "content", digest_of_what_is_stored).mutant(
+        "a packed batch has the digest of what is stored", "rule 26"
     ),
-    Mutant(
-        "a batch does not count the records before it",
-        "rule 25",
-        (Patch(batch, "placed", counting_nothing),),
-        scope=LOG_TWO,
+    Patch(batch, "placed", counting_nothing).mutant(
+        "a batch does not count the records before it", "rule 25", scope=LOG_TWO
     ),
     Mutant(
         "a producer's repeat is appended again",
@@ -779,147 +618,85 @@ LOG_MUTANTS: Final = (
         (Patch(ProducerTable, "find", always(None)), Patch(ProducerTable, "begin", always(None))),
         scope=LOG_REPEAT,
     ),
-    Mutant(
-        "a takeover does not learn what producers have appended since",
-        "rule 26",
-        (Patch(Takeover, "_learn", skipped_now),),
-        scope=LOG_REPEAT,
+    Patch(Takeover, "_learn", always(None)).mutant(
+        "a takeover does not learn what producers have appended since", "rule 26", scope=LOG_REPEAT
     ),
-    Mutant(
-        "a new ledger's item carries no producers",
-        "rule 26",
-        (Patch(ProducerTable, "snapshot", always(())),),
-        scope=LOG_REPEAT_ROLL,
+    Patch(ProducerTable, "snapshot", always(())).mutant(
+        "a new ledger's item carries no producers", "rule 26", scope=LOG_REPEAT_ROLL
     ),
-    Mutant(
-        "an unknown producer is new",
-        "rule 26a",
-        (Patch(ProducerTable, "find", since_ever),),
-        scope=LOG_FORGOTTEN,
+    Patch(ProducerTable, "find", since_ever).mutant(
+        "an unknown producer is new", "rule 26a", scope=LOG_FORGOTTEN
     ),
-    Mutant(
-        "Producer-Since is not compared with what was forgotten",
-        "rule 26a",
-        (Patch(ProducerTable, "find", since_any),),
+    Patch(ProducerTable, "find", since_any).mutant(
+        "Producer-Since is not compared with what was forgotten", "rule 26a"
     ),
-    Mutant(
-        "what was forgotten is not kept over a takeover",
-        "rule 26a",
-        (Patch(LogMetadata, "with_ends", forgetting_whom),),
+    Patch(LogMetadata, "with_ends", forgetting_whom).mutant(
+        "what was forgotten is not kept over a takeover", "rule 26a"
     ),
-    Mutant(
+    Patch(ProducerTable, "lost", one_less).mutant(
         "what was forgotten ends with its last offset, not after it",
         "rule 26a",
-        (Patch(ProducerTable, "lost", one_less),),
         scope=LOG_FORGOTTEN,
     ),
-    Mutant(
-        "a Producer-Since above the log's end is taken",
-        "rule 26a",
-        (Patch(Pipeline, "_check_since", always(None)),),
+    Patch(Pipeline, "_check_since", always(None)).mutant(
+        "a Producer-Since above the log's end is taken", "rule 26a"
     ),
-    Mutant(
-        "a gateway's own clock forgets producers",
-        "rule 26a",
-        (Patch(Now, "expiry_ms", by_its_own),),
+    Patch(Now, "expiry_ms", by_its_own).mutant(
+        "a gateway's own clock forgets producers", "rule 26a"
     ),
-    Mutant(
-        "a gateway's own clock stamps what it appends",
-        "rule 26a",
-        (Patch(Now, "stamp_ms", by_its_own),),
+    Patch(Now, "stamp_ms", by_its_own).mutant(
+        "a gateway's own clock stamps what it appends", "rule 26a"
     ),
-    Mutant(
-        "a takeover appends at times before those of its predecessor",
-        "rule 26b",
-        (Patch(Takeover, "_appended_ms", untold),),
+    Patch(Takeover, "_appended_ms", untold).mutant(
+        "a takeover appends at times before those of its predecessor", "rule 26b"
     ),
-    Mutant(
-        "a roll appends at times before those of the ledger before",
-        "rule 26b",
-        (Patch(Tenancy, "next_ledger", in_its_own_order),),
+    Patch(Tenancy, "next_ledger", in_its_own_order).mutant(
+        "a roll appends at times before those of the ledger before", "rule 26b"
     ),
-    Mutant(
-        "what a transaction published keeps the times of its writing",
-        "rule 26b",
-        (Patch(LogMetadata, "with_published", as_written),),
+    Patch(LogMetadata, "with_published", as_written).mutant(
+        "what a transaction published keeps the times of its writing", "rule 26b"
     ),
-    Mutant(
-        "a search for a time ends a record late",
-        "rule 26b",
-        (Patch(reading, "find_time", one_late),),
+    Patch(reading, "find_time", one_late).mutant(
+        "a search for a time ends a record late", "rule 26b"
     ),
-    Mutant(
-        "a commit that another owner did counts as this one's",
-        "rule 28",
-        (Patch(Job, "_swapped", taken_for_ours),),
-        scope=LOG_TWICE,
+    Patch(Job, "_swapped", taken_for_ours).mutant(
+        "a commit that another owner did counts as this one's", "rule 28", scope=LOG_TWICE
     ),
-    Mutant(
-        "a published ledger's records are not counted",
-        "rule 28",
-        (Patch(manager, "sizes_of", counted_as_one),),
+    Patch(manager, "sizes_of", counted_as_one).mutant(
+        "a published ledger's records are not counted", "rule 28"
     ),
-    Mutant(
-        "a new generation begins at offset 0",
-        "rule 28",
-        (Patch(LogMetadata, "with_published", from_zero),),
-        scope=LOG_OVERWRITE,
+    Patch(LogMetadata, "with_published", from_zero).mutant(
+        "a new generation begins at offset 0", "rule 28", scope=LOG_OVERWRITE
     ),
-    Mutant(
-        "a read believes what bookies know of the LAC",
-        "I32",
-        (Patch(LogReader, "_confirmed", believing),),
+    Patch(LogReader, "_confirmed", believing).mutant(
+        "a read believes what bookies know of the LAC", "I32"
     ),
-    Mutant(
-        "a read takes an old row's end for the log's",
-        "I33",
-        (Patch(LogReader, "_fill", any_row),),
+    Patch(LogReader, "_fill", any_row).mutant("a read takes an old row's end for the log's", "I33"),
+    Patch(LogReader, "full_page", of_any_size).mutant(
+        "a page that is not full rests on a row of a moment before", "I33"
     ),
-    Mutant(
-        "a page that is not full rests on a row of a moment before",
-        "I33",
-        (Patch(LogReader, "full_page", of_any_size),),
+    Patch(Job, "_look", from_memory).mutant(
+        "an owner believes its memory of a log that may be deleted", "rule 26"
     ),
-    Mutant(
-        "an owner believes its memory of a log that may be deleted",
-        "rule 26",
-        (Patch(Job, "_look", from_memory),),
+    Patch(Owner, "_names", always(True)).mutant(
+        "nobody asks whether a log still names a new ledger", "rule 18f", scope=LOG_LOST
     ),
-    Mutant(
-        "nobody asks whether a log still names a new ledger",
-        "rule 18f",
-        (Patch(Owner, "_names", always(True)),),
-        scope=LOG_LOST,
+    Patch(Handover, "_fence", unfenced).mutant(
+        "the name of a log is free before its writer has ended", "rule 27", scope=LOG_DELETION
     ),
-    Mutant(
-        "the name of a log is free before its writer has ended",
-        "rule 27",
-        (Patch(Handover, "_fence", unfenced),),
-        scope=LOG_DELETION,
+    Patch(appends, "transaction_of", always("one")).mutant(
+        "the ledger API writes to a log's ledgers", "rule 27"
     ),
-    Mutant(
-        "the ledger API writes to a log's ledgers",
-        "rule 27",
-        (Patch(appends, "transaction_of", always("one")),),
+    Patch(values.Page, "own", lambda _original: lambda _page, count: count).mutant(
+        "a read of a fork goes on where the fork ends in a ledger", "rule 27a"
     ),
-    Mutant(
-        "a read of a fork goes on where the fork ends in a ledger",
-        "rule 27a",
-        (Patch(gathered.Page, "own", lambda _original: lambda _page, count: count),),
+    Patch(LogMetadata, "base", the_last_of_all).mutant(
+        "a takeover of a fork learns from the source's ledger", "rule 27a"
     ),
-    Mutant(
-        "a takeover of a fork learns from the source's ledger",
-        "rule 27a",
-        (Patch(LogMetadata, "base", the_last_of_all),),
+    Patch(LogMetadata, "is_sealed_below", always(True)).mutant(
+        "a fork within an open ledger needs no roll", "rule 27a"
     ),
-    Mutant(
-        "a fork within an open ledger needs no roll",
-        "rule 27a",
-        (Patch(LogMetadata, "is_sealed_below", always(True)),),
-    ),
-    Mutant(
-        "a degraded ensemble need not reach Qa",
-        "rule 29",
-        (Patch(directory, "_mixed", any_absent),),
+    Patch(directory, "_mixed", any_absent).mutant(
+        "a degraded ensemble need not reach Qa", "rule 29"
     ),
 )

@@ -34,7 +34,7 @@ TESTS: Final = {
     "shared/quorumlog/protocol": (
         "tests/protocol", "tests/wire", "tests/scenarios", "tests/explore", "tests/sim",
         "tests/bp46", "tests/support", "tests/bookie/test_replica.py",
-        "tests/bookie/test_replica_guards.py", "tests/regressions",
+        "tests/regressions",
     ),
     "services/bookie": ("tests/bookie", "tests/sim", "tests/bp46", "tests/regressions"),
     "services/metadata": ("tests/metadata",),

@@ -13,8 +13,10 @@ from quorumlog.certificates import (
     key_file,
 )
 from quorumlog.errors import Forbidden, QuorumLogError
+from quorumlog.net.connections import Listener, ListenLimits
 from quorumlog.net.identity import Credentials, Identity, Role
-from quorumlog.net.listen import Listener, ListenLimits, listening, problem_response
+from quorumlog.net.listen import listening
+from quorumlog.net.responses import problem_response
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import PeerCertificate, Tls, TlsFiles
 from tests.support.waiting import within

@@ -11,7 +11,7 @@ import pytest
 
 from quorumlog.errors import BadRequest
 from quorumlog.net.bookie_client import BookieClient, Channel, ChannelLimits
-from quorumlog.net.listen import problem_response
+from quorumlog.net.responses import problem_response
 from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind

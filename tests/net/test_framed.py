@@ -20,10 +20,11 @@ from aiohttp import web
 
 from quorumlog.certificates import revoke
 from quorumlog.net import framed as framed_module
+from quorumlog.net.connections import UPGRADES, Listener, ListenLimits
 from quorumlog.net.framed import Framed, accept, connect
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
-from quorumlog.net.listen import UPGRADES, Listener, ListenLimits, listening
+from quorumlog.net.listen import listening
 from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import Tls

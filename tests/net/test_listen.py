@@ -17,8 +17,10 @@ import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
-from quorumlog.net import listen
-from quorumlog.net.listen import Listener, ListenLimits, listening, request_id
+from quorumlog.net import connections
+from quorumlog.net.connections import Listener, ListenLimits
+from quorumlog.net.listen import listening
+from quorumlog.net.responses import request_id
 from tests.support.waiting import DEADLINE_S, until, within
 
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -386,15 +388,15 @@ async def test_others_have_their_turn_after_each_full_read_of_a_connection(
     """libuv would read up to 32 times from one connection before it looks at the next one."""
     loop, turns = asyncio.get_running_loop(), [0]
     reads: list[tuple[int, int]] = []
-    take = listen._Connection._take
+    take = connections.Connection._take
 
-    def noted(connection: listen._Connection, data: bytes) -> None:
+    def noted(connection: connections.Connection, data: bytes) -> None:
         reads.append((len(data), len(turns)))
         loop.call_soon(turns.append, 0)
         take(connection, data)
 
-    monkeypatch.setattr(listen, "_TURN_BYTES", 1024)
-    monkeypatch.setattr(listen._Connection, "_take", noted)
+    monkeypatch.setattr(connections, "_TURN_BYTES", 1024)
+    monkeypatch.setattr(connections.Connection, "_take", noted)
     await start()
     async with (
         within("the message comes"),
@@ -404,7 +406,7 @@ async def test_others_have_their_turn_after_each_full_read_of_a_connection(
         await socket.send_bytes(bytes(16 << 20))
         assert await socket.receive_str() == str(16 << 20)
 
-    full = [place for place, (size, _) in enumerate(reads[:-1]) if size >= listen._TURN_BYTES]
+    full = [place for place, (size, _) in enumerate(reads[:-1]) if size >= connections._TURN_BYTES]
     assert full, "it comes in full reads"
     assert all(reads[place][1] < reads[place + 1][1] for place in full)
 

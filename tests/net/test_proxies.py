@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from quorumlog.net.listen import Listener, ListenLimits, as_sent, listening
+from quorumlog.net.connections import Listener, ListenLimits, as_sent
+from quorumlog.net.listen import listening
 from quorumlog.net.proxies import Proxies, ProxiesSend
 from tests.net.mutual_tls import Authority
 from tests.support.waiting import within

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from quorumlog.net import timers
-from quorumlog.net.awake import awake, awake_timeout
-from quorumlog.net.timers import Tasks, Timers, restarted
+from quorumlog.net.timers import Tasks, Timers, awake, awake_timeout, restarted
 from tests.support.waiting import turns, until
 
 

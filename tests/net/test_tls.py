@@ -20,8 +20,8 @@ from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net import listen as listen_module
 from quorumlog.net import timers
 from quorumlog.net import tls as tls_module
+from quorumlog.net.connections import ListenLimits
 from quorumlog.net.identity import ANONYMOUS, Credentials, Identity, Role
-from quorumlog.net.listen import ListenLimits
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.tls import PeerCertificate, Tls, TlsFiles
 from tests.net.mutual_tls import BOOKIE, LOCAL, METADATA, REFUSED, Authority, ask, serving

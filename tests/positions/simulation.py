@@ -248,7 +248,7 @@ class Keeper:
         self._gathered: list[Asked] = []
 
     def awake_s(self) -> float:
-        """Time, less what it stood still, as `net/awake.py` counts it."""
+        """Time, less what it stood still, as `net/timers.py` counts it."""
         return 1000.0 + self.world.now_s - self._stood_s
 
     def wall_ms(self) -> int:
@@ -484,7 +484,8 @@ def _judge_once(history: History) -> None:
         for key in batch.gone:
             old = before.pop(key, None)
             # One that was made in this very record is in no row.
-            if old is not None and not (old.created in freed or _is_idle(history, old, at_s)):
+            end = (offset + 1) * positions.CHANGES_MAX + 1
+            if old is not None and not (old.created in freed or _is_idle(history, old, at_s, end)):
                 _judge_deletion(old, deletions.get(key, []), offset)
         for row in batch.rows:
             if row.key not in before and row.consumer not in ("a", "b"):
@@ -503,12 +504,15 @@ def _judge_once(history: History) -> None:
                 raise Violation(f"refused, and done: {op} {row}")
 
 
-def _is_idle(history: History, row: Position, at_s: float) -> bool:
-    """Whether a consumer may expire: somebody asked for that, and nobody has used it for long."""
+def _is_idle(history: History, row: Position, at_s: float, end: int) -> bool:
+    """Whether a consumer may expire: somebody asked for that, and nobody has used it for long. What was carried out
+    at the version `end` or later was carried out after the expiry (seeds 300195, 301239).
+    """
     asked = Expire(row.log, row.consumer)
     return any(op.request == asked and op.asked_s <= at_s for op in history.ops) and not any(
         isinstance(op.answer, Position)
         and op.answer.key == row.key
+        and op.answer.version < end
         and not isinstance(op.request, Look | Delete)
         and op.asked_s <= at_s < op.asked_s + EXPIRY_MS * 0.75 / 1000
         for op in history.ops
@@ -580,7 +584,7 @@ def _is_ended(
         if isinstance(request, Release) and request.token != before.token:
             continue
         if isinstance(request, Expire):
-            if _is_idle(history, before, at_s):
+            if _is_idle(history, before, at_s, row.version):
                 return True
         elif isinstance(op.answer, Position):
             if before.version <= op.answer.version <= row.version:

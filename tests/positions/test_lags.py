@@ -11,12 +11,12 @@ import pytest
 from quorumlog.errors import UnexpectedOffset
 from quorumlog.protocol import positions
 from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log.messages import Append
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.logs import lags
 from services.gateway.logs import positions as position_service
 from services.gateway.logs.lags import Measured
 from services.gateway.logs.sweep import Sweep
-from services.gateway.logs.values import Append
 from tests.logs.attempts import write
 from tests.logs.model import Cluster, Gateway, Store
 from tests.logs.support import Http
@@ -191,7 +191,7 @@ async def test_a_log_whose_owner_does_not_answer_has_the_end_that_was_known_last
         async def nobody(*_: Any) -> Mapping[str, int]:
             return {}
 
-        views = one.logs._views
+        views = one.logs.views
         monkeypatch.setattr(views, "ends", nobody)
         assert shown(await swept(one))["a", "me"][0] == 6
         monkeypatch.undo()

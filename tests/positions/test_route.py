@@ -10,11 +10,9 @@ from quorumlog.protocol.log.messages import (
     Forward,
     LogRequest,
     OwnerLost,
-    ReadLedger,
-    ReadLog,
     Wait,
 )
-from tests.protocol.test_log_route import OTHER, OTHERS, Hand, ledger
+from tests.protocol.test_log_route import Hand
 
 
 def asked(hand: Hand, name: str, *, is_forwarded: bool = False) -> None:
@@ -24,8 +22,7 @@ def asked(hand: Hand, name: str, *, is_forwarded: bool = False) -> None:
 def remote(hand: Hand, name: str, **more: Any) -> None:
     """Asked where another process owns the log."""
     asked(hand, name, **more)
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
 
 
 def test_who_is_asked_without_an_owner_takes_the_log_over_and_answers_here() -> None:

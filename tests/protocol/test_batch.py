@@ -1,12 +1,16 @@
-"""The record batch: what goes in comes out, and garbage is refused."""
+"""Record batches, packed ones too: what goes in comes out, and garbage is refused."""
 
 import contextlib
+import os
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, BadBatch, ProducerSeq, Record
+from quorumlog.zstd import zstd
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 RECORDS = st.lists(
@@ -136,3 +140,171 @@ def test_garbage_is_a_bad_batch_or_a_batch_never_another_error(data: bytes) -> N
     except batch.BadBatch:
         return
     assert head.count == len(records)
+
+
+# --- guards that no other test would miss: `make mutate` found them ------------------------------
+
+
+PLAIN = batch.encode([batch.Record(b"a")])
+HEAD_BYTES = len(PLAIN) - 4 - 1
+"""What stands before the size of the only value, and the value."""
+
+
+def with_headers(raw: bytes) -> bytes:
+    """A batch of one record whose headers are these bytes."""
+    whole = batch.encode([batch.Record(b"", headers=(("", ""),))])
+    sizes = struct.pack(">II", len(raw), 0)
+    return whole[:HEAD_BYTES] + sizes + raw
+
+
+def test_a_batch_has_only_the_columns_that_its_records_need() -> None:
+    found = batch.opened(PLAIN)
+    assert (found.times_at, found.key_sizes_at, found.header_sizes_at) == (None, None, None)
+    assert len(PLAIN) == HEAD_BYTES + 4 + 1
+
+    records = [batch.Record(b"a", b"k", (("h", "v"),), 5), batch.Record(b"b")]
+    found = batch.opened(batch.encode(records))
+    assert None not in (found.times_at, found.key_sizes_at, found.header_sizes_at)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, b"\2"), (1, bytes([32])), (2, b"\0\x08"), (4, bytes(4)), (16, b"\x80")],
+    ids=["version", "flags", "marks", "no records", "records before"],
+)
+def test_a_head_that_no_writer_makes_is_refused(at: int, value: bytes) -> None:
+    """By whoever reads the head alone, too."""
+    damaged = PLAIN[:at] + value + PLAIN[at + len(value) :]
+
+    for read in (batch.decode, batch.decode_head, batch.opened, batch.content):
+        with pytest.raises(batch.BadBatch):
+            read(damaged)
+
+
+def test_a_head_of_more_records_than_the_batch_has_room_for_is_refused() -> None:
+    """Before anything is made for each of them."""
+    many = [batch.Record(b"")] * 5
+    full = batch.encode(many)
+    assert batch.decode(full)[1] == many
+    assert batch.decode_head(full).count == len(many)
+
+    damaged = full[:4] + struct.pack(">I", len(many) + 1) + full[8:]
+    for read in (batch.decode, batch.decode_head):
+        with pytest.raises(batch.BadBatch):
+            read(damaged)
+
+
+def test_a_key_of_less_than_no_bytes_is_refused() -> None:
+    whole = batch.encode([batch.Record(b"v", b"")])
+    for size in (-2, -(2**31)):
+        damaged = whole[:HEAD_BYTES] + struct.pack(">i", size) + whole[HEAD_BYTES + 4 :]
+        with pytest.raises(batch.BadBatch):
+            batch.decode(damaged)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\0\1", b"\0\2a", b"\0\1a", b"\0\1a\0\1", b"\0\1\xff\0\1\xff", b"\0"],
+    ids=["text", "text in part", "value", "value's text", "UTF-8", "size"],
+)
+def test_headers_cut_short_or_no_text_are_a_bad_batch(raw: bytes) -> None:
+    with pytest.raises(batch.BadBatch):
+        batch.decode(with_headers(raw))
+
+
+def test_headers_are_pairs_of_texts() -> None:
+    assert batch.decode(with_headers(b"\0\1a\0\2bc"))[1][0].headers == (("a", "bc"),)
+
+
+# --- packed batches ------------------------------------------------------------------------------
+
+
+ORDERS = [
+    Record(b'{"order":%d,"state":"accepted"}' % number, b"k%d" % number, (("h", "v"),), number)
+    for number in range(100)
+]
+ME = ProducerSeq("me", 3, 4)
+
+
+@given(RECORDS, PRODUCERS, st.integers(0, 2**53), st.booleans())
+def test_a_packed_batch_has_the_records_the_head_and_the_content_of_the_plain_one(
+    records: list[Record], producer: ProducerSeq | None, before: int, after: bool
+) -> None:
+    plain = batch.encode([*records, *ORDERS], producer)
+    found = packed.pack(plain)
+    assert batch.is_packed(found)
+    assert len(found) < len(plain)
+
+    placed = batch.placed(found, append_time_ms=7, records_before=before, after_producer=after)
+    expected = batch.placed(plain, append_time_ms=7, records_before=before, after_producer=after)
+
+    assert batch.decode_head(placed) == batch.decode_head(expected)
+    assert packed.unpack(placed) == expected
+    assert packed.unpack(expected) == expected
+    assert packed.pack(placed) == placed
+    if producer is not None:
+        assert batch.content(placed) == batch.content(expected)
+
+
+def test_a_batch_that_does_not_shrink_stays_plain() -> None:
+    for records in ([Record(b"")], [Record(b"short")], [Record(os.urandom(5000))]):
+        data = batch.encode(records)
+        assert packed.pack(data) is data
+
+
+def test_the_head_is_read_without_unpacking() -> None:
+    """A takeover reads heads and contents of all batches since the last snapshot."""
+    data = packed.pack(batch.encode(ORDERS, ME))
+    at = data.index(zstd.compress(b"")[:4])
+    damaged = data[:at] + bytes(len(data) - at)
+    assert batch.decode_head(damaged) == batch.decode_head(data)
+    assert batch.content(damaged) == batch.content(batch.encode(ORDERS, ME))
+    with pytest.raises(BadBatch, match="unpacked"):
+        packed.unpack(damaged)
+
+
+def test_who_does_not_unpack_is_told() -> None:
+    data = packed.pack(batch.encode(ORDERS))
+    for read in (batch.decode, batch.opened, batch.content):
+        with pytest.raises(BadBatch, match="packed"):
+            read(data)
+
+
+@pytest.mark.parametrize("producer", [None, ME])
+def test_a_packed_batch_that_was_cut_or_grew_is_refused(producer: ProducerSeq | None) -> None:
+    whole = packed.pack(batch.encode(ORDERS, producer))
+    for damaged in (*(whole[:size] for size in range(2, len(whole))), whole + b"\0", whole * 2):
+        with pytest.raises(BadBatch):
+            batch.decode(packed.unpack(damaged))
+
+
+@given(st.data())
+def test_changed_bytes_are_another_batch_or_none(data: st.DataObject) -> None:
+    damaged = bytearray(packed.pack(batch.encode(ORDERS, ME)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        plain = packed.unpack(bytes(damaged))
+        head, records = batch.decode(plain)
+    except BadBatch:
+        return
+    assert len(records) == head.count
+
+
+@pytest.mark.parametrize("claimed", [100, 1 << 20, BATCH_BYTES_MAX, BATCH_BYTES_MAX + 1, 2**32 - 1])
+def test_a_batch_unpacks_to_no_more_than_its_head_says(claimed: int) -> None:
+    """And a head may say no more than a batch has."""
+    bomb = zstd.compress(bytes(64 << 20))
+    plain = batch.encode([Record(b"")])
+    head = bytes([plain[0], plain[1] | 32]) + plain[2 : batch.columns_begin(plain)]
+    with pytest.raises(BadBatch):
+        packed.unpack(head + claimed.to_bytes(4, "big") + bomb)
+
+
+def test_a_batch_of_greatest_length_is_packed_and_a_longer_one_is_not() -> None:
+    most = batch.encode([Record(bytes(BATCH_BYTES_MAX - len(batch.encode([Record(b"")]))))])
+    assert len(most) == BATCH_BYTES_MAX
+    assert packed.unpack(packed.pack(most)) == most
+    assert len(packed.pack(most)) < 10_000
+    longer = batch.encode([Record(bytes(BATCH_BYTES_MAX))])
+    assert packed.pack(longer) is longer

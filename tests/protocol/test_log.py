@@ -1,7 +1,10 @@
 """A log's row: offsets are dense over ledgers, and a list changes only as rules 22 to 28 say."""
 
+from dataclasses import replace
+
 import pytest
 
+from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import (
     ANSWERS_MAX,
     Answer,
@@ -111,3 +114,160 @@ def test_a_row_keeps_the_latest_answer_of_every_producer_whatever_their_number()
     assert [producer.next_seq for producer in kept] == [ANSWERS_MAX] * 1000
     assert sum(len(producer.answers) for producer in kept) <= 4096
     assert bounded(many[:3]) == many[:3]
+
+
+# --- guards that no other test would miss: `make mutate` found them ------------------------------
+
+
+ROLLED = closed(closed(EMPTY.with_ledger(7), {}).with_ledger(8), {7: (10, 100)})
+"""Offsets 0 to 9 are in ledger 7; ledger 8 is open."""
+
+
+def at(offset: int) -> Producer:
+    """A producer whose first request ended at an offset."""
+    return Producer("p", 0, 0, (Answer(0, offset, offset, 7, 0, "c"),))
+
+
+def test_offsets_go_on_where_a_log_holds_no_ledger_any_more() -> None:
+    log = LogMetadata("events", SETTINGS, first_offset=3, next_offset=12)
+    assert log.end_offset == 12
+
+    assert closed(log.with_ledger(9), {}).items == (LogItem(9, 12),)
+    assert log.with_published([(9, 5, 50)], now_ms=1, published_ms=1).items[0].first_offset == 12
+
+
+def test_a_log_that_never_held_a_ledger_ends_where_it_begins() -> None:
+    log = LogMetadata("events", SETTINGS, first_offset=3)
+
+    assert log.end_offset == 3
+    assert closed(log.with_ledger(9), {}).items == (LogItem(9, 3),)
+
+
+def test_a_start_that_publishes_nothing_keeps_the_next_offset() -> None:
+    log = closed(ROLLED, {8: (2, 20)})
+
+    empty = log.with_published([(9, 0, 0)], now_ms=1, published_ms=1, is_new_start=True)
+
+    assert (empty.items, empty.first_offset, empty.next_offset) == ((), 12, 12)
+    assert empty.end_offset == 12
+    assert closed(empty.with_ledger(9), {}).items == (LogItem(9, 12),)
+
+
+def test_a_log_with_ledgers_has_no_next_offset_of_its_own() -> None:
+    assert closed(EMPTY.with_ledger(7), {}).next_offset is None
+    assert EMPTY.with_published([(9, 1, 1)], now_ms=1, published_ms=1).next_offset is None
+
+
+def test_ledgers_without_records_are_not_published() -> None:
+    log = closed(ROLLED, {8: (2, 20)})
+
+    after = log.with_published([(9, 0, 0), (10, 3, 30)], now_ms=1, published_ms=1)
+
+    assert [(item.ledger_id, item.first_offset) for item in after.items] == [
+        (7, 0),
+        (8, 10),
+        (10, 12),
+    ]
+    after.check()
+
+
+def test_an_end_that_is_known_is_not_changed() -> None:
+    again = closed(ROLLED, {7: (3, 30)})
+
+    assert again.items == ROLLED.items
+
+
+def test_a_start_that_is_known_is_not_changed_nor_its_producers() -> None:
+    log = replace(
+        EMPTY, items=(LogItem(7, 0, 9), LogItem(8, 10, producers=(at(9),))), next_offset=None
+    )
+
+    after = log.with_ends({8: (5, 50)}, producers=(), now_ms=1)
+
+    assert after.items[1].producers == (at(9),)
+    assert (after.items[1].first_offset, after.items[1].last_offset) == (10, 14)
+
+
+def test_a_ledger_whose_start_is_not_known_stays() -> None:
+    log = replace(EMPTY, items=(LogItem(7, 0), LogItem(8, None)), next_offset=None)
+
+    after = log.with_ends({}, producers=(), now_ms=1)
+
+    assert [item.ledger_id for item in after.items] == [7, 8]
+
+
+def test_the_end_of_what_was_forgotten_never_goes_back() -> None:
+    """Rule 26a."""
+    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1, forgotten_end=5)
+
+    assert log.forgotten_end == 5
+    assert log.with_ends({}, producers=(), now_ms=2).forgotten_end == 5
+    assert log.with_ends({}, producers=(), now_ms=2, forgotten_end=9).forgotten_end == 9
+
+
+def test_truncating_keeps_the_last_ledger_and_those_that_may_grow() -> None:
+    both_closed = closed(ROLLED, {8: (2, 20)})
+    assert [item.ledger_id for item in both_closed.truncated(100).items] == [8]
+
+    open_last = ROLLED.truncated(100)
+    assert [item.ledger_id for item in open_last.items] == [8]
+    assert open_last.first_offset == 10
+
+    unsealed = replace(EMPTY, items=(LogItem(7, 0), LogItem(8, None)), next_offset=None)
+    assert [item.ledger_id for item in unsealed.truncated(100).items] == [7, 8]
+
+
+def test_truncating_a_log_without_ledgers_changes_nothing() -> None:
+    log = LogMetadata("events", SETTINGS, first_offset=3, next_offset=12)
+
+    assert log.truncated(100) == log
+
+
+def test_a_takeover_replays_from_the_last_ledger_whose_start_is_known() -> None:
+    log = replace(EMPTY, items=(LogItem(7, 0), LogItem(8, None)), next_offset=None)
+    assert log.base == LogItem(7, 0)
+    assert log.item_at(5) == LogItem(7, 0)
+
+
+def test_a_producer_that_has_answered_nothing_begins_at_zero() -> None:
+    assert Producer("p", 0, 0, ()).next_seq == 0
+
+
+def test_the_head_of_a_log_names_the_ledger_whose_writer_owns_it() -> None:
+    """Rule 22."""
+    assert LogHead.of(ROLLED).last_ledger == 8
+    assert LogHead.of(LogMetadata("events", SETTINGS)).last_ledger is None
+
+
+def test_a_ledger_ends_where_its_own_start_says_not_the_logs() -> None:
+    log = replace(EMPTY, items=(LogItem(7, 5),), first_offset=3, next_offset=None)
+
+    assert closed(log, {7: (2, 20)}).items[0].last_offset == 6
+
+
+def test_a_log_without_ledgers_keeps_its_end_when_nothing_is_closed() -> None:
+    log = LogMetadata("events", SETTINGS, first_offset=3, next_offset=12)
+
+    assert closed(log, {}) == log
+
+
+def test_truncating_leaves_a_ledger_alone_whose_start_is_not_known() -> None:
+    log = replace(EMPTY.with_ledger(7), first_offset=3)
+
+    assert log.truncated(100) == log
+
+
+def test_append_times_never_go_back() -> None:
+    log = EMPTY.with_ledger(7).with_ends({}, producers=(), now_ms=1, appended_ms=5)
+
+    assert log.appended_ms == 5
+    assert log.with_ends({}, producers=(), now_ms=2, appended_ms=4).appended_ms == 5
+    assert log.with_ends({}, producers=(), now_ms=2, appended_ms=9).appended_ms == 9
+
+
+def test_nothing_that_a_row_tells_of_is_at_its_known_end_or_above() -> None:
+    assert LogMetadata("events", SETTINGS, first_offset=3).known_end == 3
+    assert LogMetadata("events", SETTINGS, first_offset=3, next_offset=12).known_end == 12
+    assert ROLLED.known_end == 10
+    assert replace(EMPTY, items=(LogItem(7, 20),), next_offset=None).known_end == 20
+    assert replace(EMPTY, items=(LogItem(7, 20, 29), LogItem(8, None))).known_end == 30

@@ -20,7 +20,7 @@ from quorumlog.errors import (
 )
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     NOT_OWNER,
@@ -425,6 +425,28 @@ def test_a_roll_that_loses_the_log_deletes_what_it_made_and_says_so() -> None:
     hand.answer(SwapLog, RowChanged(other))
 
     assert hand.asked(DeleteLedger).question == DeleteLedger(2)
+    assert hand.answers["roll"] is NOT_OWNER
+
+
+def test_a_roll_whose_late_answer_shows_a_closed_log_ends_its_owner() -> None:
+    hand = Hand()
+    hand.append("a")
+    hand.hear(LogRequest("roll"))
+    hand.answer(CountBookies, 3)
+    hand.answer(CreateLedger, ledger(2))
+    named = hand.asked(SwapLog).question
+    assert isinstance(named, SwapLog)
+    hand.answer(SwapLog, named.log)
+    hand.append("b")
+    hand.hear(EntriesDurable(1, 0))
+    hand.answer(CloseLedger, ledger(1, 0))
+    items = (LogItem(1, 0, 0), LogItem(2, 1, 0))
+    ended = replace(LOG, version=9, items=items, state=LogState.CLOSED, next_offset=1)
+
+    out = hand.answer(SwapLog, ended)
+
+    assert not [effect for effect in out if isinstance(effect, Submit)]
+    assert hand.owner.is_ended
     assert hand.answers["roll"] is NOT_OWNER
 
 

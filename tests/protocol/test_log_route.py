@@ -119,6 +119,11 @@ class Hand:
         self.hear(Answered(ask.number, value))
         return ask.question
 
+    def find_other(self) -> None:
+        """Another process writes the log's last ledger."""
+        self.answer(ReadLog, OTHERS)
+        self.answer(ReadLedger, ledger(7, OTHER))
+
     def own(self, row: LogMetadata = EMPTY, ledger_id: int = 1) -> LogMetadata:
         """Take the log over, once its row is asked for."""
         self.answer(ReadLog, row)
@@ -170,8 +175,7 @@ def remote() -> Hand:
     """A route that knows another process for the owner: `first` was forwarded."""
     hand = Hand()
     hand.append("first")
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
     return hand
 
 
@@ -218,8 +222,7 @@ def test_a_forwarded_request_is_not_forwarded_again() -> None:
 def test_a_forwarded_request_that_waits_for_a_search_is_not_forwarded_either() -> None:
     hand = Hand()
     hand.append("theirs", is_forwarded=True)
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
 
     assert isinstance(hand.answers["theirs"], NotTheOwner)
 
@@ -238,12 +241,10 @@ def test_whether_a_dead_owner_has_appended_a_request_nobody_can_say() -> None:
 def test_a_producers_request_is_repeated_whatever_became_of_it(*, sent: bool) -> None:
     hand = Hand()
     hand.append("a", seq=0)
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
 
     hand.answer(Forward, OwnerLost("gone", sent=sent))
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
     hand.answer(IsAlive, value=False)
     hand.recover(-1)
     hand.create(8)
@@ -256,8 +257,7 @@ def test_an_owner_that_could_not_be_reached_and_lives_stays_the_owner() -> None:
     hand = remote()
 
     hand.answer(Forward, OwnerLost("refused", sent=False))
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
     hand.answer(IsAlive, value=True)
 
     assert hand.machine.phase is RoutePhase.REMOTE
@@ -296,8 +296,7 @@ def test_what_an_ended_owner_did_not_do_is_forwarded_one_at_a_time() -> None:
     hand.hear(SubmitFailed(1, WriterLost()))
     hand.answer(RecoverLedger, closed(1, 0, ME))
     assert hand.answers["first"] == RecordsAppended(0, 0, 1, 0)
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
 
     assert hand.questions(Forward) == [Forward(OTHER, "log", call("second"))]
     hand.answer(Forward, DONE)
@@ -441,8 +440,7 @@ def test_a_request_under_way_to_another_owner_is_not_appended_here_as_well() -> 
     hand.append("second", "third")
     hand.hear(SubmitFailed(1, WriterLost()))
     hand.answer(RecoverLedger, closed(1, 0, ME))
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
     hand.submitted.clear()
     hand.hear(ForceAsked("open", creates=True, finish=same))
     hand.answer(ReadLog, replace(row, version=5))
@@ -599,8 +597,7 @@ def test_a_log_whose_ledger_has_its_end_needs_no_healing() -> None:
 def test_a_log_whose_writer_lives_is_not_healed() -> None:
     hand = Hand()
     hand.hear(HealAsked("heal", 7))
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
 
     hand.answer(IsAlive, value=True)
 
@@ -621,8 +618,7 @@ def test_a_log_that_is_owned_here_is_not_healed() -> None:
 def test_a_log_whose_writer_is_dead_is_sealed_and_owned_by_nobody() -> None:
     hand = Hand()
     hand.hear(HealAsked("heal", 7))
-    hand.answer(ReadLog, OTHERS)
-    hand.answer(ReadLedger, ledger(7, OTHER))
+    hand.find_other()
     hand.answer(IsAlive, value=False)
     hand.recover(3)
 

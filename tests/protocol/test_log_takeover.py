@@ -1,5 +1,6 @@
 """A takeover as a machine: which questions it asks, and what it makes of the answers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from quorumlog.errors import EntryUnavailable, LogFull, MetadataUnavailable, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, takeover
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     Answered,
@@ -93,6 +94,18 @@ def test_who_loses_the_swap_deletes_the_new_ledger_and_yields() -> None:
 
     assert hand.answer(RowChanged(LOG)) == DeleteLedger(7)
     assert hand.answer(MetadataUnavailable()) is None  # the sweep deletes it
+
+
+def test_who_swaps_and_finds_the_log_closed_since_yields() -> None:
+    hand = Hand()
+    hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False))
+    swap = hand.answer(ledger(7))
+    assert isinstance(swap, SwapLog)
+    items = tuple(replace(item, last_offset=-1) for item in swap.log.items)
+
+    late = replace(swap.log, items=items, state=LogState.CLOSED, next_offset=0)
+
+    assert hand.answer(late) == DeleteLedger(7)
 
 
 def test_a_swap_of_an_unknown_outcome_deletes_what_no_log_names_and_fails() -> None:

@@ -1,14 +1,18 @@
 """The window of pending runs, the bookkeeping of missed ranges, and placement."""
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorumlog.protocol.messages import MissedRange
+from quorumlog.protocol.messages import MissedRange, ReadAnswered, Status
+from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.placement import ensemble, replacements, spread
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.slots import RANGES_MAX, merged
+from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, part_of, positions
-from tests.protocol.hands import run_of
+from tests.protocol.hands import B1, B2, B3, CODEC, run_of
 
 
 def filled(quorum: Quorum, counts: list[int]) -> Window:
@@ -148,3 +152,52 @@ def test_a_replaced_ensemble_never_has_one_bookie_twice(
     assert set(chosen.values()) <= set(candidates)
     names = [member.split("@")[0] for member in after]
     assert len(set(names)) == 3
+
+
+# --- guards that no other test would miss: `make mutate` found them ------------------------------
+
+
+STRIPED = Quorum(3, 2, 2)
+MEMBERS = (B1, B2, B3)
+
+
+def test_a_late_answer_to_a_run_that_left_is_not_taken_for_the_run_before_it() -> None:
+    window = Window(STRIPED, last_confirmed=-1, length=0)
+    pending = window.push(run_of(b"a"), usable=0b111, tick=1)
+
+    assert window.find(0) is pending
+    assert window.find(1) is None
+
+
+def test_what_several_positions_gave_is_one_run_without_holes() -> None:
+    """A position's part may begin and end where the range does, and lack what others store."""
+    tally = Tally(STRIPED, Fragment(0, MEMBERS), first=0, last=2)
+    whole = run_of(b"a", b"b", b"c")
+    for position in (0, 1):
+        part = whole.where(partial(STRIPED.is_member, position))
+        assert part is not None
+        answer = ReadAnswered(position, MEMBERS[position], 0, 2, Status.OK, part, ())
+        tally.note(answer, CODEC, 7)
+    assert [tally.verdict(entry_id) for entry_id in range(3)] == [EntryVerdict.PRESENT] * 3
+
+    run = tally.runs(0, 2)
+
+    assert list(run.ids) == [0, 1, 2]
+    assert run.body == whole.body
+
+
+def test_who_is_waited_for_is_silent_only_for_what_he_was_asked_before() -> None:
+    window = Window(Quorum(3, 3, 2), last_confirmed=-1, length=0)
+    window.push(run_of(b"a"), usable=0b111, tick=2)
+
+    assert window.silent(2, (0, 2, 3)) == 0b011
+    assert window.silent(1, (0, 0, 0)) == 0
+
+
+def test_a_window_that_is_cleared_has_missed_nothing() -> None:
+    window = Window(Quorum(3, 3, 2), last_confirmed=-1, length=0)
+    window.missed.append((0, 0, 0))
+
+    window.clear()
+
+    assert window.missed == []

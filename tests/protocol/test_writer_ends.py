@@ -25,14 +25,13 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.writer import WriterState
 from tests.protocol.hands import B1, B2, B3, B4, B5, answer, applied, ledger
-from tests.protocol.test_writer import Bench, changing
+from tests.protocol.test_writer import Bench, appended, changing
 
 # --- refusals, silence -----------------------------------------------------------------------
 
 
 def test_fenced_is_believed_only_after_metadata_was_read_again() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.fails(0, 0, Status.FENCED)
     bench.one(ReadMetadata)
     bench.none(Failed)
@@ -45,8 +44,7 @@ def test_fenced_is_believed_only_after_metadata_was_read_again() -> None:
 
 
 def test_a_fenced_answer_while_the_row_is_open_fails_only_the_slot() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.fails(0, 0, Status.FENCED)
     bench.cas(row=ledger())
     bench.one(FindBookies)
@@ -56,16 +54,14 @@ def test_a_fenced_answer_while_the_row_is_open_fails_only_the_slot() -> None:
 
 @pytest.mark.parametrize("status", [Status.NOT_MINE, Status.READ_ONLY, Status.WRONG_KEY])
 def test_other_refusals_fail_only_the_slot(status: Status) -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.fails(0, 0, status)
     bench.none(Failed, ReadMetadata)
     bench.one(FindBookies)
 
 
 def test_below_the_ack_quorum_by_refusals_ends_at_once() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.fails(0, 0, Status.READ_ONLY)
     bench.found()
     bench.none(Failed)
@@ -77,9 +73,7 @@ def test_below_the_ack_quorum_by_refusals_ends_at_once() -> None:
 
 
 def test_below_the_ack_quorum_by_silence_waits_for_the_quorum_timeout() -> None:
-    bench = Bench()
-    bench.append()
-    bench.append()
+    bench = appended(2)
     bench.ok(0, 0, 1)
     bench.fails(1, 0)
     bench.found()
@@ -98,8 +92,7 @@ def test_below_the_ack_quorum_by_silence_waits_for_the_quorum_timeout() -> None:
 
 
 def test_silence_fails_only_the_silent_position() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     assert StartTimer(Timer.ADD, 1) in bench.out
     bench.ok(0, 0, 1)
 
@@ -110,8 +103,7 @@ def test_silence_fails_only_the_silent_position() -> None:
 
 
 def test_a_run_sent_after_the_timer_was_started_is_not_silent_yet() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.ok(0, 0, 1, 2)
     bench.append()
 
@@ -122,9 +114,7 @@ def test_a_run_sent_after_the_timer_was_started_is_not_silent_yet() -> None:
 
 
 def test_other_bytes_under_an_id_are_final() -> None:
-    bench = Bench()
-    bench.append()
-    bench.append()
+    bench = appended(2)
     bench.ok(0, 0, 1)
 
     bench.fails(1, 2, Status.CONFLICT)
@@ -162,8 +152,7 @@ def test_close_drains_first_and_ends_at_the_last_acknowledged_entry() -> None:
 
 
 def test_close_waits_only_a_moment_for_a_slow_bookie_and_then_tells_what_it_missed() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.ok(0, 0, 1)
     bench.do(CloseRequested())
     assert bench.one(StartTimer).timer is Timer.HEDGE
@@ -192,8 +181,7 @@ def test_close_twice_is_one_close_with_one_outcome() -> None:
 
 
 def test_close_of_a_ledger_closed_by_others_at_our_end_succeeds() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.ok(0, 0, 1, 2)
     bench.do(CloseRequested())
     closed = ledger(state=State.CLOSED, last_entry=0, length=1, version=3)
@@ -202,8 +190,7 @@ def test_close_of_a_ledger_closed_by_others_at_our_end_succeeds() -> None:
 
 
 def test_close_of_a_ledger_closed_by_others_elsewhere_fails() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     bench.ok(0, 0, 1, 2)
     bench.do(CloseRequested())
     bench.cas(CasStatus.CONFLICT, ledger(state=State.CLOSED, last_entry=1, length=2, version=3))
@@ -292,8 +279,7 @@ def test_late_and_repeated_answers_are_harmless() -> None:
 
 
 def test_a_copy_goes_its_own_way() -> None:
-    bench = Bench()
-    bench.append()
+    bench = appended()
     before = bench.writer.key()
     other = bench.writer.copy()
 

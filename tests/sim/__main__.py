@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import orjson
+
 from tests.sim import run as machines
 from tests.sim.services import run as services
 from tests.support.spread import CORES, count, interruptible, progress, spread
@@ -86,7 +88,7 @@ def tell(what: str, outcome: Outcome, lines: int) -> None:
     seed = outcome.plan.seed
     print(f"seed {seed}: {outcome.violation}")
     print(f"  again: make sim OF={what} SEED={seed} SEEDS=1")
-    print(f"  {small.plan}")
+    print(f"  {orjson.dumps(small.plan).decode()}")
     print("  shrunk:", small.violation)
     for line in small.story[-lines:]:
         print("   ", line)

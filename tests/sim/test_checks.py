@@ -33,6 +33,7 @@ from tests.explore.scope import Scope
 from tests.logs import simulation as logs
 from tests.logs.judge import Judge as LogJudge
 from tests.mutants import guards
+from tests.mutants.hunt import stand_in
 from tests.mutants.services import gone_if_unnamed, told_without_copies
 from tests.sim import run as machines
 from tests.sim.bookie import SimBookie
@@ -184,13 +185,11 @@ class Sticky(set[int]):
         return
 
 
-def all_bad(original: Any) -> Any:
-    def before_step(self: Checker, client: Client, event: Event) -> None:
-        original(self, client, event)
-        if client.name in self.bad:
-            self.bad[client.name] = {name: Sticky(range(1000)) for name in self.world.bookies}
-
-    return before_step
+@stand_in
+def all_bad(original: Any, self: Checker, client: Client, event: Event) -> None:
+    original(self, client, event)
+    if client.name in self.bad:
+        self.bad[client.name] = {name: Sticky(range(1000)) for name in self.world.bookies}
 
 
 def told(change: Callable[[Any], Any]) -> Damage:
@@ -224,60 +223,46 @@ def silent_disk(_original: Any) -> Any:
     return lambda _self, _records: None
 
 
-def other_bytes(original: Any) -> Any:
+@stand_in
+def other_bytes(original: Any, self: Checker, member: str, entries: Any) -> None:
     """One bookie stores other payloads than it was given."""
-
-    def stored(self: Checker, member: str, entries: Any) -> None:
-        changed = [replace(e, payload=e.payload + b"!") for e in entries]
-        original(self, member, changed if member_name(member) == "b2" else entries)
-
-    return stored
+    changed = [replace(e, payload=e.payload + b"!") for e in entries]
+    original(self, member, changed if member_name(member) == "b2" else entries)
 
 
-def high_lac(original: Any) -> Any:
+@stand_in
+def high_lac(original: Any, self: SimBookie, asked: Any, answer: Any) -> None:
     """Bookies tell a LAC that nobody ever reached."""
 
-    def receive(self: SimBookie, asked: Any, answer: Any) -> None:
-        def higher(event: Any) -> None:
-            is_lac = isinstance(event, FenceAnswered)
-            answer(replace(event, last_add_confirmed=10**6) if is_lac else event)
+    def higher(event: Any) -> None:
+        is_lac = isinstance(event, FenceAnswered)
+        answer(replace(event, last_add_confirmed=10**6) if is_lac else event)
 
-        original(self, asked, higher)
-
-    return receive
+    original(self, asked, higher)
 
 
-def fenceless(original: Any) -> Any:
+@stand_in
+def fenceless(original: Any, self: SimBookie) -> None:
     """A start finds no fence in the log."""
-
-    def restart(self: SimBookie) -> None:
-        if not self.is_up:
-            self.log = [record for record in self.log if not isinstance(record, FenceSet)]
-            self.synced = len(self.log)
-        original(self)
-
-    return restart
+    if not self.is_up:
+        self.log = [record for record in self.log if not isinstance(record, FenceSet)]
+        self.synced = len(self.log)
+    original(self)
 
 
-def denied_all(original: Any) -> Any:
+@stand_in
+def denied_all(original: Any, self: SimBookie, *args: Any, **more: Any) -> None:
     """A bookie has said of every entry that it is not there."""
-
-    def check(self: SimBookie, *args: Any, **more: Any) -> None:
-        self._denied.add((0, 10**6))
-        original(self, *args, **more)
-
-    return check
+    self._denied.add((0, 10**6))
+    original(self, *args, **more)
 
 
-def forgets_in_limbo(original: Any) -> Any:
+@stand_in
+def forgets_in_limbo(original: Any, self: LosingBookie) -> None:
     """A bookie in limbo loses its copies, and takes itself for whole."""
-
-    def leave(self: LosingBookie) -> None:
-        if self.replica.is_limbo:
-            self._held.entries.clear()
-        original(self)
-
-    return leave
+    if self.replica.is_limbo:
+        self._held.entries.clear()
+    original(self)
 
 
 def whole_by_word(patch: pytest.MonkeyPatch) -> None:
@@ -285,63 +270,49 @@ def whole_by_word(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LosingBookie, "_lacking", lambda _self: iter(()))
 
 
-def until_healed(original: Any) -> Any:
+@stand_in
+def until_healed(original: Any, self: Run, *args: Any) -> None:
     """Nobody comes once the world is healed."""
-
-    def come(self: Run, *args: Any) -> None:
-        if not self.world.is_healed:
-            original(self, *args)
-
-    return come
+    if not self.world.is_healed:
+        original(self, *args)
 
 
-def swallowed(original: Any) -> Any:
+@stand_in
+def swallowed(original: Any, self: Run, count: int) -> None:
     """What is appended once the world is healed reaches nobody."""
-
-    def append(self: Run, count: int) -> None:
-        if self.world.is_healed:
-            self.payloads += count
-        else:
-            original(self, count)
-
-    return append
+    if self.world.is_healed:
+        self.payloads += count
+    else:
+        original(self, count)
 
 
-def fence_that_fades(original: Any) -> Any:
+@stand_in
+def fence_that_fades(original: Any, self: SimBookie, asked: Any, answer: Any) -> None:
     """A recovery read finds the fence in memory, and it is not on the disk any more."""
-
-    def receive(self: SimBookie, asked: Any, answer: Any) -> None:
-        if isinstance(asked, SendRead) and asked.fence:
-            for index, record in enumerate(self.log):
-                if isinstance(record, FenceSet):
-                    self.log[index] = LacKept(-1, record.ledger_key)
-        original(self, asked, answer)
-
-    return receive
+    if isinstance(asked, SendRead) and asked.fence:
+        for index, record in enumerate(self.log):
+            if isinstance(record, FenceSet):
+                self.log[index] = LacKept(-1, record.ledger_key)
+    original(self, asked, answer)
 
 
-def hung_target(original: Any) -> Any:
+@stand_in
+def hung_target(original: Any, self: Run, leaving: str, target: str, part: Any) -> None:
     """Who is to get copies hangs."""
-
-    def mend(self: Run, leaving: str, target: str, part: Any) -> None:
-        self.world.hung.add(member_name(target))
-        original(self, leaving, target, part)
-
-    return mend
+    self.world.hung.add(member_name(target))
+    original(self, leaving, target, part)
 
 
-def spinning(original: Any) -> Any:
+@stand_in
+def spinning(original: Any, self: Run) -> None:
     """Somebody asks again and again at the end."""
 
-    def read_all(self: Run) -> None:
-        def spin() -> None:
-            self.world.messages += 1
-            self.world.after(50_000, spin)
+    def spin() -> None:
+        self.world.messages += 1
+        self.world.after(50_000, spin)
 
-        spin()
-        original(self)
-
-    return read_all
+    spin()
+    original(self)
 
 
 def all_of_them(_original: Any) -> Any:
@@ -349,23 +320,19 @@ def all_of_them(_original: Any) -> Any:
     return lambda self, fenced: len(set(fenced)) == self.ensemble_size
 
 
-def skipping_versions(original: Any) -> Any:
+@stand_in
+def skipping_versions(original: Any, self: Judge, before: Any, after: Any, **more: Any) -> None:
     """A row's version grows by two."""
-
-    def changed(self: Judge, before: Any, after: Any, **more: Any) -> None:
-        later = after and replace(after, version=after.version + (before is not None))
-        original(self, before, later, **more)
-
-    return changed
+    later = after and replace(after, version=after.version + (before is not None))
+    original(self, before, later, **more)
 
 
-def all_too_late(original: Any) -> Any:
+@stand_in
+def all_too_late(
+    original: Any, self: Judge, ledger_id: int, first: int, last: int, **_more: bool
+) -> None:
     """Whatever is acknowledged was sent to a ledger that was deleted before."""
-
-    def acknowledged(self: Judge, ledger_id: int, first: int, last: int, **_more: bool) -> None:
-        original(self, ledger_id, first, last, was_deleted=True)
-
-    return acknowledged
+    original(self, ledger_id, first, last, was_deleted=True)
 
 
 def never(_original: Any) -> Any:

@@ -1,7 +1,7 @@
 """Batches posted from a UDF, with receipts that the driver publishes once."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -9,14 +9,13 @@ from loadtest.spark_cluster import SparkCluster
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-from quorumlog.spark.append import append_batches
+from pyspark.sql import SparkSession
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from quorumlog.spark.append import append_batches
 
 
 def test_batches_of_a_frame_come_onto_the_log_once(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("appended")
 
@@ -41,7 +40,7 @@ def test_batches_of_a_frame_come_onto_the_log_once(
 
 
 def test_rows_that_can_not_be_posted_leave_nothing(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("appended-not")
     frame = spark.range(10, numPartitions=2).selectExpr("if(id = 9, NULL, 'x') AS value")

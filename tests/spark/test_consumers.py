@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from quorumlog import header
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from quorumlog.errors import NoSuchConsumer, QuorumTimeout
@@ -20,9 +21,6 @@ from quorumlog.spark.options import BadOption, ClusterAccess
 from quorumlog.spark.plan import DataLoss
 from quorumlog.spark.publishing import ProgressPublisher
 from quorumlog.spark.streaming import StreamReader, published
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 EVERYTHING = ReadMaxRows(1000)
 
@@ -85,7 +83,7 @@ def from_consumer(name: str, **more: str) -> str:
 
 
 def test_a_batch_begins_at_the_position_of_a_consumer_in_each_log(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     first, second = made(cluster, "begin-a", 10), made(cluster, "begin-b", 10)
     place(cluster, first, "billing", 7)
@@ -183,7 +181,7 @@ def test_a_consumer_that_read_on_while_the_read_was_planned_is_not_taken_for_dat
 
 
 def run(
-    spark: "SparkSession",
+    spark: SparkSession,
     cluster: SparkCluster,
     checkpoint: Path,
     each: Any,
@@ -209,7 +207,7 @@ def run(
 
 
 def test_what_spark_has_committed_is_published_and_nothing_else(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log, other = made(cluster, "published-a", 25), made(cluster, "published-b", 3)
     options = {
@@ -220,7 +218,7 @@ def test_what_spark_has_committed_is_published_and_nothing_else(
     seen: list[tuple[str, int]] = []
     committed: dict[str, int] = {}
 
-    def fail_in_the_second(rows: "DataFrame", batch_id: int) -> None:
+    def fail_in_the_second(rows: DataFrame, batch_id: int) -> None:
         taken = [(row.topic, row.offset) for row in rows.collect()]
         if batch_id == 1:
             raise RuntimeError("not this one")
@@ -236,7 +234,7 @@ def test_what_spark_has_committed_is_published_and_nothing_else(
     # From the checkpoint the query goes on, whatever the position says.
     reset(cluster, log, "query", "earliest")
 
-    def take(rows: "DataFrame", _batch: int) -> None:
+    def take(rows: DataFrame, _batch: int) -> None:
         seen.extend((row.topic, row.offset) for row in rows.collect())
 
     assert run(spark, cluster, tmp_path, take, **options) is None
@@ -248,14 +246,14 @@ def test_what_spark_has_committed_is_published_and_nothing_else(
 
 
 def test_a_query_whose_progress_can_not_be_published_does_its_work_and_publishes_later(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log = made(cluster, "held", 5)
     token = lease(cluster, log, "query")
     options = {"subscribe": log, "publishProgressAs": "query"}
     seen: list[int] = []
 
-    def take(rows: "DataFrame", _batch: int) -> None:
+    def take(rows: DataFrame, _batch: int) -> None:
         seen.extend(row.offset for row in rows.collect())
 
     assert run(spark, cluster, tmp_path, take, **options) is None
@@ -472,7 +470,7 @@ def test_nothing_is_published_in_a_log_that_was_made_again_before_the_query_read
     stream.stop()
 
 
-def test_a_batch_publishes_nothing(spark: "SparkSession", cluster: SparkCluster) -> None:
+def test_a_batch_publishes_nothing(spark: SparkSession, cluster: SparkCluster) -> None:
     log = made(cluster, "no-batch", 1)
     frame = spark.read.format("quorumlog").option("gateway.url", cluster.urls)
 

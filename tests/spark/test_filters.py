@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,6 +10,7 @@ from loadtest.spark_cluster import SparkCluster
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan, Not
 
 from quorumlog.spark.filters import pruning_of
@@ -17,15 +18,12 @@ from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import EVERYTHING, DataLoss, LogExtent, Pruning, TaskRange
 from quorumlog.spark.source import BatchReader, PruningReader
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 CONF = "spark.sql.python.filterPushdown.enabled"
 LOGS = ("pruned-a", "pruned-b")
 
 
 @pytest.fixture
-def pushing(spark: "SparkSession") -> Iterator["SparkSession"]:
+def pushing(spark: SparkSession) -> Iterator[SparkSession]:
     """A session whose readers may be given filters."""
     spark.conf.set(CONF, "true")
     yield spark
@@ -47,13 +45,13 @@ def logs(cluster: SparkCluster) -> dict[str, list[int]]:
     return found
 
 
-def load(session: "SparkSession", cluster: SparkCluster, **options: Any) -> "DataFrame":
+def load(session: SparkSession, cluster: SparkCluster, **options: Any) -> DataFrame:
     reader = session.read.format("quorumlog").option("gateway.url", cluster.urls)
     options = {"subscribe": ",".join(LOGS), **options}
     return reader.options(**options).load()
 
 
-def plan_of(frame: "DataFrame") -> str:
+def plan_of(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
@@ -82,7 +80,7 @@ def plan_of(frame: "DataFrame") -> str:
     ],
 )
 def test_a_pruned_read_has_the_rows_of_a_whole_one(
-    pushing: "SparkSession",
+    pushing: SparkSession,
     cluster: SparkCluster,
     logs: dict[str, list[int]],
     condition: str,
@@ -103,7 +101,7 @@ def test_a_pruned_read_has_the_rows_of_a_whole_one(
 
 
 def test_ledgers_prune_and_the_open_one_stays(
-    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+    pushing: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]]
 ) -> None:
     for condition, parts in (
         (f"ledger = {logs[LOGS[0]][1]}", 1 + 2),
@@ -116,13 +114,13 @@ def test_ledgers_prune_and_the_open_one_stays(
         assert pruned.rdd.getNumPartitions() == parts
 
 
-def test_entries_of_plain_ledgers_prune(pushing: "SparkSession", cluster: SparkCluster) -> None:
+def test_entries_of_plain_ledgers_prune(pushing: SparkSession, cluster: SparkCluster) -> None:
     ledger = cluster.http.request("POST", "/v1/ledgers", is_repeatable=False).json()["ledger_id"]
     entries = [{"text": str(n)} for n in range(30)]
     path = f"/v1/ledgers/{ledger}/entries"
     cluster.http.request("POST", path, value={"entries": entries}, is_repeatable=False)
 
-    def read(**options: Any) -> "DataFrame":
+    def read(**options: Any) -> DataFrame:
         reader = pushing.read.format("quorumlog").option("gateway.url", cluster.urls)
         options = {"ledgers": str(ledger), "maxEntriesPerPartition": "5", **options}
         return reader.options(**options).load().filter("entry >= 10 AND entry < 20")
@@ -134,7 +132,7 @@ def test_entries_of_plain_ledgers_prune(pushing: "SparkSession", cluster: SparkC
 
 
 def test_without_the_conf_only_who_asks_for_pruning_is_refused(
-    spark: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+    spark: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]]
 ) -> None:
     assert len(logs) == 2
     spark.conf.unset(CONF)
@@ -147,7 +145,7 @@ def test_without_the_conf_only_who_asks_for_pruning_is_refused(
 
 
 def test_a_load_is_read_with_one_filter_because_spark_keeps_one_plan_for_it(
-    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]]
+    pushing: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]]
 ) -> None:
     """PySpark 4.3 would read both sides of this union by the plan of one of them."""
     assert len(logs) == 2
@@ -167,7 +165,7 @@ def test_a_load_is_read_with_one_filter_because_spark_keeps_one_plan_for_it(
 
 
 def test_what_a_stream_asks_is_not_pruned(
-    pushing: "SparkSession", cluster: SparkCluster, logs: dict[str, list[int]], tmp_path: Any
+    pushing: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]], tmp_path: Any
 ) -> None:
     assert len(logs) == 2
     stream = (

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,8 +22,7 @@ from tests.support.waiting import SETTLED_S, UNHURRIED, until_sync
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 PLACES: Final = 2
 """Requests that a gateway takes at once."""
@@ -154,7 +153,7 @@ def test_an_overload_longer_than_the_deadline_slows_a_request_and_does_not_fail_
 
 
 def test_writing_tasks_that_meet_429_are_slowed_and_do_not_fail(
-    spark: "SparkSession", odd: SparkCluster, watched: Watched, tmp_path: Path
+    spark: SparkSession, odd: SparkCluster, watched: Watched, tmp_path: Path
 ) -> None:
     log = odd.create("written-slowly")
     frame = spark.range(2000, numPartitions=2).selectExpr("CAST(id AS string) AS value")
@@ -175,7 +174,7 @@ def test_writing_tasks_that_meet_429_are_slowed_and_do_not_fail(
 
 
 def test_reading_tasks_that_meet_429_are_slowed_and_do_not_fail(
-    spark: "SparkSession", odd: SparkCluster, watched: Watched, tmp_path: Path
+    spark: SparkSession, odd: SparkCluster, watched: Watched, tmp_path: Path
 ) -> None:
     log = odd.create("read-slowly")
     odd.append(log, *map(str, range(600)))
@@ -197,7 +196,7 @@ def test_reading_tasks_that_meet_429_are_slowed_and_do_not_fail(
 
 
 def test_a_gateway_without_pyarrow_is_written_and_read_as_json(
-    spark: "SparkSession", odd: SparkCluster
+    spark: SparkSession, odd: SparkCluster
 ) -> None:
     log, url = odd.create("as-json"), odd.url("gateway-2")
     with Gateways(url) as gateways:
@@ -224,7 +223,7 @@ def test_a_gateway_without_pyarrow_is_written_and_read_as_json(
     assert [_row(*row) for row in _read(spark, odd.url("gateway-1"), log).collect()] == wanted
 
 
-def _read(spark: "SparkSession", url: str, log: str) -> "DataFrame":
+def _read(spark: SparkSession, url: str, log: str) -> DataFrame:
     reader = spark.read.format("quorumlog").options(**{"gateway.url": url, "subscribe": log})
     return reader.option("columns", "value,key,headers,timestamp").load()
 
@@ -239,7 +238,7 @@ def _row(value: bytes, key: str | bytes | None, headers: Any, timestamp: Any) ->
     return bytes(value), told, known, timestamp
 
 
-def test_a_plain_ledger_is_read_as_json(spark: "SparkSession", odd: SparkCluster) -> None:
+def test_a_plain_ledger_is_read_as_json(spark: SparkSession, odd: SparkCluster) -> None:
     url = odd.url("gateway-2")
     ledger = odd.http.request("POST", "/v1/ledgers", is_repeatable=False).json()["ledger_id"]
     odd.http.request(

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,8 +10,7 @@ from loadtest.spark_cluster import SparkCluster
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 GUIDE = README.parent / "docs" / "guides" / "spark.md"
@@ -23,7 +22,7 @@ def programs(page: Path) -> list[str]:
 
 
 def test_the_examples_of_the_guide_do_what_it_says(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     examples = programs(GUIDE)
     names: dict[str, Any] = {"__name__": "guide"}
@@ -41,7 +40,7 @@ def test_the_examples_of_the_guide_do_what_it_says(
 
 
 def test_the_example_of_the_readme_does_what_it_says(
-    spark: "SparkSession",
+    spark: SparkSession,
     cluster: SparkCluster,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,16 +29,14 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from quorumlog.errors import UNKNOWN, QuorumLogError
 from quorumlog.spark.jobs import archive, ingest, job, retention_stats, scrub
 from quorumlog.spark.jobs.spans import CORRUPT, DIVERGENT, EXTRA, MISSING, UNREACHABLE
 from quorumlog.spark.plan import DataLoss, TaskRange
-from quorumlog.spark.reading import rows
+from quorumlog.spark.rows import rows
 from tests.support.waiting import UNHURRIED
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COUNT = 300
 MARK = "a-payload-to-be-flipped"
@@ -156,7 +154,7 @@ def writers(cluster: SparkCluster) -> Iterator[list[str]]:
 
 
 def test_scrub_finds_exactly_what_was_planted_while_writers_run(
-    spark: "SparkSession", cluster: SparkCluster, writers: list[str], tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, writers: list[str], tmp_path: Path
 ) -> None:
     planter = Planter(cluster)
     whole = list(range(COUNT))
@@ -182,8 +180,10 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
 
     planted = {plain, striped, rotten}
 
+    saved = tmp_path / "findings.jsonl"
+
     def scrubbed() -> tuple[job.JobResult, list[Any]] | None:
-        result = scrub.run(spark, cluster.urls)
+        result = scrub.run(spark, cluster.urls, findings=saved)
         told = result.frame.collect()
         elsewhere = {row.kind for row in told if row.ledger not in planted} - {EXTRA}
         # Where a machine is slow a copy may be late in both looks. Nothing else is wrong elsewhere.
@@ -212,8 +212,6 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
     assert not writers
 
     assert result.report["queued"] == 0, "nobody asked for repairs"
-    saved = tmp_path / "findings.jsonl"
-    scrub.save(result.frame, saved)
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
     assert lines == [row.asDict() for row in told]
     repaired = scrub.run(
@@ -255,7 +253,7 @@ def test_entries_that_were_given_up_are_an_error_unless_loss_is_accepted(
 
 
 def test_a_log_is_archived_read_back_and_only_then_let_go(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log = cluster.create("to-archive", roll_entries=2)
     cluster.append(log, "a", "b", "c")
@@ -306,7 +304,7 @@ def test_a_log_is_archived_read_back_and_only_then_let_go(
 
 
 def test_only_what_this_place_has_from_the_logs_first_offset_on_is_truncated(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log = cluster.create("in-two-places")
     one, other = str(tmp_path / "a place"), str(tmp_path / "other")
@@ -357,7 +355,7 @@ def _ruined(path: Path) -> None:
     ],
 )
 def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path, damage: Any, said: str
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path, damage: Any, said: str
 ) -> None:
     log = cluster.create(f"damaged-{damage.__name__.strip('_')}", roll_entries=1)
     cluster.http.request(
@@ -378,7 +376,7 @@ def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(
 
 
 def test_the_files_of_a_run_that_is_not_done_are_no_reason_to_truncate(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """The run loses to another one if that advances the log first, and then removes its files."""
     log = cluster.create("undone")
@@ -397,7 +395,7 @@ def test_the_files_of_a_run_that_is_not_done_are_no_reason_to_truncate(
 
 
 def test_the_archive_of_a_deleted_log_is_kept_and_no_reason_to_truncate_its_namesake(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     def made() -> str:
         log = cluster.create("made-twice", roll_entries=1)
@@ -422,7 +420,7 @@ def test_the_archive_of_a_deleted_log_is_kept_and_no_reason_to_truncate_its_name
 
 @pytest.mark.parametrize("through", [5, 3])
 def test_of_two_archives_at_once_one_gives_up_and_each_record_is_there_once(
-    spark: "SparkSession",
+    spark: SparkSession,
     cluster: SparkCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -459,7 +457,7 @@ def test_of_two_archives_at_once_one_gives_up_and_each_record_is_there_once(
 
 
 def test_statistics_say_what_there_is_and_what_may_go(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log = cluster.create("old", roll_entries=1, retention_bytes=10_000_000)
     for _ in range(3):
@@ -495,7 +493,7 @@ def test_statistics_say_what_there_is_and_what_may_go(
 
 
 def test_what_spark_reads_is_ingested_once(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     spark.range(10).selectExpr("id", "id * id as square").write.parquet(str(tmp_path / "in"))
     asked: dict[str, Any] = {
@@ -535,7 +533,7 @@ def test_what_spark_reads_is_ingested_once(
 
 
 def test_files_go_onto_the_log_by_name_though_spark_would_begin_with_the_largest(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "two words"
     folder.mkdir()
@@ -571,7 +569,7 @@ def test_files_go_onto_the_log_by_name_though_spark_would_begin_with_the_largest
 
 
 def test_the_rows_of_a_query_keep_their_order_in_fewer_partitions(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     """Spark puts the partitions of a cached frame together by host, in no order."""
     log = cluster.create("fewer")
@@ -589,7 +587,7 @@ def test_the_rows_of_a_query_keep_their_order_in_fewer_partitions(
 
 
 def test_a_rehearsal_finds_what_the_ingestion_would_fail_at(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "1.txt").write_text("a\n")
     asked: dict[str, Any] = {"path": str(tmp_path), "kind": "text", "dry_run": True}
@@ -605,7 +603,7 @@ def test_a_rehearsal_finds_what_the_ingestion_would_fail_at(
 
 
 def test_a_stream_of_files_takes_each_file_once(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     log, files = cluster.create("streamed"), tmp_path / "files"
     files.mkdir()

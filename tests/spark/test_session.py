@@ -2,16 +2,13 @@
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def test_spark_finds_the_format_by_the_name_of_a_module() -> None:
@@ -22,7 +19,7 @@ def test_spark_finds_the_format_by_the_name_of_a_module() -> None:
     assert module.DefaultSource.name() == "quorumlog"
 
 
-def test_a_session_runs_python_on_its_workers(spark: "SparkSession") -> None:
+def test_a_session_runs_python_on_its_workers(spark: SparkSession) -> None:
     doubled = spark.range(4, numPartitions=2).rdd.map(lambda row: 2 * row.id).collect()
 
     assert doubled == [0, 2, 4, 6]

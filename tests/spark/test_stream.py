@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,25 +11,23 @@ from loadtest.spark_cluster import SparkCluster
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
 
 from quorumlog.spark.plan import DataLoss
-from quorumlog.spark.reading import rows
+from quorumlog.spark.rows import rows
 from quorumlog.spark.streaming import StreamReader, lag
 from tests.support.waiting import LOST_WORKER
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
 
 def copy(
-    spark: "SparkSession",
+    spark: SparkSession,
     cluster: SparkCluster,
     source: dict[str, Any],
     target: str,
     checkpoint: Path,
-) -> "StreamingQuery":
+) -> StreamingQuery:
     """Copy what there is now, and wait for the end."""
     stream = spark.readStream.format("quorumlog").option("gateway.url", cluster.urls)
     sink = (
@@ -55,7 +53,7 @@ def copy(
 
 
 def test_batches_of_a_stream_take_no_more_than_they_may_and_all_arrives_once(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     source, target = cluster.create("stream-a", roll_entries=2), cluster.create("stream-b")
     for n in range(5):
@@ -74,7 +72,7 @@ def test_batches_of_a_stream_take_no_more_than_they_may_and_all_arrives_once(
 
 
 def test_a_batch_that_is_repeated_after_its_commit_is_not_there_twice(
-    spark: "SparkSession", cluster: SparkCluster, tmp_path: Path
+    spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """As after a driver that was killed between the sink's commit and Spark's own log."""
     source, target = cluster.create("repeat-a"), cluster.create("repeat-b")

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,8 +15,7 @@ from tests.support.waiting import SETTLED_S
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ async def _serve(stores: Stores, issuer: Issuer, told: "Future[str]", ended: asy
         raise
 
 
-def explained(frame: "DataFrame") -> str:
+def explained(frame: DataFrame) -> str:
     """What Spark prints of a frame and its plans."""
     execution: Any = frame._jdf.queryExecution()
     jvm: Any = frame.sparkSession._jvm
@@ -64,7 +63,7 @@ def explained(frame: "DataFrame") -> str:
     return "\n".join((*texts, execution.toString(), repr(frame)))
 
 
-def pages(spark: "SparkSession") -> str:
+def pages(spark: SparkSession) -> str:
     """What the pages of Spark's UI show of queries."""
     store: Any = spark._jsparkSession.sharedState().statusStore()
     found = store.executionsList()
@@ -75,7 +74,7 @@ def pages(spark: "SparkSession") -> str:
 
 
 def test_spark_reads_and_writes_with_a_token_and_shows_it_nowhere(
-    spark: "SparkSession", gateways: str, issuer: Issuer
+    spark: SparkSession, gateways: str, issuer: Issuer
 ) -> None:
     token = issuer.jwt(f"append:logs/{LOG}", f"read:logs/{LOG}")
     wrong = issuer.jwt(f"read:logs/{LOG}", aud="another")

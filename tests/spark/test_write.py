@@ -1,7 +1,7 @@
 """Batch writes by Spark: all rows come onto a log once, or none, whatever happens on the way."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,23 +12,22 @@ from quorumlog.spark.writing import Whose, begin, publish
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 
-def write(cluster: SparkCluster, frame: "DataFrame", mode: str = "append", **options: Any) -> None:
+def write(cluster: SparkCluster, frame: DataFrame, mode: str = "append", **options: Any) -> None:
     writer = frame.write.format("quorumlog").option("gateway.url", cluster.urls)
     writer.options(**options).mode(mode).save()
 
 
-def numbers(spark: "SparkSession", count: int, parts: int = 2, start: int = 0) -> "DataFrame":
+def numbers(spark: SparkSession, count: int, parts: int = 2, start: int = 0) -> DataFrame:
     return spark.range(start, start + count, numPartitions=parts).selectExpr(
         "cast(id AS string) AS value"
     )
 
 
 def test_rows_come_onto_the_log_in_the_order_of_the_frame(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("written")
     cluster.append(log, "before")
@@ -40,7 +39,7 @@ def test_rows_come_onto_the_log_in_the_order_of_the_frame(
 
 
 def test_keys_headers_times_and_logs_are_columns(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     logs = [cluster.create(name) for name in ("by-column-a", "by-column-b")]
     frame = spark.range(10).selectExpr(
@@ -61,7 +60,7 @@ def test_keys_headers_times_and_logs_are_columns(
 
 
 def test_a_task_that_fails_and_runs_again_doubles_nothing(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("failing")
 
@@ -80,7 +79,7 @@ def test_a_task_that_fails_and_runs_again_doubles_nothing(
     assert sorted(map(int, cluster.values(log))) == list(range(30_000))
 
 
-def test_a_job_that_fails_leaves_nothing(spark: "SparkSession", cluster: SparkCluster) -> None:
+def test_a_job_that_fails_leaves_nothing(spark: SparkSession, cluster: SparkCluster) -> None:
     log = cluster.create("failed")
     before = cluster.ledgers()
 
@@ -100,7 +99,7 @@ def test_a_job_that_fails_leaves_nothing(spark: "SparkSession", cluster: SparkCl
 
 
 def test_the_same_version_of_an_app_is_written_once(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("versions")
 
@@ -112,7 +111,7 @@ def test_the_same_version_of_an_app_is_written_once(
 
 
 def test_a_commit_whose_answer_is_lost_is_not_undone_by_the_abort_that_follows(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     """The driver asks again: here the same commit is asked for twice, and then an abort."""
     from pyspark.sql.types import StringType, StructField, StructType
@@ -152,7 +151,7 @@ def _loaded(message: bytes) -> Any:
 
 
 def test_overwrite_puts_new_rows_in_the_place_of_the_old_ones(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("overwritten")
     write(cluster, numbers(spark, 10), topic=log)
@@ -165,7 +164,7 @@ def test_overwrite_puts_new_rows_in_the_place_of_the_old_ones(
 
 
 def test_many_small_partitions_are_refused_with_the_number_that_would_do(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("tiny")
 
@@ -176,7 +175,7 @@ def test_many_small_partitions_are_refused_with_the_number_that_would_do(
 
 
 def test_a_write_of_too_many_partitions_fails_before_it_writes_the_first_of_the_rest(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log, before = cluster.create("many-parts"), cluster.ledgers()
 
@@ -189,7 +188,7 @@ def test_a_write_of_too_many_partitions_fails_before_it_writes_the_first_of_the_
 
 
 def test_an_empty_frame_and_empty_partitions_make_no_ledgers(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("empty-parts")
 
@@ -200,7 +199,7 @@ def test_an_empty_frame_and_empty_partitions_make_no_ledgers(
 
 
 def test_rows_larger_than_a_request_are_cut_and_all_arrive(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("large")
     frame = spark.range(12, numPartitions=1).selectExpr(
@@ -215,7 +214,7 @@ def test_rows_larger_than_a_request_are_cut_and_all_arrive(
 
 
 def test_a_row_of_the_size_that_the_guide_names_fits(
-    spark: "SparkSession", cluster: SparkCluster
+    spark: SparkSession, cluster: SparkCluster
 ) -> None:
     log = cluster.create("largest")
     row = ("repeat('x', 8379000) AS value", "'k' AS key", "map('h', repeat('y', 998)) AS headers")
@@ -235,7 +234,7 @@ def test_a_row_of_the_size_that_the_guide_names_fits(
     ],
 )
 def test_what_can_not_be_written_is_refused(
-    spark: "SparkSession",
+    spark: SparkSession,
     cluster: SparkCluster,
     columns: list[str],
     options: dict[str, str],

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from loadtest.ports import free_ports
-from quorumlog.net.listen import ListenLimits, listening
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.listen import listening
 
 HOST = "127.0.0.1"
 

@@ -21,9 +21,9 @@ from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
 from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
 from tests.explore.log_judge import LogJudge
 from tests.explore.log_parts import LogParts
-from tests.gateway.streams.test_fork_guards import GUARDS as FORKS_READ
+from tests.gateway.streams.test_forks import GUARDS as FORKS_READ
 from tests.logs.judge import Judge
-from tests.metadata.test_fork_guards import GUARDS as FORKS
+from tests.metadata.test_forks import GUARDS as FORKS
 from tests.metadata.test_guards import GUARDS as METADATA
 from tests.mutants.ends import END_MUTANTS
 from tests.mutants.hunt import Mutant
@@ -156,13 +156,9 @@ def hunted() -> Iterator[tuple[str, set[str]]]:
     for mutant in (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS):
         yield _finder(mutant), cited(mutant.rule)
     for stored in STORAGE_MUTANTS:
-        yield SEARCHES.get(stored.search, "P"), cited(stored.rule)
-    rules = [guard.rule for guard in METADATA]
-    rules += [guard.rule for guard in FORKS] + [guard.rule for guard in FORKS_READ]
-    for rule in rules:
-        yield "P", cited(rule)
-    for guarded, _ in AUTORECOVERY:
-        yield "P", cited(guarded.rule)
+        yield SEARCHES.get(stored.claim, "P"), cited(stored.rule)
+    for guard in (*METADATA, *FORKS, *FORKS_READ, *AUTORECOVERY):
+        yield "P", cited(guard.rule)
 
 
 def _finder(mutant: Mutant) -> str:
@@ -170,7 +166,7 @@ def _finder(mutant: Mutant) -> str:
         return "="
     if mutant in LOG_MUTANTS:
         return "C" if mutant.name in CLAIMS else "L" if mutant.scope is None else "E"
-    if mutant.is_of_services:
+    if mutant.draw_services:
         return "W"
     return "S" if mutant.scope is None else "E"
 

@@ -1,8 +1,7 @@
 """A database whose `now()` can be moved: a function of that name comes first on the search path, in every connection."""
 
-import asyncpg
-
 from loadtest.stores import Stores
+from tests.support.database import sql
 
 _SETUP = """
 CREATE SCHEMA clock;
@@ -14,15 +13,6 @@ DO $$ BEGIN
     EXECUTE format('ALTER DATABASE %I SET search_path = clock, pg_catalog, public', current_database());
 END $$;
 """
-
-
-async def sql(stores: Stores, text: str) -> str:
-    """Run statements on a connection of their own."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
-    try:
-        return str(await connection.execute(text))
-    finally:
-        await connection.close()
 
 
 async def shadow(stores: Stores) -> None:

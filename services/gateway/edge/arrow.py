@@ -14,18 +14,20 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import (
-    BadRequest,
-    NotAcceptable,
-    UnsupportedMediaType,
-)
+from quorumlog.errors import BadRequest, NotAcceptable, UnsupportedMediaType
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.record import Run
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.http.media import ARROW
-from services.gateway.edge.log_payloads import headers_of
-from services.gateway.edge.payloads import ENTRIES, RECORDS, Item, check_count, too_large
+from services.gateway.edge.payloads import (
+    ENTRIES,
+    RECORDS,
+    Item,
+    check_count,
+    headers_of,
+    too_large,
+)
 from services.gateway.logs.values import StoredBatch
 
 _INSTALL: Final = "pip install 'quorumlog[arrow]'"

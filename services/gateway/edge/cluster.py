@@ -7,27 +7,21 @@ from typing import Any, Final
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.errors import NOT_DONE, QuorumLogError, RouteNotFound, codes
-from quorumlog.net.listen import html_response
-from quorumlog.net.log_client import AFTER, LIMIT, SINCE, TARGET, AuditClient
+from quorumlog.net.audit import AFTER, LIMIT, SINCE, TARGET
+from quorumlog.net.gateway_clients import AuditClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
+from quorumlog.net.responses import html_response
 from quorumlog.wire.token_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value
 from services.gateway.edge.models import BookieListModel
-from services.gateway.edge.operations import (
-    ALWAYS,
-    ANSWERING,
-    WITH_METADATA,
-    PublicOperation,
-    gives,
-)
-from services.gateway.interface import EngineInterface
+from services.gateway.engine import Engine
 
 
-def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
+def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
     """The explanation of a code."""
     return {
         "code": cls.code,
@@ -39,13 +33,13 @@ def problem_json(cls: type[QuorumLogError]) -> dict[str, Any]:
     }
 
 
-def problem_page(cls: type[QuorumLogError]) -> str:
+def problem_page(cls: type[errors.QuorumLogError]) -> str:
     """The explanation of a code as HTML that loads nothing."""
     shown = problem_json(cls)
     retry = "It may be sent again as it is." if cls.retryable else "Sent again, it fails again."
     done = (
         "Nothing was done."
-        if cls.outcome == NOT_DONE
+        if cls.outcome == errors.NOT_DONE
         else "Nobody can say whether the request was done."
     )
     return page(
@@ -75,7 +69,7 @@ CODE: Final[Parameter[str]] = Parameter(
     "ledger-closed",
 )
 
-_ERRORS: Final = (*ALWAYS, *ANSWERING)
+_ERRORS: Final = (*op.ALWAYS, *op.ANSWERING)
 _STATUS: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
@@ -104,26 +98,26 @@ _AUDITED: Final = {
     "via": "gateway gateway-1",
 }
 
-BOOKIES: Final = PublicOperation(
+BOOKIES: Final = op.PublicOperation(
     "GET /v1/bookies",
     "listBookies",
     "Cluster",
     "Every registered bookie with its state",
     "`lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.",
     scope=on(Named.CLUSTER, Scope.READ),
-    replies=gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
-    errors=(*_ERRORS, *WITH_METADATA),
+    replies=op.gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
+    errors=(*_ERRORS, *op.WITH_METADATA),
 )
-CLUSTER: Final = PublicOperation(
+CLUSTER: Final = op.PublicOperation(
     "GET /v1/cluster",
     "getCluster",
     "Cluster",
     "Every service with its state, and the ledgers that lack copies",
     scope=on(Named.CLUSTER, Scope.READ),
-    replies=gives("The cluster.", {"type": "object"}, {"empty": {}}),
-    errors=(*_ERRORS, *WITH_METADATA),
+    replies=op.gives("The cluster.", {"type": "object"}, {"empty": {}}),
+    errors=(*_ERRORS, *op.WITH_METADATA),
 )
-AUDIT: Final = PublicOperation(
+AUDIT: Final = op.PublicOperation(
     "GET /v1/audit",
     "listAudit",
     "Cluster",
@@ -131,12 +125,12 @@ AUDIT: Final = PublicOperation(
     "Audited requests that changed something, by their numbers. `next` is the next `after`, null at the end.",
     (SINCE, TARGET, AFTER, LIMIT),
     scope=on(Named.EVERYTHING, Scope.ADMIN),
-    replies=gives(
+    replies=op.gives(
         "A page of the audit log.", AuditList, {"a deletion": {"audit": [_AUDITED], "next": None}}
     ),
-    errors=(*_ERRORS, *WITH_METADATA, errors.MetadataBusy),
+    errors=(*_ERRORS, *op.WITH_METADATA, errors.MetadataBusy),
 )
-PROBLEM: Final = PublicOperation(
+PROBLEM: Final = op.PublicOperation(
     "GET /problems/{code}",
     "getProblem",
     "About",
@@ -158,15 +152,15 @@ PROBLEM: Final = PublicOperation(
 
 def _shared(
     path: str, name: str, summary: str, media: str, schema: dict[str, Any], scope: Access = OPEN
-) -> PublicOperation:
-    return PublicOperation(
+) -> op.PublicOperation:
+    return op.PublicOperation(
         f"GET {path}",
         name,
         "About",
         summary,
         replies={200: Reply(summary, {media: Content(schema)})},
         scope=scope,
-        errors=ALWAYS,
+        errors=op.ALWAYS,
     )
 
 
@@ -174,14 +168,14 @@ _TEXT: Final[dict[str, Any]] = {"type": "string"}
 INDEX: Final = _shared("/", "getIndex", "A start page for people", HTML, _TEXT)
 SHARED: Final = (
     _shared("/health/live", "isLive", "The process runs", JSON, _STATUS),
-    PublicOperation(
+    op.PublicOperation(
         "GET /health/ready",
         "isReady",
         "About",
         "A default ledger could be created now",
         scope=OPEN,
-        replies=gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": RELEASE}}),
-        errors=(*ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
+        replies=op.gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": RELEASE}}),
+        errors=(*op.ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
     _shared(
         "/metrics",
@@ -216,12 +210,12 @@ _INDEX: Final = page(
 class ClusterRoutes:
     """Handlers about the cluster, and the pages that explain problems."""
 
-    def __init__(self, engine: EngineInterface, audit: AuditClient | None) -> None:
+    def __init__(self, engine: Engine, audit: AuditClient | None) -> None:
         self._engine, self._audit = engine, audit
 
     async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
         """GET /v1/bookies."""
-        found = await self._engine.bookies()
+        found = await self._engine.directory.refresh()
         shown: dict[str, Any] = {
             "bookies": [bookie.model_dump(mode="json") for bookie in found.bookies]
         }
@@ -237,10 +231,7 @@ class ClusterRoutes:
         """GET /v1/audit."""
         assert self._audit is not None, "there is such a route"
         page = await self._audit.page(
-            after=given[AFTER],
-            since=given[SINCE],
-            target=given[TARGET],
-            limit=given[LIMIT],
+            after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]
         )
         return json_value(page.model_dump(mode="json"))
 
@@ -250,9 +241,9 @@ class ClusterRoutes:
 
     async def problem(self, request: web.Request, given: Given) -> web.Response:
         """GET /problems/{code}."""
-        cls = codes().get(given[CODE])
+        cls = errors.codes().get(given[CODE])
         if cls is None:
-            raise RouteNotFound("there is no problem of this code")
+            raise errors.RouteNotFound("there is no problem of this code")
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))

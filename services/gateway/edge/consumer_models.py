@@ -6,9 +6,9 @@ from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSch
 
 from quorumlog.protocol.positions import Position
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge.log_pages import time_text
 from services.gateway.edge.models import DATE_TIME, Id, Model
-from services.gateway.logs.consumers import ConsumerView, Lag
+from services.gateway.edge.pages import time_text
+from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
 """A new owner of the positions waits for as long before another worker gets a lease (taste)."""
@@ -123,8 +123,6 @@ def position_json(row: Position) -> dict[str, Any]:
 
 def consumer_json(view: ConsumerView) -> dict[str, Any]:
     """A consumer as the API shows it."""
-    return position_json(view.position) | {"state": view.state, "lag": _lag_json(view.lag)}
-
-
-def _lag_json(lag: Lag | None) -> dict[str, Any] | None:
-    return None if lag is None else {"records": lag.records, "bytes": lag.bytes, "ms": lag.ms}
+    lag = view.lag
+    shown = None if lag is None else {"records": lag.records, "bytes": lag.bytes, "ms": lag.ms}
+    return position_json(view.position) | {"state": view.state, "lag": shown}

@@ -6,83 +6,58 @@ from typing import Any, Final
 from aiohttp import web
 
 from quorumlog import errors, header
-from quorumlog.errors import PreconditionRequired
+from quorumlog.net import parameters
 from quorumlog.net.operations import JSON, Content, Reply, Route
-from quorumlog.net.parameters import (
-    Given,
-    Parameter,
-    header_integer,
-    invalid,
-    path_text,
-    query_integer,
-    query_text,
-)
 from quorumlog.protocol.positions import Position, Stamp
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumer_models as models
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import EVERYONE, LOOK, Kind, Named, Scope, caller_of, on
-from services.gateway.edge.consumer_models import (
-    ConsumerCommit,
-    ConsumerReset,
-    LeaseAcquire,
-    consumer_json,
-    position_json,
-)
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.logs import TAKING_OVER
-from services.gateway.edge.operations import (
-    ALWAYS,
-    ETAG,
-    IDEMPOTENCY_KEY,
-    NAME,
-    WITH_METADATA,
-    PublicOperation,
-    gives,
-    once_of,
-)
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 
 PAGE_MAX: Final = 1000
 """Consumers of a page: the lag of each takes some reads (taste)."""
 
-CONSUMER: Final = path_text("consumer", LOG_NAME, "The consumer.", "billing")
-LIMIT: Final = query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
-AFTER: Final = query_text("after", LOG_NAME, "Consumers after this name.")
-AFTER_ALL: Final = query_text(
+CONSUMER: Final = parameters.path_text("consumer", LOG_NAME, "The consumer.", "billing")
+LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
+AFTER: Final = parameters.query_text("after", LOG_NAME, "Consumers after this name.")
+AFTER_ALL: Final = parameters.query_text(
     "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this one, as `log/consumer`."
 )
-LOG: Final = query_text("log", LOG_NAME, "Consumers of this log, which may be deleted.")
-PREFIX: Final = query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
-FENCING_TOKEN: Final = header_integer(
+LOG: Final = parameters.query_text("log", LOG_NAME, "Consumers of this log, which may be deleted.")
+PREFIX: Final = parameters.query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
+FENCING_TOKEN: Final = parameters.header_integer(
     header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
 )
 
-CONSUMERS_VERSION: Final = header_integer(
+CONSUMERS_VERSION: Final = parameters.header_integer(
     header.CONSUMERS_VERSION,
     "With `Idempotency-Key`: the highest `Consumers-Version` of the answers that the client had before it sent the change"
     " for the first time. 0, or no header: it had none; the change is then refused with a `version` to send it with. So is"
     " a copy so old that the cluster may have forgotten an earlier copy.",
 )
-COUNTS_ONCE: Final = (IDEMPOTENCY_KEY, CONSUMERS_VERSION)
+COUNTS_ONCE: Final = (op.IDEMPOTENCY_KEY, CONSUMERS_VERSION)
 _VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
 
 
 def _version(text: str, pointer: str) -> int:
     if not (found := re.fullmatch(_VERSION, text, re.ASCII)):
-        raise invalid(pointer, 'must be a version in quotes, as "17"')
+        raise parameters.invalid(pointer, 'must be a version in quotes, as "17"')
     return int(found[1])
 
 
 def _star(text: str, pointer: str) -> bool:
     if text != "*":
-        raise invalid(pointer, "must be *")
+        raise parameters.invalid(pointer, "must be *")
     return True
 
 
-IF_MATCH: Final[Parameter[int | None]] = Parameter(
+IF_MATCH: Final[parameters.Parameter[int | None]] = parameters.Parameter(
     "If-Match",
     "header",
     _version,
@@ -90,7 +65,7 @@ IF_MATCH: Final[Parameter[int | None]] = Parameter(
     "The consumer's version, as in `ETag`; another one is 412, and nothing is changed.",
     None,
 )
-IF_NONE_MATCH: Final[Parameter[bool]] = Parameter(
+IF_NONE_MATCH: Final[parameters.Parameter[bool]] = parameters.Parameter(
     "If-None-Match",
     "header",
     _star,
@@ -111,34 +86,29 @@ _POSITION: Final[dict[str, Any]] = {
 _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 210, "ms": 1200}}
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
-_KEPT: Final = (
-    *TAKING_OVER,
-    errors.QuorumTimeout,
-    errors.NotTheOwner,
-    errors.WriterLost,
-)
+_KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
 """Errors of the log of positions, which this gateway may come to own."""
 _BODILESS: Final = tuple(
     error for error in _KEPT if error not in (errors.TooLarge, errors.UnsupportedMediaType)
 )
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
-LIST: Final = PublicOperation(
+LIST: Final = op.PublicOperation(
     "GET /v1/logs/{name}/consumers",
     "listConsumers",
     "Consumers",
     "List a log's consumers",
     "By name, with what each has not processed yet.",
-    (NAME, LIMIT, AFTER, PREFIX),
+    (op.NAME, LIMIT, AFTER, PREFIX),
     scope=on(Named.LOG, *LOOK),
-    replies=gives(
+    replies=op.gives(
         "A page of consumers.",
         models.ConsumerList,
         {"last page": {"consumers": [_CONSUMER], "next": None}},
     ),
     errors=_BODILESS,
 )
-LIST_ALL: Final = PublicOperation(
+LIST_ALL: Final = op.PublicOperation(
     "GET /v1/consumers",
     "listAllConsumers",
     "Consumers",
@@ -146,33 +116,33 @@ LIST_ALL: Final = PublicOperation(
     "Sorted by log and name, without lags: the consumers of all logs that the caller may read, deleted logs included.",
     (LOG, LIMIT, AFTER_ALL, PREFIX),
     scope=on(Named.SOME, *LOOK),
-    replies=gives(
+    replies=op.gives(
         "A page of consumers.",
         models.PositionList,
         {"last page": {"consumers": [_POSITION], "next": None}},
     ),
     errors=_BODILESS,
 )
-GET: Final = PublicOperation(
+GET: Final = op.PublicOperation(
     f"GET {_ONE}",
     "getConsumer",
     "Consumers",
     "Look at a consumer",
     scope=on(Named.LOG, *LOOK),
-    parameters=(NAME, CONSUMER),
-    replies=gives("The consumer.", *_AS_CONSUMER, ETAG),
+    parameters=(op.NAME, CONSUMER),
+    replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
     errors=(*_BODILESS, errors.NoSuchConsumer),
 )
-PUT: Final = PublicOperation(
+PUT: Final = op.PublicOperation(
     f"PUT {_ONE}",
     "commitConsumer",
     "Consumers",
     "Commit a position",
     "By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with the `Fencing-Token` of the"
     " lease, which a commit renews. Without one of them: 428. A position goes back by a reset only.",
-    (NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
+    (op.NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
     {JSON: Content(models.ConsumerCommit, {"eight": {"offset": 8}})},
-    gives("The position.", *_AS_POSITION, ETAG),
+    op.gives("The position.", *_AS_POSITION, op.ETAG),
     (
         *_KEPT,
         errors.NoSuchConsumer,
@@ -188,22 +158,22 @@ PUT: Final = PublicOperation(
     scope=on(Named.LOG, Scope.READ),
     needs_body=True,
 )
-DELETE: Final = PublicOperation(
+DELETE: Final = op.PublicOperation(
     f"DELETE {_ONE}",
     "deleteConsumer",
     "Consumers",
     "Forget a consumer",
     "Also one of a log that is no more. Not while its lease is held.",
-    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+    (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
     scope=on(Named.LOG, Scope.MANAGE),
     replies={204: Reply("It is forgotten.")},
     errors=(
-        *ALWAYS,
-        *WITH_METADATA,
+        *op.ALWAYS,
+        *op.WITH_METADATA,
         *(
             error
             for error in _BODILESS
-            if error not in (*ALWAYS, *WITH_METADATA, errors.NotAcceptable)
+            if error not in (*op.ALWAYS, *op.WITH_METADATA, errors.NotAcceptable)
         ),
         errors.NoSuchConsumer,
         errors.VersionConflict,
@@ -212,29 +182,29 @@ DELETE: Final = PublicOperation(
     ),
     is_audited=True,
 )
-RESET: Final = PublicOperation(
+RESET: Final = op.PublicOperation(
     f"POST {_ONE}/reset",
     "resetConsumer",
     "Consumers",
     "Put a consumer somewhere else",
     "Forwards or back, and into the log of this name as it is now. Whoever holds the lease has lost it.",
-    (NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+    (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
     {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
-    gives("The consumer.", *_AS_CONSUMER, ETAG),
+    op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
     (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
     scope=on(Named.LOG, Scope.MANAGE),
     needs_body=True,
     is_audited=True,
 )
-ACQUIRE: Final = PublicOperation(
+ACQUIRE: Final = op.PublicOperation(
     f"POST {_ONE}/lease",
     "acquireLease",
     "Consumers",
     "Become the active worker of a consumer",
     "A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher than all before it.",
-    (NAME, CONSUMER, *COUNTS_ONCE),
+    (op.NAME, CONSUMER, *COUNTS_ONCE),
     {JSON: Content(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}})},
-    gives("The lease is held.", *_AS_POSITION, ETAG),
+    op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
     (
         *_KEPT,
         errors.TooManyConsumers,
@@ -246,15 +216,15 @@ ACQUIRE: Final = PublicOperation(
     scope=on(Named.LOG, Scope.READ),
     needs_body=True,
 )
-RENEW: Final = PublicOperation(
+RENEW: Final = op.PublicOperation(
     f"PUT {_ONE}/lease",
     "renewLease",
     "Consumers",
     "Hold the lease for longer",
     "For another `lease_ms` from now on. A commit with the token does the same.",
-    (NAME, CONSUMER, FENCING_TOKEN),
+    (op.NAME, CONSUMER, FENCING_TOKEN),
     scope=on(Named.LOG, Scope.READ),
-    replies=gives("The lease is held.", *_AS_POSITION, ETAG),
+    replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
     errors=(
         *_BODILESS,
         errors.NoSuchConsumer,
@@ -263,13 +233,13 @@ RENEW: Final = PublicOperation(
         errors.LogReplaced,
     ),
 )
-RELEASE: Final = PublicOperation(
+RELEASE: Final = op.PublicOperation(
     f"DELETE {_ONE}/lease",
     "releaseLease",
     "Consumers",
     "Let the lease go",
     "Another worker gets it at once.",
-    (NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
+    (op.NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
     scope=on(Named.LOG, Scope.READ),
     replies={204: Reply("It is free.")},
     errors=(
@@ -288,17 +258,16 @@ class ConsumerRoutes:
     def __init__(self, consumers: Consumers, room: Room) -> None:
         self._consumers, self._room = consumers, room
 
-    async def page(self, _request: web.Request, given: Given) -> web.Response:
+    async def page(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """GET /v1/logs/{name}/consumers."""
         views, following = await self._consumers.page(
-            given[NAME],
-            after=given[AFTER] or "",
-            limit=given[LIMIT],
-            prefix=given[PREFIX] or "",
+            given[op.NAME], after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
         )
-        return json_value({"consumers": [consumer_json(view) for view in views], "next": following})
+        return json_value(
+            {"consumers": [models.consumer_json(view) for view in views], "next": following}
+        )
 
-    async def page_of_all(self, request: web.Request, given: Given) -> web.Response:
+    async def page_of_all(self, request: web.Request, given: parameters.Given) -> web.Response:
         """GET /v1/consumers."""
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
@@ -308,27 +277,23 @@ class ConsumerRoutes:
             limit=given[LIMIT],
             is_shown=lambda log: not LOOK.isdisjoint(caller.scopes(Kind.LOGS, log)),
         )
-        return json_value({"consumers": list(map(position_json, rows)), "next": following})
+        return json_value({"consumers": list(map(models.position_json, rows)), "next": following})
 
-    async def get(self, _request: web.Request, given: Given) -> web.Response:
+    async def get(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """GET /v1/logs/{name}/consumers/{consumer}."""
-        return self._viewed(await self._consumers.look(given[NAME], given[CONSUMER]))
+        return self._viewed(await self._consumers.look(given[op.NAME], given[CONSUMER]))
 
-    async def put(self, request: web.Request, given: Given) -> web.Response:
+    async def put(self, request: web.Request, given: parameters.Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}."""
-        wanted = await body.read_model(request, self._room, ConsumerCommit)
-        token, version, is_new = (
-            given[FENCING_TOKEN],
-            given[IF_MATCH],
-            given[IF_NONE_MATCH],
-        )
+        wanted = await body.read_model(request, self._room, models.ConsumerCommit)
+        token, version, is_new = (given[FENCING_TOKEN], given[IF_MATCH], given[IF_NONE_MATCH])
         if token is None and version is None and not is_new:
-            raise PreconditionRequired(
-                "send If-Match, If-None-Match: *, or Fencing-Token", log=given[NAME]
+            raise errors.PreconditionRequired(
+                "send If-Match, If-None-Match: *, or Fencing-Token", log=given[op.NAME]
             )
         return _committed(
             await self._consumers.commit(
-                given[NAME],
+                given[op.NAME],
                 given[CONSUMER],
                 wanted.offset,
                 token=token,
@@ -339,18 +304,18 @@ class ConsumerRoutes:
             )
         )
 
-    async def delete(self, request: web.Request, given: Given) -> web.Response:
+    async def delete(self, request: web.Request, given: parameters.Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}."""
         stamp = _stamp(request, given)
-        await self._consumers.delete(given[NAME], given[CONSUMER], given[IF_MATCH], stamp)
+        await self._consumers.delete(given[op.NAME], given[CONSUMER], given[IF_MATCH], stamp)
         return self._done()
 
-    async def reset(self, request: web.Request, given: Given) -> web.Response:
+    async def reset(self, request: web.Request, given: parameters.Given) -> web.Response:
         """POST /v1/logs/{name}/consumers/{consumer}/reset."""
-        wanted = await body.read_model(request, self._room, ConsumerReset)
+        wanted = await body.read_model(request, self._room, models.ConsumerReset)
         return self._viewed(
             await self._consumers.reset(
-                given[NAME],
+                given[op.NAME],
                 given[CONSUMER],
                 start_of_json(wanted.to, "/to"),
                 given[IF_MATCH],
@@ -358,12 +323,12 @@ class ConsumerRoutes:
             )
         )
 
-    async def acquire(self, request: web.Request, given: Given) -> web.Response:
+    async def acquire(self, request: web.Request, given: parameters.Given) -> web.Response:
         """POST /v1/logs/{name}/consumers/{consumer}/lease."""
-        wanted = await body.read_model(request, self._room, LeaseAcquire)
+        wanted = await body.read_model(request, self._room, models.LeaseAcquire)
         return self._positioned(
             await self._consumers.acquire(
-                given[NAME],
+                given[op.NAME],
                 given[CONSUMER],
                 holder=wanted.holder,
                 lease_ms=wanted.lease_ms,
@@ -374,29 +339,30 @@ class ConsumerRoutes:
             )
         )
 
-    async def renew(self, _request: web.Request, given: Given) -> web.Response:
+    async def renew(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """PUT /v1/logs/{name}/consumers/{consumer}/lease."""
         token = _token(given)
-        return self._positioned(await self._consumers.renew(given[NAME], given[CONSUMER], token))
+        return self._positioned(await self._consumers.renew(given[op.NAME], given[CONSUMER], token))
 
-    async def release(self, request: web.Request, given: Given) -> web.Response:
+    async def release(self, request: web.Request, given: parameters.Given) -> web.Response:
         """DELETE /v1/logs/{name}/consumers/{consumer}/lease."""
         token, stamp = _token(given), _stamp(request, given)
-        await self._consumers.release(given[NAME], given[CONSUMER], token, stamp)
+        await self._consumers.release(given[op.NAME], given[CONSUMER], token, stamp)
         return self._done()
 
     def _headers(self, position: Position | None = None) -> dict[str, str]:
-        seen = {header.CONSUMERS_VERSION: str(self._consumers.seen)}
+        # A version that the client may say it has seen, with its next change.
+        seen = {header.CONSUMERS_VERSION: str(self._consumers.positions.seen)}
         return seen if position is None else {"ETag": f'"{position.version}"', **seen}
 
     def _done(self) -> web.Response:
         return web.Response(status=204, headers={"Cache-Control": "no-store", **self._headers()})
 
     def _positioned(self, position: Position) -> web.Response:
-        return json_value(position_json(position), headers=self._headers(position))
+        return json_value(models.position_json(position), headers=self._headers(position))
 
     def _viewed(self, view: ConsumerView) -> web.Response:
-        return json_value(consumer_json(view), headers=self._headers(view.position))
+        return json_value(models.consumer_json(view), headers=self._headers(view.position))
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
@@ -413,16 +379,16 @@ class ConsumerRoutes:
         ]
 
 
-def _token(given: Given) -> int:
+def _token(given: parameters.Given) -> int:
     token = given[FENCING_TOKEN]
     if token is None:
-        raise PreconditionRequired("send the Fencing-Token of the lease", log=given[NAME])
+        raise errors.PreconditionRequired("send the Fencing-Token of the lease", log=given[op.NAME])
     return token
 
 
 def _committed(position: Position) -> web.Response:
     """The answer to a commit, most of which `edge/direct.py` answers."""
-    return json_value(position_json(position), headers={"ETag": f'"{position.version}"'})
+    return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
 
 def _maker(request: web.Request) -> str:
@@ -431,9 +397,9 @@ def _maker(request: web.Request) -> str:
     return "" if caller is EVERYONE else caller.identity
 
 
-def _stamp(request: web.Request, given: Given, body: Any = None) -> Stamp | None:
+def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
     """By what the keeper recognises copies of a change; None without `Idempotency-Key`."""
-    once = once_of(request, given, body)
+    once = op.once_of(request, given, body)
     if once is None:
         return None
     return Stamp(once.token, once.content, given[CONSUMERS_VERSION] or 0)

@@ -26,21 +26,22 @@ from multidict import CIMultiDictProxy
 from quorumlog import header
 from quorumlog.errors import QuorumLogError
 from quorumlog.net import trace
+from quorumlog.net.aiohttp_parts import DirectConnection
 from quorumlog.net.budget import PEER, peer_of
-from quorumlog.net.direct import DirectConnection
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import SERVER_NAME, problem_response, request_id
 from quorumlog.net.operations import JSON, Operation
+from quorumlog.net.responses import SERVER_NAME, problem_response, request_id
 from quorumlog.protocol.positions import Position
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
 from services.gateway.edge.entries import appended_body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import FRAMES, OCTETS
 from services.gateway.edge.http.middleware import Metrics
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.payloads import from_frames, from_json
-from services.gateway.interface import EngineInterface, EntriesAppended
+from services.gateway.engine.appends import Appends
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.consumers import Consumers
 
 log = logging.getLogger(__name__)
@@ -82,11 +83,11 @@ class _Plain:
 
 
 class DirectRequests:
-    """Takes plain appends and commits (`net/direct.py`)."""
+    """Takes plain appends and commits (`net/aiohttp_parts.py`)."""
 
     def __init__(
         self,
-        engine: EngineInterface,
+        appends: Appends,
         consumers: Consumers | None,
         room: Room,
         metrics: Metrics,
@@ -95,7 +96,7 @@ class DirectRequests:
         is_usual: Callable[[], bool],
     ) -> None:
         """`is_usual`: whether all requests go the usual way just now."""
-        self._engine, self._consumers = engine, consumers
+        self._appends, self._consumers = appends, consumers
         self._room, self._metrics = room, metrics
         self._hosts, self._is_usual = hosts, is_usual
         self.bytes_max = min(
@@ -149,7 +150,7 @@ class DirectRequests:
         if found is None:
             return None
         ledger_id = int(found[1])
-        append = self._engine.at_hand(ledger_id)
+        append = self._appends.at_hand(ledger_id)
         if append is None:
             return None
         payloads, is_batch = self._payloads(headers[hdrs.CONTENT_TYPE], body)

@@ -12,9 +12,10 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from services.gateway.edge import arrow, models
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
 from services.gateway.edge.http import body
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
 from services.gateway.edge.http.media import (
     ARROW,
     NDJSON,
@@ -24,32 +25,9 @@ from services.gateway.edge.http.media import (
     json_value,
     octets,
 )
-from services.gateway.edge.http.pipe import Pipe
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.ledger_pages import LedgerPages
-from services.gateway.edge.operations import (
-    ALWAYS,
-    BYTES,
-    ENCODING,
-    EXPECT,
-    LAST_EVENT_ID,
-    LEDGER_ID,
-    LIMIT,
-    MAX_BYTES,
-    NOTHING_FOLLOWS,
-    OF_TRANSACTION,
-    PASSWORD,
-    TICKET,
-    USUAL,
-    WAIT_MS,
-    WITH_BODY,
-    WITH_METADATA,
-    PublicOperation,
-    append_forms,
-    gives,
-    read_forms,
-)
-from services.gateway.edge.pages import PageStream
+from services.gateway.edge.http.pipe import Pipe, append_lines
+from services.gateway.edge.log_payloads import read_records
+from services.gateway.edge.pages import LedgerPages
 from services.gateway.edge.payloads import (
     ENTRIES,
     encoded,
@@ -58,11 +36,10 @@ from services.gateway.edge.payloads import (
     from_line,
     too_large,
 )
-from services.gateway.edge.reads import ReadRequest, answer_read
-from services.gateway.edge.record_bodies import read_records
+from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
-from services.gateway.edge.streams import append_lines
-from services.gateway.interface import EngineInterface, EntriesAppended
+from services.gateway.engine import Engine
+from services.gateway.interface import EntriesAppended
 from services.gateway.logs.transactions import Transactions
 
 ENTRY_ID: Final = path_id("entry_id", "The entry.")
@@ -71,7 +48,7 @@ TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive.")
 AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known already.")
 
 _READING: Final = (
-    *USUAL,
+    *op.USUAL,
     errors.WrongPassword,
     errors.NoSuchLedger,
     errors.EntryLost,
@@ -84,15 +61,15 @@ _POSITION_HEADERS: Final = {
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
 
-APPEND: Final = PublicOperation(
+APPEND: Final = op.PublicOperation(
     "POST /v1/ledgers/{ledger_id}/entries",
     "appendEntries",
     "Entries",
     "Append an entry or a batch",
     "The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids; after "
     "an unknown outcome a prefix of it may be there.",
-    (LEDGER_ID, EXPECT, PASSWORD),
-    append_forms(
+    (op.LEDGER_ID, op.EXPECT, op.PASSWORD),
+    op.append_forms(
         Content(
             {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
             {
@@ -111,7 +88,7 @@ APPEND: Final = PublicOperation(
             "last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        **gives(
+        **op.gives(
             "Acknowledged.",
             {"anyOf": [models.AppendedEntry, models.AppendedBatch]},
             {
@@ -127,14 +104,14 @@ APPEND: Final = PublicOperation(
         ),
     },
     (
-        *USUAL,
-        *WITH_BODY,
+        *op.USUAL,
+        *op.WITH_BODY,
         errors.WrongPassword,
         errors.NoSuchLedger,
         errors.LedgerClosed,
         errors.LedgerFenced,
         errors.OwnedByLog,
-        *OF_TRANSACTION,
+        *op.OF_TRANSACTION,
         errors.WriterLost,
         errors.EntryConflict,
         errors.UnexpectedEntryId,
@@ -145,19 +122,30 @@ APPEND: Final = PublicOperation(
     scope=on(Named.LEDGER, Scope.APPEND),
     needs_body=True,
 )
-READ: Final = PublicOperation(
+READ: Final = op.PublicOperation(
     "GET /v1/ledgers/{ledger_id}/entries",
     "readEntries",
     "Entries",
     "Read confirmed entries",
     "Sees every entry that was acknowledged before the read began. At or beyond the end the list is "
     "empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.",
-    (LEDGER_ID, FROM, TO, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, PASSWORD, LAST_EVENT_ID, TICKET),
+    (
+        op.LEDGER_ID,
+        FROM,
+        TO,
+        op.LIMIT,
+        op.MAX_BYTES,
+        op.ENCODING,
+        op.WAIT_MS,
+        op.PASSWORD,
+        op.LAST_EVENT_ID,
+        op.TICKET,
+    ),
     scope=on(Named.LEDGER, Scope.READ),
     replies={
         200: Reply(
             "Entries, maybe none.",
-            read_forms(
+            op.read_forms(
                 Content(
                     models.Entries,
                     {
@@ -178,48 +166,47 @@ READ: Final = PublicOperation(
             ),
             _POSITION_HEADERS,
         ),
-        204: NOTHING_FOLLOWS,
+        204: op.NOTHING_FOLLOWS,
     },
     errors=_READING,
 )
-ENTRY: Final = PublicOperation(
+ENTRY: Final = op.PublicOperation(
     "GET /v1/ledgers/{ledger_id}/entries/{entry_id}",
     "readEntry",
     "Entries",
     "Read one entry",
     scope=on(Named.LEDGER, Scope.READ),
-    parameters=(LEDGER_ID, ENTRY_ID, ENCODING, PASSWORD),
+    parameters=(op.LEDGER_ID, ENTRY_ID, op.ENCODING, op.PASSWORD),
     replies={
         200: Reply(
             "The entry.",
             {
                 JSON: Content(
-                    models.OneEntry,
-                    {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
+                    models.OneEntry, {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}}
                 ),
-                OCTETS: Content(BYTES | {"description": "The payload alone."}),
+                OCTETS: Content(op.BYTES | {"description": "The payload alone."}),
             },
             {"Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."},
         )
     },
     errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
 )
-LAST_ADD_CONFIRMED: Final = PublicOperation(
+LAST_ADD_CONFIRMED: Final = op.PublicOperation(
     "GET /v1/ledgers/{ledger_id}/last-add-confirmed",
     "lastAddConfirmed",
     "Entries",
     "How far a ledger is confirmed",
     "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
-    (LEDGER_ID, AFTER, WAIT_MS, PASSWORD),
+    (op.LEDGER_ID, AFTER, op.WAIT_MS, op.PASSWORD),
     scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
-    replies=gives(
+    replies=op.gives(
         "The last add confirmed; -1: nothing yet.",
         models.LastAddConfirmed,
         {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
     ),
     errors=_READING,
 )
-SOCKET: Final = PublicOperation(
+SOCKET: Final = op.PublicOperation(
     "GET /v1/ledgers/{ledger_id}/ws",
     "ledgerSocket",
     "Entries",
@@ -228,11 +215,11 @@ SOCKET: Final = PublicOperation(
     'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
     "(encoding `frames` for binary messages). A problem object ends the socket. With the subprotocol "
     "`quorumlog.appends` there is no tail, and each message is one append with the answer of HTTP.",
-    (LEDGER_ID, PASSWORD, TICKET),
+    (op.LEDGER_ID, op.PASSWORD, op.TICKET),
     # Each message of a socket needs its own scope.
     scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     replies={101: Reply("The socket is open.")},
-    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLedger),
+    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchLedger),
 )
 
 
@@ -249,15 +236,15 @@ class EntryRoutes:
     """Handlers of a ledger's entries."""
 
     def __init__(
-        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
+        self, engine: Engine, room: Room, transactions: Transactions | None = None
     ) -> None:
-        self._engine = engine
+        self._engine, self._appends, self._reads = engine, engine.appends, engine.reads
         self._room = room
         self._transactions = transactions
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/ledgers/{ledger_id}/entries."""
-        ledger_id, expect, password = given[LEDGER_ID], given[EXPECT], given[PASSWORD]
+        ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         if media == NDJSON:
@@ -266,27 +253,27 @@ class EntryRoutes:
             names = ("first_entry", "last_entry")
             return await append_lines(request, self._room, pipe, parse=from_line, names=names)
         accepted(request)
-        transaction = await self._engine.transaction_of(ledger_id)
+        transaction = await self._appends.transaction_of(ledger_id)
         if not self._engine.writes(ledger_id):
             return await self._forward(request, given, media, transaction)
         if transaction is not None and self._transactions is not None:
             records = await read_records(request, self._room, media, ENTRIES)
             data = batch.encode(records)
             done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
-            return _appended(ledger_id, done, is_batch=False)
+            return json_bytes(appended_body(ledger_id, done, is_batch=False), 201)
         payloads, is_batch = await self._payloads(request, media)
-        done = await self._engine.append(ledger_id, payloads, password=password, expect=expect)
-        return _appended(ledger_id, done, is_batch=is_batch)
+        done = await self._appends.append(ledger_id, payloads, password=password, expect=expect)
+        return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
 
     async def _forward(
         self, request: web.Request, given: Given, media: str, transaction: str | None
     ) -> web.Response:
         """Pass an append on to the ledger's writer, which parses the body."""
-        ledger_id, expect, password = given[LEDGER_ID], given[EXPECT], given[PASSWORD]
+        ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
         bytes_max = self._room.limits.entry_bytes_max if transaction is None else BATCH_BYTES_MAX
         data = await self._data(request, media, bytes_max)
         try:
-            told = await self._engine.forward(
+            told = await self._appends.forward(
                 ledger_id, media, data, password=password, expect=expect
             )
         except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
@@ -336,19 +323,21 @@ class EntryRoutes:
             raise invalid(TO.pointer, f"must not be below from, {first}")
         wanted = ReadRequest.of(request, given, _READ_TYPES, first)
         if wanted.created_at is not None:
-            raise invalid(LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
-        pages = LedgerPages(self._engine, given[LEDGER_ID], last=last, password=given[PASSWORD])
+            raise invalid(op.LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
+        pages = LedgerPages(
+            self._reads, given[op.LEDGER_ID], last=last, password=given[op.PASSWORD]
+        )
         return await answer_read(request, self._room, pages, wanted)
 
     async def entry(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
-        ledger_id, entry_id = given[LEDGER_ID], given[ENTRY_ID]
+        ledger_id, entry_id = given[op.LEDGER_ID], given[ENTRY_ID]
         media = accepted(request, tuple(ENTRY.replies[200].content))
-        result = await self._engine.entry(ledger_id, entry_id, password=given[PASSWORD])
-        headers = _IMMUTABLE if result.closed else None
+        page = await self._reads.entry(ledger_id, entry_id, password=given[op.PASSWORD])
+        headers, payload = _IMMUTABLE if page.closed else None, bytes(page.runs[0].payload(0))
         if media == OCTETS:
-            return octets(result.payload, OCTETS, headers)
-        member = encoded(result.payload, given[ENCODING])
+            return octets(payload, OCTETS, headers)
+        member = encoded(payload, given[op.ENCODING])
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )
@@ -356,16 +345,16 @@ class EntryRoutes:
     async def last_add_confirmed(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}/last-add-confirmed."""
         accepted(request)
-        ledger_id, after, password = given[LEDGER_ID], given[AFTER], given[PASSWORD]
+        ledger_id, after, password = given[op.LEDGER_ID], given[AFTER], given[op.PASSWORD]
         found = None
-        if given[WAIT_MS] and after is not None:
+        if given[op.WAIT_MS] and after is not None:
             found = await self._room.wait(
-                self._engine.last_add_confirmed(
-                    ledger_id, after=after, wait_s=given[WAIT_MS] / 1000, password=password
+                self._reads.last_add_confirmed(
+                    ledger_id, after=after, wait_s=given[op.WAIT_MS] / 1000, password=password
                 )
             )
         if found is None:
-            found = await self._engine.last_add_confirmed(ledger_id, password=password)
+            found = await self._reads.last_add_confirmed(ledger_id, password=password)
         return json_value(
             {
                 "ledger_id": ledger_id,
@@ -376,9 +365,9 @@ class EntryRoutes:
 
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/ledgers/{ledger_id}/ws."""
-        ledger_id, password = given[LEDGER_ID], given[PASSWORD]
+        ledger_id, password = given[op.LEDGER_ID], given[op.PASSWORD]
         await self._engine.get(ledger_id)
-        pages = LedgerPages(self._engine, ledger_id, password=password)
+        pages = LedgerPages(self._reads, ledger_id, password=password)
         target = SocketTarget(
             self._pipe(ledger_id, password),
             lambda message: self._payloads_of(request, message),
@@ -396,8 +385,8 @@ class EntryRoutes:
         self, request: web.Request, ledger_id: int, password: str | None, message: WSMessage
     ) -> bytes:
         payloads = await self._payloads_of(request, message)
-        done = await self._engine.append(ledger_id, payloads, password=password)
-        return _appended_batch(ledger_id, done)
+        done = await self._appends.append(ledger_id, payloads, password=password)
+        return appended_body(ledger_id, done, is_batch=True)
 
     async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
@@ -407,7 +396,7 @@ class EntryRoutes:
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
-            return await self._engine.append(ledger_id, payloads, password=password, expect=expect)
+            return await self._appends.append(ledger_id, payloads, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)
 
@@ -422,25 +411,10 @@ class EntryRoutes:
         ]
 
 
-def _appended(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> web.Response:
-    return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
-
-
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:
     """The JSON that answers an append."""
+    first, last, lac = done.first, done.last, done.last_add_confirmed
     if is_batch:
-        return _appended_batch(ledger_id, done)
-    return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (
-        ledger_id,
-        done.first,
-        done.last_add_confirmed,
-    )
-
-
-def _appended_batch(ledger_id: int, done: EntriesAppended) -> bytes:
-    return b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}' % (
-        ledger_id,
-        done.first,
-        done.last,
-        done.last_add_confirmed,
-    )
+        form = b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'
+        return form % (ledger_id, first, last, lac)
+    return b'{"ledger_id":%d,"entry_id":%d,"last_add_confirmed":%d}' % (ledger_id, first, lac)

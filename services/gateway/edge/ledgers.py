@@ -5,7 +5,6 @@ from typing import Any, Final
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.errors import NoSuchTransaction
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, query_choice, query_integer, query_pairs, query_text
 from quorumlog.protocol.ids import ID_MAX
@@ -15,46 +14,13 @@ from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE
 from services.gateway.edge import models
+from services.gateway.edge import operations as op
+from services.gateway.edge.access import scopes
 from services.gateway.edge.access.guard import log_of_transaction
-from services.gateway.edge.access.scopes import (
-    LOOK,
-    Caller,
-    Kind,
-    Named,
-    Scope,
-    caller_of,
-    no_transaction,
-    on,
-    place_of,
-)
 from services.gateway.edge.http import body
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
 from services.gateway.edge.http.media import json_value, no_content
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.models import (
-    AcceptLoss,
-    LedgerCreate,
-    PasswordChange,
-    Recover,
-    TransactionLedgerCreate,
-    ledger_json,
-)
-from services.gateway.edge.operations import (
-    ALWAYS,
-    ETAG,
-    IDEMPOTENCY_KEY,
-    LEDGER_ID,
-    NOTHING,
-    OF_TRANSACTION,
-    PASSWORD,
-    USUAL,
-    WITH_BODY,
-    WITH_METADATA,
-    PublicOperation,
-    gives,
-    once_of,
-)
-from services.gateway.interface import EngineInterface, LedgerQuery
+from services.gateway.engine import Engine
 from services.gateway.logs.transactions import TransactionAttempt, Transactions
 
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
@@ -95,8 +61,8 @@ _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first"
 
 
 _ENDING: Final = (
-    *USUAL,
-    *WITH_BODY,
+    *op.USUAL,
+    *op.WITH_BODY,
     errors.CopyLost,
     errors.WrongPassword,
     errors.NoSuchLedger,
@@ -104,7 +70,7 @@ _ENDING: Final = (
     errors.RecoveryBlocked,
 )
 
-CREATE: Final = PublicOperation(
+CREATE: Final = op.PublicOperation(
     "POST /v1/ledgers",
     "createLedger",
     "Ledgers",
@@ -112,7 +78,7 @@ CREATE: Final = PublicOperation(
     "The gateway that answers is the ledger's writer. Any gateway takes appends and forwards them. A "
     "transaction's ledger is like the ledgers of its log: each append is one entry, a batch of records in "
     "the log's forms; `close` seals the ledger, and the commit names it.",
-    (IDEMPOTENCY_KEY,),
+    (op.IDEMPOTENCY_KEY,),
     {
         JSON: Content(
             {"anyOf": [models.LedgerCreate, models.TransactionLedgerCreate]},
@@ -123,102 +89,102 @@ CREATE: Final = PublicOperation(
             },
         )
     },
-    gives(
+    op.gives(
         "The ledger.",
         models.Ledger,
         {"new": _EXAMPLE},
-        {"Location": "The ledger's path.", **ETAG},
+        {"Location": "The ledger's path.", **op.ETAG},
         status=201,
     ),
     (
-        *USUAL,
-        *WITH_BODY,
+        *op.USUAL,
+        *op.WITH_BODY,
         errors.LedgerExists,
         errors.NotEnoughBookies,
-        *OF_TRANSACTION,
+        *op.OF_TRANSACTION,
         errors.NoSuchLog,
     ),
-    scope=on(Named.SOME, Scope.APPEND),
+    scope=scopes.on(scopes.Named.SOME, scopes.Scope.APPEND),
 )
-LIST: Final = PublicOperation(
+LIST: Final = op.PublicOperation(
     "GET /v1/ledgers",
     "listLedgers",
     "Ledgers",
     "List ledgers",
     "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
     (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
-    scope=on(Named.SOME, Scope.READ),
-    replies=gives(
+    scope=scopes.on(scopes.Named.SOME, scopes.Scope.READ),
+    replies=op.gives(
         "A page of ledgers.",
         models.LedgerList,
         {"last page": {"ledgers": [_EXAMPLE], "next": None}},
     ),
-    errors=USUAL,
+    errors=op.USUAL,
 )
-GET: Final = PublicOperation(
+GET: Final = op.PublicOperation(
     "GET /v1/ledgers/{ledger_id}",
     "getLedger",
     "Ledgers",
     "Look at a ledger",
-    scope=on(Named.LEDGER, *LOOK),
-    parameters=(LEDGER_ID,),
-    replies=gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, ETAG),
-    errors=(*USUAL, errors.NoSuchLedger),
+    scope=scopes.on(scopes.Named.LEDGER, *scopes.LOOK),
+    parameters=(op.LEDGER_ID,),
+    replies=op.gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, op.ETAG),
+    errors=(*op.USUAL, errors.NoSuchLedger),
 )
-CLOSE: Final = PublicOperation(
+CLOSE: Final = op.PublicOperation(
     "POST /v1/ledgers/{ledger_id}/close",
     "closeLedger",
     "Ledgers",
     "Close a ledger as its writer",
     "The end is the writer's last acknowledged entry. If another process closed the ledger: 200 if "
     "the end is the same, else 409 with the real end (`last_entry`).",
-    (LEDGER_ID, PASSWORD),
-    NOTHING,
-    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
+    (op.LEDGER_ID, op.PASSWORD),
+    op.NOTHING,
+    op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
     (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
-    scope=on(Named.LEDGER, Scope.APPEND),
+    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND),
 )
-RECOVER: Final = PublicOperation(
+RECOVER: Final = op.PublicOperation(
     "POST /v1/ledgers/{ledger_id}/recover",
     "recoverLedger",
     "Ledgers",
     "Close a ledger as a reader: fence it, find its end, close it",
     "All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.",
-    (LEDGER_ID, PASSWORD),
+    (op.LEDGER_ID, op.PASSWORD),
     {
         JSON: Content(
             models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
         )
     },
-    gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
+    op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
     (*_ENDING, errors.NotEnoughBookies),
     # With `declare_lost`: admin.
-    scope=on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
+    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
     is_audited=True,
 )
-CHANGE_PASSWORD: Final = PublicOperation(
+CHANGE_PASSWORD: Final = op.PublicOperation(
     "PUT /v1/ledgers/{ledger_id}/password",
     "changePassword",
     "Ledgers",
     "Change a ledger's password",
     "Whoever has the present one sets another. Within seconds all gateways refuse the old one; entries of before verify"
     " as before. A repeat succeeds.",
-    (LEDGER_ID, PASSWORD, IDEMPOTENCY_KEY),
+    (op.LEDGER_ID, op.PASSWORD, op.IDEMPOTENCY_KEY),
     {JSON: Content(models.PasswordChange, {"another": {"password": "a new secret"}})},
-    gives("The ledger.", models.Ledger, {"closed": _CLOSED}, ETAG),
-    (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
-    scope=on(Named.LEDGER, Scope.APPEND, Scope.MANAGE),
+    op.gives("The ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
+    (*op.USUAL, *op.WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
+    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
     needs_body=True,
     is_audited=True,
 )
-ACCEPT_LOSS: Final = PublicOperation(
+ACCEPT_LOSS: Final = op.PublicOperation(
     "POST /v1/ledgers/{ledger_id}/accept-loss",
     "acceptLoss",
     "Ledgers",
     "Give up entries that no bookie can serve any more",
     "Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could hold "
     "the entries answer that they do not; from then on the entries are 410 `entry-lost`.",
-    (LEDGER_ID, PASSWORD),
+    (op.LEDGER_ID, op.PASSWORD),
     {
         JSON: Content(
             models.AcceptLoss,
@@ -228,23 +194,23 @@ ACCEPT_LOSS: Final = PublicOperation(
             },
         )
     },
-    gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, ETAG),
-    (*USUAL, *WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
-    scope=on(Named.LEDGER, Scope.ADMIN),
+    op.gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, op.ETAG),
+    (*op.USUAL, *op.WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
+    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.ADMIN),
     is_audited=True,
 )
-DELETE: Final = PublicOperation(
+DELETE: Final = op.PublicOperation(
     "DELETE /v1/ledgers/{ledger_id}",
     "deleteLedger",
     "Ledgers",
     "Delete a ledger",
     "An open one is recovered first. Its id is never used again.",
-    (LEDGER_ID, PASSWORD),
-    scope=on(Named.LEDGER, Scope.MANAGE),
+    (op.LEDGER_ID, op.PASSWORD),
+    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.MANAGE),
     replies={204: Reply("It is deleted.")},
     errors=(
-        *ALWAYS,
-        *WITH_METADATA,
+        *op.ALWAYS,
+        *op.WITH_METADATA,
         errors.CopyLost,
         errors.WrongPassword,
         errors.NoSuchLedger,
@@ -259,7 +225,7 @@ class LedgerRoutes:
     """Handlers of ledgers as a whole."""
 
     def __init__(
-        self, engine: EngineInterface, room: Room, transactions: Transactions | None = None
+        self, engine: Engine, room: Room, transactions: Transactions | None = None
     ) -> None:
         self._engine = engine
         self._room = room
@@ -268,8 +234,8 @@ class LedgerRoutes:
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers."""
         value = await body.read_object(request, self._room)
-        once = once_of(request, given, value)
-        caller = caller_of(request)
+        once = op.once_of(request, given, value)
+        caller = scopes.caller_of(request)
         if caller.usage is None:
             ledger = await self._create(caller, value, once)
         else:
@@ -277,102 +243,101 @@ class LedgerRoutes:
                 ledger = await self._create(caller, value, once)
                 counted.add(ledger.ledger_id)
         return json_value(
-            ledger_json(ledger),
+            models.ledger_json(ledger),
             201,
             {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
         )
 
     async def _create(
-        self, caller: Caller, value: dict[str, Any], once: Once | None
+        self, caller: scopes.Caller, value: dict[str, Any], once: Once | None
     ) -> LedgerMetadata:
         if "transaction" in value:
-            wanted = body.parsed(value, TransactionLedgerCreate)
+            wanted = body.parsed(value, models.TransactionLedgerCreate)
             ledger = await self._create_of_log(caller, wanted, once)
         else:
-            options = body.parsed(value, LedgerCreate).options(once)
+            options = body.parsed(value, models.LedgerCreate).options(once)
             namespace = dict(options.custom).get(NAMESPACE, "")
-            caller.check(Scope.APPEND, Kind.LEDGERS, namespace)
+            caller.check(scopes.Scope.APPEND, scopes.Kind.LEDGERS, namespace)
             ledger = await self._engine.create(options)
         return ledger
 
     async def _create_of_log(
-        self, caller: Caller, wanted: TransactionLedgerCreate, once: Once | None
+        self, caller: scopes.Caller, wanted: models.TransactionLedgerCreate, once: Once | None
     ) -> LedgerMetadata:
         if self._transactions is None:
-            raise NoSuchTransaction
-        if Scope.APPEND not in caller.everywhere:
+            raise errors.NoSuchTransaction
+        if scopes.Scope.APPEND not in caller.everywhere:
             log = await log_of_transaction(self._transactions, wanted.transaction)
-            absent = no_transaction(wanted.transaction)
-            caller.check_found((Scope.APPEND,), Kind.LOGS, log, absent)
+            absent = scopes.no_transaction(wanted.transaction)
+            caller.check_found((scopes.Scope.APPEND,), scopes.Kind.LOGS, log, absent)
         whose = TransactionAttempt(wanted.transaction, wanted.partition, wanted.attempt)
         custom = tuple(sorted(wanted.metadata.items()))
         return await self._transactions.create_ledger(whose, custom=custom, once=once)
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers/{ledger_id}."""
-        ledger = await self._engine.get(given[LEDGER_ID])
+        ledger = await self._engine.get(given[op.LEDGER_ID])
         return _shown(ledger)
 
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/ledgers."""
-        page = await self._engine.list(
-            LedgerQuery(
-                state=given[STATE],
-                bookie=given[BOOKIE],
-                log=given[LOG],
-                custom=given[METADATA],
-                limit=given[LIMIT],
-                after=given[AFTER],
-                shown=caller_of(request).listed(Scope.READ),
-            )
+        custom = given[METADATA]
+        rows, following = await self._engine.metadata.list(
+            state=given[STATE],
+            bookie=given[BOOKIE],
+            log=given[LOG],
+            metadata=dict(custom),
+            limit=given[LIMIT],
+            after=given[AFTER],
+            shown=scopes.caller_of(request).listed(scopes.Scope.READ),
         )
-        shown = [ledger_json(ledger) for ledger in page.ledgers if ledger.log != POSITIONS_LOG]
-        return json_value({"ledgers": shown, "next": page.next})
+        shown = [models.ledger_json(row) for row in rows if row.log != POSITIONS_LOG]
+        return json_value({"ledgers": shown, "next": following})
 
     async def close(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/close."""
-        ledger = await self._engine.close(given[LEDGER_ID], password=given[PASSWORD])
+        ledger = await self._engine.close(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return _shown(ledger)
 
     async def recover(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/recover."""
-        wanted = await body.read_model(request, self._room, Recover)
-        if Scope.ADMIN not in (caller := caller_of(request)).everywhere:
-            kind, name = place_of(await self._engine.row(given[LEDGER_ID]))
+        wanted = await body.read_model(request, self._room, models.Recover)
+        if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
+            kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
             # A recovery fences the ledger's writer: of the log of positions, the writer for all consumers.
             if wanted.declare_lost or name == POSITIONS_LOG:
-                caller.check(Scope.ADMIN, kind, name)
+                caller.check(scopes.Scope.ADMIN, kind, name)
         ledger = await self._engine.recover(
-            given[LEDGER_ID], password=given[PASSWORD], declare_lost=wanted.declare_lost
+            given[op.LEDGER_ID], password=given[op.PASSWORD], declare_lost=wanted.declare_lost
         )
         return _shown(ledger)
 
     async def change_password(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/ledgers/{ledger_id}/password."""
-        wanted = await body.read_model(request, self._room, PasswordChange)
+        wanted = await body.read_model(request, self._room, models.PasswordChange)
         ledger = await self._engine.change_password(
-            given[LEDGER_ID],
+            given[op.LEDGER_ID],
             wanted.password,
-            password=given[PASSWORD],
-            once=once_of(request, given, wanted),
+            password=given[op.PASSWORD],
+            once=op.once_of(request, given, wanted),
         )
         return _shown(ledger)
 
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/ledgers/{ledger_id}/accept-loss."""
-        wanted = await body.read_model(request, self._room, AcceptLoss)
+        wanted = await body.read_model(request, self._room, models.AcceptLoss)
         ledger = await self._engine.accept_loss(
-            given[LEDGER_ID],
+            given[op.LEDGER_ID],
             wanted.first,
             wanted.last,
-            password=given[PASSWORD],
+            password=given[op.PASSWORD],
             declare_lost=wanted.declare_lost,
         )
         return _shown(ledger)
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/ledgers/{ledger_id}."""
-        await self._engine.delete(given[LEDGER_ID], password=given[PASSWORD])
+        await self._engine.delete(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return no_content()
 
     def routes(self) -> list[Route]:
@@ -390,4 +355,4 @@ class LedgerRoutes:
 
 
 def _shown(ledger: LedgerMetadata) -> web.Response:
-    return json_value(ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})
+    return json_value(models.ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})

@@ -1,40 +1,37 @@
-"""The records of a JSON body or line.
+"""The records of an append request, whatever its form, to a log or to a transaction's ledger.
 
-A record's key is base64 beside `data`, else text, as in `encodings.py`.
+In JSON a record's key is base64 beside `data`, else text, as in `payloads.py`.
 """
 
 from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
+from aiohttp import web
 
 from quorumlog.errors import BadRequest, TooLarge
+from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
 from quorumlog.wire import strict
-from services.gateway.edge.payloads import (
-    RECORDS,
-    Item,
-    base64_of,
-    batch_of,
-    too_large,
-)
+from services.gateway.edge import arrow, payloads
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
+from services.gateway.edge.http.media import ARROW, OCTETS
 from services.gateway.edge.starts import microseconds_of
 
 _FORMS: Final = ("data", "text", "json")
 _FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
-_HEADER_BYTES_MAX: Final = 65_535
-_HEADERS_MAX: Final = 1_000
 
 
-def records_from_json(data: bytes, item: Item = RECORDS) -> tuple[Record, ...]:
+def records_from_json(data: bytes, item: payloads.Item = payloads.RECORDS) -> tuple[Record, ...]:
     """The records of a JSON body: one, or those of the member `item.many`."""
     return strict.kept(data, lambda body: _records(data, body, item))
 
 
-def _records(data: bytes, body: Any, item: Item) -> tuple[Record, ...]:
+def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
     strict.check_strings(data, strict.count_strings(body))
-    found = batch_of(body, item)
+    found = payloads.batch_of(body, item)
     if found is None:
         records: tuple[Record, ...] = (_record(body, ""),)
     else:
@@ -51,7 +48,7 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     except BadRequest as error:
         raise BadRequest(f"{pointer}: {error.detail}") from error
     if len(record.value) > entry_bytes_max:
-        raise too_large(len(record.value), entry_bytes_max, pointer, RECORDS)
+        raise payloads.too_large(len(record.value), entry_bytes_max, pointer, payloads.RECORDS)
     return record
 
 
@@ -80,14 +77,14 @@ def _record(record: object, pointer: str) -> Record:
     return Record(
         _value(form, record[form], f"{pointer}/{form}"),
         _key(form, record.get("key"), f"{pointer}/key"),
-        headers_of(record.get("headers"), f"{pointer}/headers"),
+        payloads.headers_of(record.get("headers"), f"{pointer}/headers"),
         _timestamp(record.get("timestamp"), f"{pointer}/timestamp"),
     )
 
 
 def _value(form: str, value: object, pointer: str) -> bytes:
     if form == "data":
-        return base64_of(value, pointer)
+        return payloads.base64_of(value, pointer)
     if form == "text":
         return _text(value, pointer)
     return orjson.dumps(value)
@@ -102,25 +99,35 @@ def _text(value: object, pointer: str) -> bytes:
 def _key(form: str, value: object, pointer: str) -> bytes | None:
     if value is None:
         return None
-    return base64_of(value, pointer) if form == "data" else _text(value, pointer)
-
-
-def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
-    """The headers of one record."""
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise invalid(pointer, "must be an object of strings")
-    if len(value) > _HEADERS_MAX:
-        raise invalid(pointer, f"must have at most {_HEADERS_MAX} members")
-    for name, text in value.items():
-        where = f"{pointer}/{escaped(name)}"
-        if not isinstance(text, str):
-            raise invalid(where, "must be a string")
-        if max(len(name.encode()), len(text.encode())) > _HEADER_BYTES_MAX:
-            raise invalid(where, f"has more than {_HEADER_BYTES_MAX} bytes")
-    return tuple(value.items())
+    return payloads.base64_of(value, pointer) if form == "data" else _text(value, pointer)
 
 
 def _timestamp(value: object, pointer: str) -> int | None:
     return None if value is None else microseconds_of(value, pointer) // 1000
+
+
+async def read_records(
+    request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
+) -> tuple[Record, ...]:
+    """The records of a request that is one batch: JSON, frames, Arrow, or one record as it is. `item` is what the
+    request's path calls them.
+    """
+    limits = room.limits
+    if media == JSON:
+        data = await body.read(request, room, limits.body_bytes_max)
+        return await body.in_turn(
+            request, room, data or b"{}", lambda body: records_from_json(body, item)
+        )
+    if media == OCTETS:
+        value = await body.read(request, room, BATCH_BYTES_MAX)
+        records: tuple[Record, ...] = (Record(value),)
+    elif media == ARROW:
+        data = await body.read(request, room, limits.frames_bytes_max)
+        records = await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
+    else:
+        data = await body.read(request, room, limits.frames_bytes_max)
+        records = tuple(
+            Record(value) for value in payloads.from_frames(data, BATCH_BYTES_MAX, item)
+        )
+    check_size(records)
+    return records

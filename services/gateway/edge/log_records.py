@@ -10,45 +10,30 @@ from quorumlog.net.operations import Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.log.messages import Append, RecordsAppended
 from services.gateway.edge import arrow
 from services.gateway.edge import log_models as models
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import NDJSON, accepted, json_bytes
-from services.gateway.edge.http.pipe import Pipe
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.log_pages import LogPages
-from services.gateway.edge.log_payloads import check_size, record_of_line, records_from_json
-from services.gateway.edge.logs import CREATED, TAKING_OVER
-from services.gateway.edge.operations import (
-    ALWAYS,
-    ENCODING,
-    EXPECT,
-    LAST_EVENT_ID,
-    LIMIT,
-    MAX_BYTES,
-    NAME,
-    NOTHING_FOLLOWS,
-    TICKET,
-    USUAL,
-    WAIT_MS,
-    WITH_METADATA,
-    WRITER_TOKEN,
-    PublicOperation,
-    append_forms,
-    gives,
-    read_forms,
+from services.gateway.edge.http.pipe import Pipe, append_lines
+from services.gateway.edge.log_payloads import (
+    check_size,
+    read_records,
+    record_of_line,
+    records_from_json,
 )
-from services.gateway.edge.pages import PageStream
+from services.gateway.edge.logs import CREATED, TAKING_OVER
+from services.gateway.edge.pages import LogPages
 from services.gateway.edge.payloads import RECORDS, from_frames
-from services.gateway.edge.reads import ReadRequest, answer_read
-from services.gateway.edge.record_bodies import read_records
+from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import NAMED, start_of, start_of_json
-from services.gateway.edge.streams import append_lines
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append, RecordsAppended, Start
+from services.gateway.logs.values import Start
 
 _PRODUCER_BYTES_MAX: Final = 255
 """A producer's id is stored with its length in one byte."""
@@ -85,11 +70,7 @@ FROM: Final[Parameter[Start]] = Parameter(
     "query",
     start_of,
     {
-        "anyOf": [
-            {"enum": list(NAMED)},
-            int64(-ID_MAX),
-            {"type": "string", "format": "date-time"},
-        ],
+        "anyOf": [{"enum": list(NAMED)}, int64(-ID_MAX), {"type": "string", "format": "date-time"}],
         "default": "earliest",
     },
     "The first offset; `-N` is N offsets before the end, or where the log begins. A time (RFC 3339) is the first "
@@ -99,7 +80,7 @@ FROM: Final[Parameter[Start]] = Parameter(
     "earliest",
 )
 
-APPEND: Final = PublicOperation(
+APPEND: Final = op.PublicOperation(
     "POST /v1/logs/{name}/records",
     "appendRecords",
     "Logs",
@@ -108,16 +89,16 @@ APPEND: Final = PublicOperation(
     "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once that "
     "answer is forgotten.",
     (
-        NAME,
-        EXPECT,
+        op.NAME,
+        op.EXPECT,
         CREATED,
         PRODUCER_ID,
         PRODUCER_SINCE,
         PRODUCER_EPOCH,
         PRODUCER_SEQ,
-        WRITER_TOKEN,
+        op.WRITER_TOKEN,
     ),
-    append_forms(
+    op.append_forms(
         Content(
             {
                 "anyOf": [
@@ -142,7 +123,7 @@ APPEND: Final = PublicOperation(
             "the last line, a problem object.",
             {NDJSON: Content({"type": "string"})},
         ),
-        **gives(
+        **op.gives(
             "All records are durable.",
             models.LogAppendedModel,
             {
@@ -174,19 +155,29 @@ APPEND: Final = PublicOperation(
     scope=on(Named.LOG, Scope.APPEND),
     needs_body=True,
 )
-READ: Final = PublicOperation(
+READ: Final = op.PublicOperation(
     "GET /v1/logs/{name}/records",
     "readRecords",
     "Logs",
     "Read records",
     "Sees every record that was acknowledged before the read began. At the end the list is empty; "
     "`next` is where to go on.",
-    (NAME, FROM, CREATED, LIMIT, MAX_BYTES, ENCODING, WAIT_MS, LAST_EVENT_ID, TICKET),
+    (
+        op.NAME,
+        FROM,
+        CREATED,
+        op.LIMIT,
+        op.MAX_BYTES,
+        op.ENCODING,
+        op.WAIT_MS,
+        op.LAST_EVENT_ID,
+        op.TICKET,
+    ),
     scope=on(Named.LOG, Scope.READ),
     replies={
         200: Reply(
             "Records, maybe none.",
-            read_forms(
+            op.read_forms(
                 Content(
                     models.LogRecords,
                     {
@@ -224,10 +215,10 @@ READ: Final = PublicOperation(
                 "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to be sent as `created`.",
             },
         ),
-        204: NOTHING_FOLLOWS,
+        204: op.NOTHING_FOLLOWS,
     },
     errors=(
-        *USUAL,
+        *op.USUAL,
         errors.NoSuchLog,
         errors.LogReplaced,
         errors.OffsetBeyondEnd,
@@ -237,7 +228,7 @@ READ: Final = PublicOperation(
         errors.RecoveryBlocked,
     ),
 )
-SOCKET: Final = PublicOperation(
+SOCKET: Final = op.PublicOperation(
     "GET /v1/logs/{name}/ws",
     "logSocket",
     "Logs",
@@ -248,10 +239,10 @@ SOCKET: Final = PublicOperation(
     'messages. From `latest`, -N or a time, the first answer is `{"tail":{"from":7}}`, the offset where the tail begins. '
     "A problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each message is "
     "one append with the answer of HTTP.",
-    (NAME, WRITER_TOKEN, TICKET),
+    (op.NAME, op.WRITER_TOKEN, op.TICKET),
     scope=on(Named.LOG, Scope.READ, Scope.APPEND),
     replies={101: Reply("The socket is open.")},
-    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchLog),
+    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchLog),
 )
 
 
@@ -268,7 +259,7 @@ class RecordRoutes:
 
     async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
         """POST /v1/logs/{name}/records."""
-        name, expect, token = given[NAME], given[EXPECT], given[WRITER_TOKEN]
+        name, expect, token = given[op.NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
         media = body.media_type(request, _APPEND_TYPES)
         arrow.check_supported(media)
         producer = _producer_of(given)
@@ -276,7 +267,7 @@ class RecordRoutes:
             accepted(request, (NDJSON,))
             if producer is not None:
                 raise invalid(PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
-            created_at = given[CREATED] or (await self._logs.row(name)).created_at
+            created_at = given[CREATED] or (await self._logs.rows.row(name)).created_at
             pipe = self._pipe(name, created_at, token, expect)
             names = ("first_offset", "last_offset")
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
@@ -284,12 +275,7 @@ class RecordRoutes:
         records = await read_records(request, self._room, media)
         since = given[PRODUCER_SINCE] or 0
         call = Append.of(
-            records,
-            producer,
-            expect=expect,
-            token=token,
-            since=since,
-            created_at=given[CREATED],
+            records, producer, expect=expect, token=token, since=since, created_at=given[CREATED]
         )
         done = await self._logs.append(name, call)
         return json_bytes(
@@ -301,12 +287,12 @@ class RecordRoutes:
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/records."""
         wanted = ReadRequest.of(request, given, _READ_TYPES, given[FROM], given[CREATED])
-        pages = LogPages(self._logs, given[NAME], wanted.created_at)
+        pages = LogPages(self._logs, given[op.NAME], wanted.created_at)
         return await answer_read(request, self._room, pages, wanted)
 
     async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """GET /v1/logs/{name}/ws."""
-        name, token = given[NAME], given[WRITER_TOKEN]
+        name, token = given[op.NAME], given[op.WRITER_TOKEN]
         created_at = (await self._logs.get(name)).log.created_at
         target = SocketTarget(
             self._pipe(name, created_at, token),
@@ -352,11 +338,7 @@ class RecordRoutes:
 
     def routes(self) -> list[Route]:
         """The operations with their handlers."""
-        return [
-            Route(APPEND, self.append),
-            Route(READ, self.read),
-            Route(SOCKET, self.socket),
-        ]
+        return [Route(APPEND, self.append), Route(READ, self.read), Route(SOCKET, self.socket)]
 
 
 def _appended(name: str, done: RecordsAppended) -> bytes:

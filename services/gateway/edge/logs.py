@@ -9,33 +9,11 @@ from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter, invalid, query_integer, query_text
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import log_models as models
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import LOOK, Access, Named, Scope, caller_of, on
 from services.gateway.edge.http import body
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
 from services.gateway.edge.http.media import json_value, no_content
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.log_models import (
-    LogArchived,
-    LogCreate,
-    LogOpen,
-    LogPatch,
-    LogTruncate,
-    log_json,
-)
-from services.gateway.edge.operations import (
-    ALWAYS,
-    ETAG,
-    IDEMPOTENCY_KEY,
-    IF_MATCH,
-    NAME,
-    NOTHING,
-    USUAL,
-    WITH_BODY,
-    WITH_METADATA,
-    PublicOperation,
-    gives,
-    once_of,
-)
 from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import CREATED_AT, STREAM_PREFIX
@@ -88,8 +66,8 @@ _EXAMPLE: Final[dict[str, Any]] = {
 }
 _LOG: Final = (models.Log, {"a log": _EXAMPLE})
 TAKING_OVER: Final = (
-    *USUAL,
-    *WITH_BODY,
+    *op.USUAL,
+    *op.WITH_BODY,
     errors.NoSuchLog,
     errors.LogReplaced,
     errors.NotEnoughBookies,
@@ -102,17 +80,17 @@ TAKING_OVER: Final = (
 
 def _order(
     verb: str, name: str, summary: str, text: str = "", *, scope: Access, **more: Any
-) -> PublicOperation:
+) -> op.PublicOperation:
     """A POST to a log that answers with the log."""
-    return PublicOperation(
+    return op.PublicOperation(
         f"POST /v1/logs/{{name}}/{verb}",
         name,
         "Logs",
         summary,
         text,
-        (NAME, *more.get("parameters", ())),
-        more.get("body", NOTHING),
-        gives("Done.", *more.get("content", _LOG)),
+        (op.NAME, *more.get("parameters", ())),
+        more.get("body", op.NOTHING),
+        op.gives("Done.", *more.get("content", _LOG)),
         (*TAKING_OVER, *more.get("errors", ())),
         needs_body="body" in more,
         scope=scope,
@@ -120,7 +98,7 @@ def _order(
     )
 
 
-LIST: Final = PublicOperation(
+LIST: Final = op.PublicOperation(
     "GET /v1/logs",
     "listLogs",
     "Logs",
@@ -128,38 +106,38 @@ LIST: Final = PublicOperation(
     "By name. `next` is the next `after`, null at the end.",
     (LIMIT, AFTER, PREFIX),
     scope=on(Named.SOME, Scope.READ),
-    replies=gives(
+    replies=op.gives(
         "A page of logs.", models.LogList, {"last page": {"logs": [_EXAMPLE], "next": None}}
     ),
-    errors=(*USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
+    errors=(*op.USUAL, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
-PUT: Final = PublicOperation(
+PUT: Final = op.PublicOperation(
     "PUT /v1/logs/{name}",
     "putLog",
     "Logs",
     "Create a log",
     "A repeat with the same settings gets the same log; with other settings 409.",
-    (NAME, IDEMPOTENCY_KEY),
+    (op.NAME, op.IDEMPOTENCY_KEY),
     {JSON: Content(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}})},
     {
-        **gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
-        **gives("The log that was there.", *_LOG),
+        **op.gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
+        **op.gives("The log that was there.", *_LOG),
     },
     (*TAKING_OVER, errors.LogExists),
     scope=on(Named.LOG, Scope.MANAGE),
     is_audited=True,
 )
-GET: Final = PublicOperation(
+GET: Final = op.PublicOperation(
     "GET /v1/logs/{name}",
     "getLog",
     "Logs",
     "Look at a log",
     scope=on(Named.LOG, *LOOK),
-    parameters=(NAME,),
-    replies=gives("The log.", *_LOG, ETAG),
-    errors=(*USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
+    parameters=(op.NAME,),
+    replies=op.gives("The log.", *_LOG, op.ETAG),
+    errors=(*op.USUAL, errors.NoSuchLog, errors.EntryUnavailable, errors.RecoveryBlocked),
 )
-PATCH: Final = PublicOperation(
+PATCH: Final = op.PublicOperation(
     "PATCH /v1/logs/{name}",
     "patchLog",
     "Logs",
@@ -168,17 +146,17 @@ PATCH: Final = PublicOperation(
     "only if the log has this `version` (its `ETag`): else 412 `version-conflict`, whose `version` is the log's; a roll or a "
     "new owner changes it too. "
     "A protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention goes on.",
-    (NAME, IF_MATCH, CREATED, IDEMPOTENCY_KEY),
+    (op.NAME, op.IF_MATCH, CREATED, op.IDEMPOTENCY_KEY),
     {
         JSON: Content(
             models.LogPatch,
             {"a week": {"retention_seconds": 604800}, "on": {"deletion_protection": True}},
         )
     },
-    gives("The log.", *_LOG, ETAG),
+    op.gives("The log.", *_LOG, op.ETAG),
     (
-        *USUAL,
-        *WITH_BODY,
+        *op.USUAL,
+        *op.WITH_BODY,
         errors.NoSuchLog,
         errors.LogReplaced,
         errors.VersionConflict,
@@ -189,18 +167,18 @@ PATCH: Final = PublicOperation(
     needs_body=True,
     is_audited=True,
 )
-DELETE: Final = PublicOperation(
+DELETE: Final = op.PublicOperation(
     "DELETE /v1/logs/{name}",
     "deleteLog",
     "Logs",
     "Delete a log with its ledgers",
     "With `created` only that log is deleted. If another log has the name since, the response is 404 `no-such-log`.",
-    (NAME, CREATED),
+    (op.NAME, CREATED),
     scope=on(Named.LOG, Scope.MANAGE),
     replies={204: Reply("It is deleted, and the name is free.")},
     errors=(
-        *ALWAYS,
-        *WITH_METADATA,
+        *op.ALWAYS,
+        *op.WITH_METADATA,
         errors.NoSuchLog,
         errors.LogProtected,
         errors.RecoveryBlocked,
@@ -234,7 +212,7 @@ TRUNCATE: Final = _order(
     scope=on(Named.LOG, Scope.MANAGE),
     body={JSON: Content(models.LogTruncate, {"ten": {"before": 10}})},
     errors=(errors.LogProtected,),
-    parameters=(CREATED, IDEMPOTENCY_KEY),
+    parameters=(CREATED, op.IDEMPOTENCY_KEY),
     is_audited=True,
 )
 ARCHIVED: Final = _order(
@@ -245,7 +223,7 @@ ARCHIVED: Final = _order(
     scope=on(Named.LOG, Scope.MANAGE),
     body={JSON: Content(models.LogArchived, {"first": {"through": 10, "expect": None}})},
     errors=(errors.VersionConflict, errors.InvalidRequest),
-    parameters=(CREATED, IDEMPOTENCY_KEY),
+    parameters=(CREATED, op.IDEMPOTENCY_KEY),
     is_audited=True,
 )
 CLOSE: Final = _order(
@@ -254,7 +232,7 @@ CLOSE: Final = _order(
     "Close a log for good",
     scope=on(Named.LOG, Scope.MANAGE),
     errors=(errors.NotTheOwner, errors.WriterLost),
-    parameters=(CREATED, IDEMPOTENCY_KEY),
+    parameters=(CREATED, op.IDEMPOTENCY_KEY),
     is_audited=True,
 )
 
@@ -268,92 +246,92 @@ class LogRoutes:
 
     async def put(self, request: web.Request, given: Given) -> web.Response:
         """PUT /v1/logs/{name}."""
-        if given[NAME].startswith(STREAM_PREFIX):
+        if given[op.NAME].startswith(STREAM_PREFIX):
             raise invalid(
-                NAME.pointer, f"{STREAM_PREFIX} begins the names of streams: PUT /v1/stream/…"
+                op.NAME.pointer, f"{STREAM_PREFIX} begins the names of streams: PUT /v1/stream/…"
             )
-        wanted = await body.read_model(request, self._room, LogCreate)
+        wanted = await body.read_model(request, self._room, models.LogCreate)
         view, is_new = await self._logs.put(
-            given[NAME],
+            given[op.NAME],
             wanted.settings(),
             deletion_protection=wanted.deletion_protection,
-            once=once_of(request, given, wanted),
+            once=op.once_of(request, given, wanted),
         )
         headers = {"ETag": f'"{view.log.version}"'}
         if is_new:
-            headers["Location"] = f"/v1/logs/{given[NAME]}"
-        return json_value(log_json(view), 201 if is_new else 200, headers)
+            headers["Location"] = f"/v1/logs/{given[op.NAME]}"
+        return json_value(models.log_json(view), 201 if is_new else 200, headers)
 
     async def get(self, _request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs/{name}."""
-        view = await self._logs.get(given[NAME])
-        return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
+        view = await self._logs.get(given[op.NAME])
+        return json_value(models.log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def page(self, request: web.Request, given: Given) -> web.Response:
         """GET /v1/logs."""
-        views, following = await self._logs.page(
+        views, following = await self._logs.views.page(
             after=given[AFTER],
             limit=given[LIMIT],
             prefix=given[PREFIX] or "",
             shown=caller_of(request).listed(Scope.READ),
         )
-        return json_value({"logs": [log_json(view) for view in views], "next": following})
+        return json_value({"logs": [models.log_json(view) for view in views], "next": following})
 
     async def patch(self, request: web.Request, given: Given) -> web.Response:
         """PATCH /v1/logs/{name}."""
-        wanted = await body.read_model(request, self._room, LogPatch)
+        wanted = await body.read_model(request, self._room, models.LogPatch)
         view = await self._logs.change(
-            given[NAME],
+            given[op.NAME],
             wanted.limits,
             deletion_protection=wanted.deletion_protection,
-            expect=given[IF_MATCH],
+            expect=given[op.IF_MATCH],
             created_at=given[CREATED],
-            once=once_of(request, given, wanted, given[IF_MATCH], given[CREATED]),
+            once=op.once_of(request, given, wanted, given[op.IF_MATCH], given[CREATED]),
         )
-        return json_value(log_json(view), headers={"ETag": f'"{view.log.version}"'})
+        return json_value(models.log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
         """DELETE /v1/logs/{name}."""
-        await self._logs.delete(given[NAME], created_at=given[CREATED])
+        await self._logs.delete(given[op.NAME], created_at=given[CREATED])
         return no_content()
 
     async def close(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/close."""
-        once = once_of(request, given, given[CREATED])
-        view = await self._logs.close(given[NAME], created_at=given[CREATED], once=once)
-        return json_value(log_json(view))
+        once = op.once_of(request, given, given[CREATED])
+        view = await self._logs.close(given[op.NAME], created_at=given[CREATED], once=once)
+        return json_value(models.log_json(view))
 
     async def roll(self, _request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/roll."""
-        return json_value(log_json(await self._logs.roll(given[NAME])))
+        return json_value(models.log_json(await self._logs.roll(given[op.NAME])))
 
     async def truncate(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/truncate."""
-        wanted = await body.read_model(request, self._room, LogTruncate)
-        once = once_of(request, given, wanted, given[CREATED])
+        wanted = await body.read_model(request, self._room, models.LogTruncate)
+        once = op.once_of(request, given, wanted, given[CREATED])
         view = await self._logs.truncate(
-            given[NAME], wanted.before, created_at=given[CREATED], once=once
+            given[op.NAME], wanted.before, created_at=given[CREATED], once=once
         )
-        return json_value(log_json(view))
+        return json_value(models.log_json(view))
 
     async def archived(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/archived."""
-        wanted = await body.read_model(request, self._room, LogArchived)
-        once = once_of(request, given, wanted, given[CREATED])
+        wanted = await body.read_model(request, self._room, models.LogArchived)
+        once = op.once_of(request, given, wanted, given[CREATED])
         view = await self._logs.archived(
-            given[NAME],
+            given[op.NAME],
             wanted.through,
             expect=wanted.expect,
             created_at=given[CREATED],
             once=once,
         )
-        return json_value(log_json(view))
+        return json_value(models.log_json(view))
 
     async def open(self, request: web.Request, given: Given) -> web.Response:
         """POST /v1/logs/{name}/open."""
-        wanted = await body.read_model(request, self._room, LogOpen)
+        wanted = await body.read_model(request, self._room, models.LogOpen)
         token, next_offset = await self._logs.open(
-            given[NAME], wanted.owner, created_at=given[CREATED]
+            given[op.NAME], wanted.owner, created_at=given[CREATED]
         )
         return json_value({"writer_token": token, "next_offset": next_offset})
 

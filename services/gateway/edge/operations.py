@@ -15,26 +15,13 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from quorumlog import errors, header
+from quorumlog.net import parameters
 from quorumlog.net.operations import JSON, Content, Errors, Operation, Reply, Route, Schema
-from quorumlog.net.parameters import (
-    Given,
-    Parameter,
-    header_integer,
-    header_text,
-    header_version,
-    invalid,
-    matching,
-    path_id,
-    path_text,
-    query_choice,
-    query_integer,
-    query_text,
-)
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from services.gateway.edge.access import tickets
+from services.gateway.edge.access import callers
 from services.gateway.edge.access.scopes import Access, caller_of
 from services.gateway.edge.http.body import expect_no_body, expect_nothing
 from services.gateway.edge.http.limits import (
@@ -42,9 +29,9 @@ from services.gateway.edge.http.limits import (
     PASSWORD_CHARS_MAX,
     READ_BYTES_MAX,
     WAIT_MS_MAX,
+    Room,
 )
 from services.gateway.edge.http.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.starts import EVENT_ID, event_id_of
 
 
@@ -83,47 +70,47 @@ BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
 """The body of a request without parameters in its body."""
 ETAG: Final = {"ETag": "The row's version, in quotes."}
-IF_MATCH: Final = header_version("Only if the row's version, its `ETag`, is this one.")
+IF_MATCH: Final = parameters.header_version("Only if the row's version, its `ETag`, is this one.")
 
 PAGE_ENTRIES: Final = 100
 PAGE_BYTES: Final = 1 << 20
 """The limits of a page for a read that names none; a stream has no such limit."""
 
-LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
+LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
 
 
 def _log_name(text: str, pointer: str) -> str:
-    if matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
-        raise invalid(pointer, "is a name of the cluster's own")
+    if parameters.matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
+        raise parameters.invalid(pointer, "is a name of the cluster's own")
     return text
 
 
-NAME: Final = replace(path_text("name", LOG_NAME, "The log.", "events"), parse=_log_name)
-PASSWORD: Final = header_text(
+NAME: Final = replace(parameters.path_text("name", LOG_NAME, "The log.", "events"), parse=_log_name)
+PASSWORD: Final = parameters.header_text(
     header.LEDGER_PASSWORD, "The ledger's password, if it has one.", chars_max=PASSWORD_CHARS_MAX
 )
 """Header values can't hold every character: a password should be printable."""
-WAIT_MS: Final = query_integer(
+WAIT_MS: Final = parameters.query_integer(
     "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
 )
-LIMIT: Final = query_integer(
+LIMIT: Final = parameters.query_integer(
     "limit", 1, BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
 )
-MAX_BYTES: Final = query_integer(
+MAX_BYTES: Final = parameters.query_integer(
     "max_bytes",
     1,
     READ_BYTES_MAX,
     "Bytes, roughly; the first entry or record always comes.",
     PAGE_BYTES,
 )
-ENCODING: Final = query_choice(
+ENCODING: Final = parameters.query_choice(
     "encoding",
     ("base64", "text", "json"),
     "How JSON carries payloads: as `data`, `text` or `json`. A payload that is no text, or no JSON, comes as "
     "`data_base64` among the others.",
     "base64",
 )
-LAST_EVENT_ID: Final[Parameter[tuple[int, str | None] | None]] = Parameter(
+LAST_EVENT_ID: Final[parameters.Parameter[tuple[int, str | None] | None]] = parameters.Parameter(
     "Last-Event-ID",
     "header",
     event_id_of,
@@ -136,7 +123,7 @@ LAST_EVENT_ID: Final[Parameter[tuple[int, str | None] | None]] = Parameter(
 NOTHING_FOLLOWS: Final = Reply(
     "With events and `Last-Event-ID`: no event follows, so a browser stops reconnecting."
 )
-CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
+CONTENT_ENCODING: Final[parameters.Parameter[str]] = parameters.Parameter(
     "Content-Encoding",
     "header",
     lambda text, _pointer: text,
@@ -146,20 +133,20 @@ CONTENT_ENCODING: Final[Parameter[str]] = Parameter(
     "identity",
 )
 """Of each operation with a body; `edge/http/body.py` reads it."""
-EXPECT: Final = query_integer(
+EXPECT: Final = parameters.query_integer(
     "expect",
     0,
     ID_MAX,
     "The entry id, or offset, that the first item must get; else 412, nothing written. The items of a stream "
     "must follow on without a gap.",
 )
-WRITER_TOKEN: Final = header_integer(
+WRITER_TOKEN: Final = parameters.header_integer(
     header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
 )
 
-TICKET: Final = query_text(
+TICKET: Final = parameters.query_text(
     "ticket",
-    tickets.TICKET,
+    callers.TICKET,
     "In place of the header `Authorization`, which browsers can't send here: of `POST /v1/tickets`.",
 )
 
@@ -223,7 +210,7 @@ def checked(route: Route, room: Room) -> Route:
     if not (is_json or is_empty or is_delete):
         return route
 
-    async def handle(request: web.Request, given: Given) -> web.StreamResponse:
+    async def handle(request: web.Request, given: parameters.Given) -> web.StreamResponse:
         if is_json:
             accepted(request)
         if is_empty:
@@ -236,10 +223,10 @@ def checked(route: Route, room: Room) -> Route:
 
 
 _KEY: Final = "[!-~]{1,255}"
-IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
+IDEMPOTENCY_KEY: Final[parameters.Parameter[str | None]] = parameters.Parameter(
     header.IDEMPOTENCY_KEY,
     "header",
-    lambda text, pointer: matching(text, pointer, _KEY),
+    lambda text, pointer: parameters.matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},
     "Identifies the request, so that retries with the same key carry it out once. Each caller has keys of its own. The"
     " same key with another body gets 422.",
@@ -247,7 +234,7 @@ IDEMPOTENCY_KEY: Final[Parameter[str | None]] = Parameter(
 )
 
 
-def once_of(request: web.Request, given: Given, *asked: Any) -> Once | None:
+def once_of(request: web.Request, given: parameters.Given, *asked: Any) -> Once | None:
     """The name of a request that has a key; None for one without. `asked`: everything that it asks for besides its
     method and path.
     """

@@ -1,25 +1,31 @@
-"""Pages of a ledger or of a log, read one after another: what lists, streams and tails share.
+"""Pages of a ledger or of a log, and the forms of a page.
 
-The differences between the two (who is asked, and the members of a page) are in `ledger_pages.py` and
-`log_pages.py`.
+The differences between the two (who is asked, and the members of a page) are in `LedgerPages` and `LogPages`.
 """
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Final, Generic
 
-from quorumlog.net.listen import client_listens_only
-from services.gateway.edge.http.follows import P, SharedPage, shared_tail
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.http.room import Room
-from services.gateway.logs.values import Start
+import orjson
 
-STREAM_BYTES: Final = 1 << 20
-"""What a stream reads ahead of its client (taste)."""
+from quorumlog import header
+from services.gateway.edge import arrow
+from services.gateway.edge.http.follows import P
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
+from services.gateway.edge.payloads import encoded, encoded_key
+from services.gateway.edge.starts import token_of
+from services.gateway.engine.ledger_reads import LedgerReads
+from services.gateway.interface import ReadResult
+from services.gateway.logs.manager import LogManager
+from services.gateway.logs.values import LogBatches, Start, StoredBatch
+
 TAIL_BYTES: Final = 256 << 10
-"""The same for a tail: hundreds of slow readers, each with a page in hand, must fit into memory."""
+"""What a tail reads ahead of its client: hundreds of slow readers, each with a page in hand, must fit into memory."""
 _ITEM_BYTES: Final = 64
 """What an entry or a record takes in memory besides its payload."""
 _FRAME: Final = struct.Struct(">QI")
@@ -139,112 +145,227 @@ class Pages(ABC, Generic[P]):
         return self.members(page)
 
 
-def is_sought(at: Start) -> bool:
-    """Whether a position depends on when it is asked for."""
-    return not isinstance(at, int) and at != "earliest"
-
-
-async def page_or_news(
-    room: Room,
-    read: Callable[[Start, float], Awaitable[P]],
-    at: Start,
-    wait_s: float,
-    is_news: Callable[[P], bool],
-) -> P:
-    """The page at a position. If it has no news, waits for some without a place among the requests in work."""
-    page = await read(at, 0.0)
-    if wait_s <= 0 or is_news(page):
-        return page
-    news = await room.wait(read(page.next if is_sought(at) else at, wait_s))
-    return page if news is None else news
-
-
-class PageStream(Generic[P]):
-    """Reads pages one after another, within limits, and follows the tail together with its other readers.
-
-    Invariant: `at` is the next position that the caller was not given.
-    """
+class LedgerPages(Pages[ReadResult]):
+    """Entries of one ledger up to `last`, which is inclusive."""
 
     def __init__(
         self,
-        pages: Pages[P],
-        room: Room,
+        reads: LedgerReads,
+        ledger_id: int,
+        *,
+        last: int | None = None,
+        password: str | None = None,
+    ) -> None:
+        super().__init__(b'"ledger_id":%d' % ledger_id, last)
+        self._reads, self._ledger_id, self._password = reads, ledger_id, password
+
+    async def read(
+        self,
         at: Start,
         *,
-        limit: int | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        """A limit that is None never ends the pages."""
-        self.pages, self.room, self.at = pages, room, at
-        self._left, self._bytes_left = limit, max_bytes
-
-    @property
-    def is_sought(self) -> bool:
-        """Whether the next page is where the log's end, or a time, is now. A client must learn the place early: if
-        it is cut off before, it begins again at a later end, and misses the records in between.
-        """
-        return is_sought(self.at)
-
-    def begin(self, page: P) -> int:
-        """The position at which a page begins."""
-        return next(iter(self.pages.numbers(page)), page.next)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a limit is reached, or the last position that was asked for."""
-        last = self.pages.last
-        is_past = last is not None and isinstance(self.at, int) and self.at > last
-        return is_past or any(
-            left is not None and left <= 0 for left in (self._left, self._bytes_left)
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
+    ) -> ReadResult:
+        """The entries from an id on. Raises: what the engine raises."""
+        assert isinstance(at, int), "a ledger's pages begin at an id"
+        if wait_s > 0:
+            await self._reads.last_add_confirmed(
+                self._ledger_id, after=at - 1, wait_s=wait_s, password=self._password
+            )
+        return await self._reads.read(
+            self._ledger_id,
+            at,
+            last=self.last,
+            limit=limit,
+            max_bytes=max_bytes,
+            password=self._password,
         )
 
+    async def end(self, page: ReadResult) -> int:
+        """The id after the LAC."""
+        return page.last_add_confirmed + 1
+
+    def count(self, page: ReadResult) -> int:
+        """Entries of a page."""
+        return sum(run.count for run in page.runs)
+
+    def payload_bytes(self, page: ReadResult) -> int:
+        """Bytes of their payloads."""
+        return sum(run.payload_bytes for run in page.runs)
+
+    def rest(self, page: ReadResult, at: int) -> ReadResult:
+        """The entries from an id on."""
+        parts = (run.where(lambda entry_id: entry_id >= at) for run in page.runs)
+        return replace(page, runs=tuple(part for part in parts if part is not None))
+
+    def is_end(self, page: ReadResult) -> bool:
+        """Whether a page reaches the end of a closed ledger."""
+        return page.closed and page.next > page.last_add_confirmed
+
+    def position(self, page: ReadResult) -> dict[str, str]:
+        """Where to go on, and how far the ledger is confirmed."""
+        return {
+            header.NEXT_ENTRY_ID: str(page.next),
+            header.LAST_ADD_CONFIRMED: str(page.last_add_confirmed),
+            header.LEDGER_CLOSED: "true" if page.closed else "false",
+            "Lac-Source": page.lac_source,
+        }
+
+    def numbers(self, page: ReadResult) -> Iterable[int]:
+        """The entry ids."""
+        return chain.from_iterable(run.ids for run in page.runs)
+
+    def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
+        """The entry ids with their payloads."""
+        return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
+
+    def arrow(self, page: ReadResult) -> bytes:
+        """The columns `entry_id` and `value`."""
+        return arrow.entries_stream(page.runs)
+
+    def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
+        """Each entry as a JSON object."""
+        return (
+            b'{"entry_id":%d,%b}' % (entry_id, encoded(payload, encoding))
+            for entry_id, payload in self.payloads(page)
+        )
+
+    def members(self, page: ReadResult) -> bytes:
+        """`"next","last_add_confirmed","closed"`."""
+        return b'"next":%d,"last_add_confirmed":%d,"closed":%b' % (
+            page.next,
+            page.last_add_confirmed,
+            b"true" if page.closed else b"false",
+        )
+
+    def document_members(self, page: ReadResult) -> bytes:
+        """`members` and `"lac_source"`."""
+        return b'%b,"lac_source":"%b"' % (self.members(page), page.lac_source.encode())
+
+    def ending(self, page: ReadResult) -> dict[str, int]:
+        """The ledger's last entry."""
+        return {"last_entry": page.last_add_confirmed}
+
+
+class LogPages(Pages[LogBatches]):
+    """Records of one log: of that which was created at `created_at`, else of that which the first page is of. Pages of a
+    later log of this name are never among them (rule 27b).
+    """
+
+    noun = b"records"
+
+    def __init__(self, logs: LogManager, name: str, created_at: str | None = None) -> None:
+        super().__init__(b'"log":"%b"' % name.encode())
+        self._logs, self._log, self._created_at = logs, name, created_at
+
     @property
-    def _is_ending(self) -> bool:
-        # A client that is gone also looks like one that only listens: its place is given back at once.
-        return self.room.is_ending or client_listens_only()
+    def key(self) -> Hashable | None:
+        """The log and its creation."""
+        return None if self._created_at is None else (self.name, self._created_at)
 
-    async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """The next page, maybe empty. At the end waits for news, or for the end to be final."""
-        pages = self.pages
-        limit = BATCH_ENTRIES_MAX if self._left is None else self._left
-        max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)
+    def id_end(self, page: LogBatches) -> bytes:
+        """The log's creation."""
+        return b".%b" % token_of(page.created_at).encode()
 
-        def read(at: Start, wait_s: float) -> Awaitable[P]:
-            return pages.read(at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
-
-        def is_news(page: P) -> bool:
-            return pages.count(page) > 0 or pages.is_end(page)
-
-        page = await page_or_news(self.room, read, self.at, wait_s, is_news)
-        self.at = page.next
-        if self._left is not None:
-            self._left -= pages.count(page)
-        if self._bytes_left is not None:
-            self._bytes_left -= pages.payload_bytes(page)
+    async def read(
+        self,
+        at: Start,
+        *,
+        limit: int = BATCH_ENTRIES_MAX,
+        max_bytes: int = TAIL_BYTES,
+        wait_s: float = 0.0,
+    ) -> LogBatches:
+        """The records from an offset on. Raises: what the log raises."""
+        page = await self._logs.reader.read(
+            self._log,
+            at,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait_s=wait_s,
+            created_at=self._created_at,
+        )
+        self._created_at = page.created_at
         return page
 
-    async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
-        """Pages without an end, an empty one whenever nothing came for a while. Ends after the page
-        that nothing can follow, at the limits, when the client sends no more, or when this process is about to end.
-        """
-        wait_s = 0.0
-        is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
-        while is_limited or not isinstance(self.at, int) or self.pages.key is None:
-            page = await self.page(wait_s)
-            yield SharedPage(page)
-            wait_s = self.room.limits.comment_every_s
-            if self.pages.is_end(page) or self.is_over or self._is_ending:
-                return
-        tail = shared_tail(
-            self.room.follows,
-            self.pages.key,
-            self.pages,
-            self.at,
-            wait_s=self.room.limits.comment_every_s,
-            waited=self.room.wait,
+    async def end(self, page: LogBatches) -> int:
+        """The offset after the last acknowledged record."""
+        return (await self._logs.reader.tail(self._log, created_at=page.created_at))[0]
+
+    def count(self, page: LogBatches) -> int:
+        """Records of a page."""
+        return page.next - page.first
+
+    def payload_bytes(self, page: LogBatches) -> int:
+        """Bytes of their values, keys and headers."""
+        return sum(found.columns.size for found in page.batches)
+
+    def rest(self, page: LogBatches, at: int) -> LogBatches:
+        """The records from an offset on."""
+        batches = [found for found in page.batches if found.first_offset + found.count > at]
+        return replace(page, batches=(batches[0].since(at), *batches[1:]), first=at)
+
+    def is_end(self, page: LogBatches) -> bool:
+        """Whether the log is closed, and this is its end."""
+        return page.closed
+
+    def position(self, page: LogBatches) -> dict[str, str]:
+        """Where to go on, and where the log begins."""
+        return {
+            header.NEXT_OFFSET: str(page.next),
+            "First-Offset": str(page.first_offset),
+            "Log-Closed": "true" if page.closed else "false",
+            "Log-Created-At": page.created_at,
+        }
+
+    def numbers(self, page: LogBatches) -> Iterable[int]:
+        """The offsets."""
+        return range(page.first, page.next)
+
+    def payloads(self, page: LogBatches) -> Iterable[tuple[int, memoryview]]:
+        """The offsets with the records' values."""
+        return enumerate(page.values, page.first)
+
+    def arrow(self, page: LogBatches) -> bytes:
+        """All columns of the records."""
+        return arrow.records_stream(page.batches)
+
+    def items(self, page: LogBatches, encoding: str) -> Iterable[bytes]:
+        """Each record as a JSON object."""
+        return chain.from_iterable(_records_json(found, encoding) for found in page.batches)
+
+    def members(self, page: LogBatches) -> bytes:
+        """`"next","first_offset","closed","created_at"`."""
+        return b'"next":%d,"first_offset":%d,"closed":%b,"created_at":"%b"' % (
+            page.next,
+            page.first_offset,
+            b"true" if page.closed else b"false",
+            page.created_at.encode(),
         )
-        async with aclosing(tail):
-            async for shared in tail:
-                yield shared
-                if self._is_ending:
-                    return
+
+    def ending(self, page: LogBatches) -> dict[str, int]:
+        """The offset after the last record."""
+        return {"next_offset": page.next}
+
+
+def _records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
+    place = b'"ledger_id":%d,"entry_id":%d' % (found.ledger_id, found.entry_id)
+    appended = time_text(found.time_ms).encode()
+    rows = enumerate(found.columns.rows, found.first_offset)
+    for offset, (value, key, headers, time_ms) in rows:
+        yield b'{"offset":%d,"timestamp":"%b",%b,%b,"headers":%b,%b}' % (
+            offset,
+            appended if time_ms is None else time_text(time_ms).encode(),
+            place,
+            encoded_key(key, encoding),
+            orjson.dumps(dict(headers)) if headers else b"{}",
+            encoded(value, encoding),
+        )
+
+
+def time_text(milliseconds: int) -> str:
+    """A time as the API writes it; a time outside the calendar is cut to the calendar's first or last."""
+    at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
+    seconds, rest = divmod(at, 1000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text.rjust(19, '0')}.{rest:03d}Z"

@@ -26,6 +26,8 @@ _CANONICAL_ENDS: Final = re.compile("(?:[^=]{4}|[^=]{2}[AEIMQUYcgkosw048]=|[^=][
 """The last four letters of each of several texts."""
 
 _SIZE: Final = struct.Struct(">I")
+_HEADER_BYTES_MAX: Final = 65_535
+_HEADERS_MAX: Final = 1_000
 
 _BATCH_BYTES: Final = len(b'{"entries":[]}') - 1
 _ENTRY_BYTES: Final = len(b'{"data":""},')
@@ -166,6 +168,23 @@ def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> Inv
         if name not in known:
             return invalid(f"{pointer}/{escaped(name)}", "is not a field of this request")
     return invalid(pointer, f"must have exactly one of {', '.join(known)}")
+
+
+def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
+    """The headers of one record."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise invalid(pointer, "must be an object of strings")
+    if len(value) > _HEADERS_MAX:
+        raise invalid(pointer, f"must have at most {_HEADERS_MAX} members")
+    for name, text in value.items():
+        where = f"{pointer}/{escaped(name)}"
+        if not isinstance(text, str):
+            raise invalid(where, "must be a string")
+        if max(len(name.encode()), len(text.encode())) > _HEADER_BYTES_MAX:
+            raise invalid(where, f"has more than {_HEADER_BYTES_MAX} bytes")
+    return tuple(value.items())
 
 
 def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> TooLarge:

@@ -24,19 +24,18 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from quorumlog import header
 from quorumlog.errors import BadRequest, QuorumLogError, ShuttingDown
-from quorumlog.net.listen import end_limits, wants_socket
+from quorumlog.net.connections import end_limits, wants_socket
 from quorumlog.net.parameters import invalid
+from quorumlog.net.responses import REQUEST_ID
 from quorumlog.wire import problems, strict
 from services.gateway.edge.access.scopes import Scope, caller_of, check_scope
 from services.gateway.edge.http.arrivals import Arrivals
 from services.gateway.edge.http.follows import P
-from services.gateway.edge.http.middleware import REQUEST_ID
-from services.gateway.edge.http.pipe import Pipe
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Room
+from services.gateway.edge.http.pipe import Pipe, beside
 from services.gateway.edge.http.sending import LARGE_BYTES
-from services.gateway.edge.pages import PageStream
+from services.gateway.edge.reads import PageStream
 from services.gateway.edge.starts import created_at_of, id_of_json
-from services.gateway.edge.streams import beside
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.values import Start
 

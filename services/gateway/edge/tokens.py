@@ -8,62 +8,48 @@ from yarl import URL
 
 from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.log_client import TokenClient
+from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, path_text
+from quorumlog.wire import token_bodies
 from quorumlog.wire.secret import draw_token
-from quorumlog.wire.token_bodies import (
-    EXPIRES_IN_S_MAX,
-    GRANT,
-    GRANTS_MAX,
-    TOKEN_ID,
-    TokenFields,
-    TokenName,
-    TokenQuotas,
-    TokenRow,
-)
-from services.gateway.edge.access.callers import Callers
+from services.gateway.edge import operations as op
+from services.gateway.edge.access.callers import NO_TICKET, TICKET_S, Callers
 from services.gateway.edge.access.scopes import Named, Scope, caller_of, on
-from services.gateway.edge.access.tickets import NO_TICKET, TICKET_S
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value, no_content
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.models import DATE_TIME, Model
-from services.gateway.edge.operations import (
-    ALWAYS,
-    USUAL,
-    WITH_BODY,
-    WITH_METADATA,
-    PublicOperation,
-    gives,
-)
 
-Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
+Grant = Annotated[str, StringConstraints(pattern=rf"^{token_bodies.GRANT}$")]
 
 
 class AccessTokenCreate(Model):
     """A token to make."""
 
-    name: TokenName = Field(description="For people: who has it, or what for.")
+    name: token_bodies.TokenName = Field(description="For people: who has it, or what for.")
     grants: Annotated[list[Grant], FailFast()] = Field(
         min_length=1,
-        max_length=GRANTS_MAX,
+        max_length=token_bodies.GRANTS_MAX,
         description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"
         " (each with `*` for any rest), `cluster`, or `*` for everything.",
     )
-    quotas: TokenQuotas = Field(
-        default=TokenQuotas(),
+    quotas: token_bodies.TokenQuotas = Field(
+        default=token_bodies.TokenQuotas(),
         description="What the token may use of each gateway, in requests and bytes per second, connections with"
         " requests under way, and open ledgers; beyond: 429 overloaded.",
     )
     expires_in_s: int | None = Field(
-        default=None, ge=1, le=EXPIRES_IN_S_MAX, description="Without it: valid until revoked."
+        default=None,
+        ge=1,
+        le=token_bodies.EXPIRES_IN_S_MAX,
+        description="Without it: valid until revoked.",
     )
 
-    def drawn(self) -> tuple[str, TokenFields]:
+    def drawn(self) -> tuple[str, token_bodies.TokenFields]:
         """A new secret, and what is stored of it."""
         drawn = draw_token()
-        return drawn.secret, TokenFields(
+        return drawn.secret, token_bodies.TokenFields(
             id=drawn.id,
             hash=drawn.hash,
             name=self.name,
@@ -75,10 +61,10 @@ class AccessTokenCreate(Model):
 class AccessToken(Model):
     """A token without its secret."""
 
-    id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
+    id: Annotated[str, StringConstraints(pattern=rf"^{token_bodies.TOKEN_ID}$")]
     name: str
     grants: list[str]
-    quotas: TokenQuotas
+    quotas: token_bodies.TokenQuotas
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
 
@@ -119,28 +105,23 @@ class NewTicket(Model):
     expires_in_s: int
 
 
-def token_json(row: TokenRow) -> dict[str, Any]:
+def token_json(row: token_bodies.TokenRow) -> dict[str, Any]:
     """A token as clients see it."""
     return row.model_dump(mode="json", exclude={"hash"})
 
 
-ID: Final = path_text("id", TOKEN_ID, "The token.", "5f0c2a9d41be7786")
+ID: Final = path_text("id", token_bodies.TOKEN_ID, "The token.", "5f0c2a9d41be7786")
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "id": "5f0c2a9d41be7786",
     "name": "orders service",
     "grants": ["append:logs/orders-*", "read:logs/orders-*"],
-    "quotas": {
-        "requests_per_s": 100,
-        "bytes_per_s": None,
-        "connections": 10,
-        "open_ledgers": None,
-    },
+    "quotas": {"requests_per_s": 100, "bytes_per_s": None, "connections": 10, "open_ledgers": None},
     "created_at": "2026-01-02T03:04:05.678901Z",
     "expires_at": None,
 }
 
-CREATE: Final = PublicOperation(
+CREATE: Final = op.PublicOperation(
     "POST /v1/tokens",
     "createToken",
     "Tokens",
@@ -153,27 +134,24 @@ CREATE: Final = PublicOperation(
             {"producer": {"name": "orders service", "grants": _EXAMPLE["grants"]}},
         )
     },
-    replies=gives(
-        "The token.",
-        NewAccessToken,
-        {"new": _EXAMPLE | {"token": "qlt_…"}},
-        status=201,
+    replies=op.gives(
+        "The token.", NewAccessToken, {"new": _EXAMPLE | {"token": "qlt_…"}}, status=201
     ),
-    errors=(*USUAL, *WITH_BODY),
+    errors=(*op.USUAL, *op.WITH_BODY),
     needs_body=True,
     is_audited=True,
 )
-LIST: Final = PublicOperation(
+LIST: Final = op.PublicOperation(
     "GET /v1/tokens",
     "listTokens",
     "Tokens",
     "List access tokens",
     "By creation, without their secrets; an expired one for a week after its end.",
     scope=on(Named.EVERYTHING, Scope.ADMIN),
-    replies=gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
-    errors=USUAL,
+    replies=op.gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
+    errors=op.USUAL,
 )
-REVOKE: Final = PublicOperation(
+REVOKE: Final = op.PublicOperation(
     "DELETE /v1/tokens/{id}",
     "revokeToken",
     "Tokens",
@@ -182,10 +160,10 @@ REVOKE: Final = PublicOperation(
     (ID,),
     scope=on(Named.EVERYTHING, Scope.ADMIN),
     replies={204: Reply("It is gone.")},
-    errors=(*ALWAYS, *WITH_METADATA, errors.NoSuchToken),
+    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchToken),
     is_audited=True,
 )
-TICKET: Final = PublicOperation(
+TICKET: Final = op.PublicOperation(
     "POST /v1/tickets",
     "createTicket",
     "Tokens",
@@ -193,16 +171,14 @@ TICKET: Final = PublicOperation(
     "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
     " within half a minute, through any gateway. The ticket allows what the token allows there.",
     scope=on(Named.SOME, Scope.READ, Scope.APPEND),
-    body={
-        JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}}),
-    },
-    replies=gives(
+    body={JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}})},
+    replies=op.gives(
         "The ticket.",
         NewTicket,
         {"new": {"ticket": "5f0c2a9d41be7786.1767323045.9b…", "expires_in_s": 30}},
         status=201,
     ),
-    errors=(*USUAL, *WITH_BODY),
+    errors=(*op.USUAL, *op.WITH_BODY),
     needs_body=True,
 )
 

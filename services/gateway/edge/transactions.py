@@ -14,19 +14,12 @@ from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed
 from quorumlog.protocol.values import LogName
 from quorumlog.wire.log_bodies import EXPIRES_IN_S
 from quorumlog.wire.position_bodies import POSITIONS_LOG
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Kind, Named, Scope, caller_of, on
 from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value
-from services.gateway.edge.http.room import Room
 from services.gateway.edge.models import DATE_TIME, Id, IdOrNone, Model, Text, members_of
-from services.gateway.edge.operations import (
-    NOTHING,
-    USUAL,
-    WITH_BODY,
-    WRITER_TOKEN,
-    PublicOperation,
-    gives,
-)
 from services.gateway.logs.transactions import EXPIRES_IN_S as EXPIRES_IN_S_DEFAULT
 from services.gateway.logs.transactions import Transactions
 
@@ -164,7 +157,7 @@ _DONE: Final = _OPEN | {
 _AS_OPEN: Final = (TransactionModel, {"a transaction": _OPEN})
 _LOCATION: Final = {"Location": "The transaction's path."}
 
-BEGIN: Final = PublicOperation(
+BEGIN: Final = op.PublicOperation(
     "POST /v1/transactions",
     "beginTransaction",
     "Transactions",
@@ -180,23 +173,23 @@ BEGIN: Final = PublicOperation(
         )
     },
     replies={
-        **gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
-        **gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
+        **op.gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
+        **op.gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
     },
-    errors=(*USUAL, *WITH_BODY, errors.NoSuchLog, errors.LogClosed),
+    errors=(*op.USUAL, *op.WITH_BODY, errors.NoSuchLog, errors.LogClosed),
     needs_body=True,
 )
-GET: Final = PublicOperation(
+GET: Final = op.PublicOperation(
     "GET /v1/transactions/{transaction}",
     "getTransaction",
     "Transactions",
     "Look at a transaction",
     scope=on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
     parameters=(TRANSACTION,),
-    replies=gives("The transaction.", *_AS_OPEN),
-    errors=(*USUAL, errors.NoSuchTransaction),
+    replies=op.gives("The transaction.", *_AS_OPEN),
+    errors=(*op.USUAL, errors.NoSuchTransaction),
 )
-COMMIT: Final = PublicOperation(
+COMMIT: Final = op.PublicOperation(
     "POST /v1/transactions/{transaction}/commit",
     "commitTransaction",
     "Transactions",
@@ -204,7 +197,7 @@ COMMIT: Final = PublicOperation(
     "The records get dense offsets after those of the log, ledger by ledger. The same request again "
     "gets the same answer, through any gateway: repeat it until there is one. Where the log was "
     "opened for one writer, `Writer-Token` is needed.",
-    (TRANSACTION, WRITER_TOKEN),
+    (TRANSACTION, op.WRITER_TOKEN),
     {
         JSON: Content(
             TransactionCommit,
@@ -214,10 +207,10 @@ COMMIT: Final = PublicOperation(
             },
         )
     },
-    gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
+    op.gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
     (
-        *USUAL,
-        *WITH_BODY,
+        *op.USUAL,
+        *op.WITH_BODY,
         errors.NoSuchTransaction,
         errors.TransactionAborted,
         errors.TransactionCommitted,
@@ -238,20 +231,20 @@ COMMIT: Final = PublicOperation(
     needs_body=True,
     is_audited=True,
 )
-ABORT: Final = PublicOperation(
+ABORT: Final = op.PublicOperation(
     "POST /v1/transactions/{transaction}/abort",
     "abortTransaction",
     "Transactions",
     "End a transaction without a trace",
     "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
     (TRANSACTION,),
-    NOTHING,
-    gives(
+    op.NOTHING,
+    op.gives(
         "It is aborted.",
         TransactionModel,
         {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
     ),
-    (*USUAL, *WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
+    (*op.USUAL, *op.WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
     scope=on(Named.TRANSACTION, Scope.APPEND),
     is_audited=True,
 )
@@ -296,7 +289,7 @@ class TransactionRoutes:
             given[TRANSACTION],
             wanted.sealed(),
             overwrite=wanted.overwrite,
-            token=given[WRITER_TOKEN],
+            token=given[op.WRITER_TOKEN],
         )
         return json_value(transaction_json(done))
 

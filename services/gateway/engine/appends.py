@@ -17,19 +17,22 @@ from quorumlog.errors import (
     LedgerFenced,
     NoSuchLedger,
     OwnedByLog,
+    QuorumTimeout,
     TooLarge,
     WriterLost,
 )
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
-from services.gateway.engine.batches import packed_batch
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.interface import FRAMES, EntriesAppended
+
+LARGE_BYTES: Final = 512 << 10
+"""A batch that is compressed in a millisecond (docs/performance.md); a thread costs a tenth of that."""
 
 _U32: Final = struct.Struct(">I")
 
@@ -45,6 +48,13 @@ def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
     """
     if row.log is not None and transaction_of(row) is None:
         raise OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
+
+
+async def packed_batch(data: bytes) -> bytes:
+    """The batch with compressed columns where that is shorter; a thread compresses a large one, so that the event loop goes on."""
+    if len(data) < LARGE_BYTES:
+        return packed.pack(data)
+    return await asyncio.to_thread(packed.pack, data)
 
 
 class Appends:
@@ -85,7 +95,7 @@ class Appends:
             )
         self._gatekeeper.check(row, password)
         try:
-            submitted = self.submit(ledger_id, payloads, expect=expect)
+            submitted = handle.append(payloads, expect)
         except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
@@ -103,32 +113,32 @@ class Appends:
         row = await self._row(ledger_id)
         check_not_of_log(row, "append to the log")
         self._gatekeeper.check(row, password)
-        writer = self._handles.writer_of(row)
+        writer, peers = self._handles.writer_of(row), self._peers
+        query = "" if expect is None else f"?expect={expect}"
+        path = f"/v1/ledgers/{ledger_id}/entries{query}"
         try:
-            return await self._peers.append(writer, ledger_id, media, data, password, expect)
+            return await peers.send(
+                writer, "POST", path, peers.append_s, data, media=media, password=password
+            )
+        except TimeoutError as error:
+            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
         except WriterLost as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """How to begin an append to a plain ledger of this process that takes appends (`EngineInterface`)."""
+        """How to begin an append at once, as `append` would, to a ledger that this process writes and that neither a log,
+        a transaction nor a password keeps from whoever asks; None for any other. What it gives raises at once, with nothing
+        done, if the append cannot begin.
+        """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
             return None
         row, own = handle.access_row, handle.row
         if own.log is not None or own.access_key or row.access_key or transaction_of(row):
             return None
-        return handle.append_all
-
-    def submit(
-        self, ledger_id: int, payloads: Sequence[bytes], *, expect: int | None = None
-    ) -> asyncio.Future[EntriesAppended]:
-        """Begin an append to a ledger of this process; ids follow the order of the calls.
-
-        Checks no password. Raises at once, with nothing done, if the append cannot begin.
-        """
-        return self._handles.get(ledger_id).append(payloads, sum(map(len, payloads)), expect)
+        return handle.append
 
     async def append_batch(
         self, ledger_id: int, data: bytes, *, expect: int | None = None
@@ -147,7 +157,7 @@ class Appends:
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
             # No await since they were counted: records and entry ids have one order.
-            submitted = handle.append((entry,), len(entry), expect)
+            submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
         except (LedgerClosed, LedgerFenced, WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
@@ -171,4 +181,4 @@ class Appends:
         row = await self._rows.row(ledger_id)
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
-        return await self._ends.told(row) if is_closed(row) else row
+        return await self._ends.told(row)

@@ -1,6 +1,9 @@
-"""The creation of ledgers whose only writer is this process."""
+"""The creation of ledgers whose only writer is this process, and the choice of their ensembles: live bookies, in enough
+zones, or else marked as degraded.
+"""
 
 import asyncio
+import logging
 from typing import Final
 
 from quorumlog.errors import (
@@ -12,20 +15,80 @@ from quorumlog.errors import (
     StaleMember,
 )
 from quorumlog.net.budget import PEER
+from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.once import Once
+from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
-from services.gateway.engine.placing import Placing
 from services.gateway.engine.rows import LedgerRows
 from services.gateway.interface import DEGRADED, LedgerOptions
+
+log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
 _PLACINGS: Final = 3
 """How often an ensemble is chosen where its bookies register anew meanwhile."""
+
+
+class Placing:
+    """Chooses the ensembles of new ledgers for one gateway."""
+
+    def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
+        """`zones_min`: over how many zones the copies of each entry are spread. If too few zones
+        live, a ledger is refused (`enforces_zones`), or created and marked as degraded.
+        """
+        self.directory = directory
+        self._zones_min = zones_min
+        self._enforces_zones = enforces_zones
+        self.narrow_count = 0
+        """Ledgers created in fewer zones than requested."""
+
+    async def new_ensemble(
+        self, quorum: Quorum, *, allow_degraded: bool
+    ) -> tuple[tuple[str, ...], bool]:
+        """The members, and whether the ensemble is degraded.
+
+        Raises: NotEnoughBookies, MetadataUnavailable.
+        """
+        degraded_ack = (quorum.write_quorum, quorum.ack_quorum) if allow_degraded else None
+        for is_retry in (False, True):
+            if is_retry or not self.directory.is_known:
+                await self.directory.refresh()
+            # A full ensemble of recently live bookies is better than a degraded one.
+            found = self.directory.new_ensemble(
+                quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
+            )
+            if found is not None:
+                members, is_degraded = found
+                return members, self._is_narrow(quorum, members) or is_degraded
+        raise self.too_few(quorum.ensemble_size)
+
+    def too_few(self, needed: int) -> NotEnoughBookies:
+        """The error if no ensemble is possible."""
+        return NotEnoughBookies(
+            f"{needed} bookies that take entries are needed: {self.directory.census()}"
+        )
+
+    def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
+        wanted = min(self._zones_min, quorum.write_quorum)
+        used = min(
+            self.directory.zone_count(tuple(members[p] for p in quorum.write_set(entry_id)))
+            for entry_id in range(quorum.ensemble_size)
+        )
+        if used >= wanted:
+            return False
+        if self._enforces_zones:
+            raise NotEnoughBookies(
+                f"the copies of an entry would lie in {used} zones, {wanted} are asked for"
+                " (ZONES_MIN)"
+            )
+        self.narrow_count += 1
+        log.warning("too-few-zones", extra={"used": used, "wanted": wanted})
+        return True
 
 
 class Creations:
@@ -67,7 +130,7 @@ class Creations:
                 except StaleMember as error:
                     # The list of bookies is older than a registration (rule 15b).
                     stale = error
-                    await self._placing.refresh()
+                    await self._placing.directory.refresh()
                 except (MetadataUnavailable, asyncio.CancelledError) as error:
                     if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
                         is_kept = True

@@ -1,51 +1,66 @@
-"""The ends of ledgers that clients may be told of: those that bookies keep (rule 18b)."""
+"""The ends of ledgers: the recoveries that this gateway runs, and the ends that clients may be told of, which are those
+that bookies keep (rule 18b).
+"""
 
 import asyncio
+import itertools
+import logging
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
-from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger, QuorumLogError
+from quorumlog.net.driver import recover
 from quorumlog.net.ports import Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.engine.rows import LedgerRows, went_back
+from services.gateway.engine.rows import LedgerRows, is_closed, went_back
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DEADLINE_S: Final = 30.0
+"""After this time callers of a recovery get recovery-blocked; they may retry."""
+_PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Between tries of a background recovery (rule 10)."""
 _KEPT_MAX: Final = 100_000
 """As many as rows are cached (`rows.py`)."""
 
 
 class Ends:
-    """What this gateway knows of ends that are kept.
+    """Recovers ledgers, and knows which ends are kept.
 
     Between the change that closes a ledger and the copies of its row, the end is in the database alone. Whoever closes
     a ledger waits for the copies; whoever reads the row meanwhile does not know whether they are kept, so each gateway
     sends them once before it tells the end of a ledger that another one closed.
 
-    Invariant: an end is known as kept only if the database had it after an ack quorum of bookies confirmed copies. An end
-    with fewer copies is told too, since nobody can wait for bookies for ever; copies are sent again for the next reader.
+    Invariants: an end is known as kept only if the database had it after an ack quorum of bookies confirmed copies; at most
+    one recovery of a ledger runs. An end with fewer copies is told too, since nobody can wait for bookies for ever; copies
+    are sent again for the next reader.
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
-        """No end is known as kept."""
+        """No end is known as kept, and no recovery runs."""
         self._rows, self._ports = rows, ports
         self._kept: OrderedDict[int, int | None] = OrderedDict()
         self._asking: dict[int, asyncio.Task[LedgerMetadata]] = {}
+        self._recovering: dict[int, asyncio.Task[tuple[LedgerMetadata, int]]] = {}
+        self._in_background: set[int] = set()
 
     async def told(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row of a CLOSED ledger, or a later one, once its end may be told. Callers share one look at it.
+        """The row, or a later one, once the end of a CLOSED ledger may be told. Callers share one look at it.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
         ledger_id = row.ledger_id
-        if ledger_id in self._kept and self._kept[ledger_id] == row.last_entry:
+        is_kept = ledger_id in self._kept and self._kept[ledger_id] == row.last_entry
+        if is_kept or not is_closed(row):
             return row
-        task = self._asking.get(ledger_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._keep(row))
-            self._asking[ledger_id] = task
-            task.add_done_callback(lambda done: self._asked(ledger_id, done))
-        return await asyncio.shield(task)
+        if ledger_id not in self._asking:
+            _share(self._asking, ledger_id, self._keep(row))
+        return await asyncio.shield(self._asking[ledger_id])
 
     async def copied(self, row: LedgerMetadata) -> LedgerMetadata:
         """`kept` for a row of which no copies may have been sent."""
@@ -65,12 +80,61 @@ class Ends:
         except MetadataUnavailable as error:
             raise error.with_outcome(UNKNOWN) from error
 
+    async def recover(
+        self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
+    ) -> tuple[LedgerMetadata, int]:
+        """Recover a ledger of which the caller has read this row, or join the running recovery: the closed row, and how many
+        bookies confirmed a copy of it. Members declared lost (rule 14) need a recovery of their own.
+
+        Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
+        """
+        ledger_id = row.ledger_id
+        while declare_lost and ledger_id in self._recovering:
+            await asyncio.wait([self._recovering[ledger_id]])
+        if ledger_id not in self._recovering:
+            _share(self._recovering, ledger_id, self._recover(row, declare_lost))
+        return await asyncio.shield(self._recovering[ledger_id])
+
+    async def _recover(
+        self, row: LedgerMetadata, declare_lost: tuple[str, ...]
+    ) -> tuple[LedgerMetadata, int]:
+        closed, copies = await recover(
+            row, self._ports, deadline_s=_DEADLINE_S, declare_lost=declare_lost
+        )
+        self._rows.put(closed)
+        return closed, copies
+
+    def start_recovery(self, ledger_id: int) -> None:
+        """Recover a ledger in the background, with retries until it is closed (rule 10)."""
+        if ledger_id not in self._in_background:
+            self._in_background.add(ledger_id)
+            self._ports.tasks.start(self._retry_until_closed(ledger_id))
+
+    async def _retry_until_closed(self, ledger_id: int) -> None:
+        try:
+            for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+                try:
+                    row = await self._rows.fresh(ledger_id)
+                    # An earlier recovery may have ended before it had sent copies.
+                    await (spread(row, self._ports) if is_closed(row) else self.recover(row))
+                    return
+                except NoSuchLedger:
+                    return
+                except QuorumLogError as error:
+                    log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
+                except Exception:
+                    # A defect: an open ledger without a writer must end all the same.
+                    log.exception("recovery-broke", extra={"ledger": ledger_id})
+                await asyncio.sleep(pause_s)
+        finally:
+            self._in_background.discard(ledger_id)
+
     async def close(self) -> None:
-        """Cancel what is under way."""
-        asking = list(self._asking.values())
-        for task in asking:
+        """Cancel what is under way: a recovery may stop at any point."""
+        under_way = [*self._asking.values(), *self._recovering.values()]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _keep(self, row: LedgerMetadata) -> LedgerMetadata:
         return await self._read(row, await spread(row, self._ports))
@@ -89,7 +153,16 @@ class Ends:
             self._kept.popitem(last=False)
         return row
 
-    def _asked(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
-        del self._asking[ledger_id]
+
+def _share(
+    running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
+) -> None:
+    """Begin work for a ledger that all callers wait for, and that is `running` until it has ended."""
+
+    def ended(task: asyncio.Task[T]) -> None:
+        del running[ledger_id]
         if not task.cancelled():
             task.exception()  # perhaps nobody awaits the task any more
+
+    running[ledger_id] = asyncio.get_running_loop().create_task(work)
+    running[ledger_id].add_done_callback(ended)

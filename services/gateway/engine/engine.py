@@ -22,7 +22,6 @@ from quorumlog.errors import (
     VersionConflict,
     WriterLost,
 )
-from quorumlog.net.awake import awake
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory, Quarantine
 from quorumlog.net.holdings import HoldingsClient
@@ -31,26 +30,22 @@ from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
-from quorumlog.net.timers import HeardClock, Tasks, Timers, restarted
+from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.engine.appends import Appends, check_not_of_log
-from services.gateway.engine.config import EngineConfig
-from services.gateway.engine.creations import Creations
+from services.gateway.engine.creations import Creations, Placing
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper, with_password
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.losses import LossAcceptance
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.placing import Placing
-from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import LedgerRows, ThrottledMetadata, is_closed
-from services.gateway.interface import EngineInterface, LedgerOptions, LedgerPage, LedgerQuery
-from services.gateway.rereads import Rereads
+from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
+from services.gateway.interface import EngineConfig, LedgerOptions
 
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
@@ -60,7 +55,7 @@ _READ_AT_ONCE: Final = 32
 
 
 class Engine:
-    """One gateway's engine (`EngineInterface`); its parts append, read and create."""
+    """One gateway's engine: creates and ends ledgers; its parts `appends` and `reads` append and read."""
 
     def __init__(
         self,
@@ -74,7 +69,8 @@ class Engine:
     ) -> None:
         """Use `running`."""
         self.writer = Writer(str(uuid4()), config.url, config.internal_url)
-        self.metadata, self.peers, self._directory = metadata, peers, directory
+        self.metadata, self.peers = metadata, peers
+        self.directory, self.bookies = directory, bookies
         self.database_clock = HeardClock(config.clock_difference_s)
         self.throttled = ThrottledMetadata(metadata)
         """The metadata service as the engine's machines ask it."""
@@ -82,52 +78,33 @@ class Engine:
         self.placing = Placing(
             directory, zones_min=config.zones_min, enforces_zones=config.enforces_zones
         )
-        self._rows = LedgerRows(metadata, self._row_changed, self._ledger_ended)
-        self.on_gap = self._rows.on_gap
-        """Called at gaps in the stream of changes (rule 16a)."""
-        self._recoveries = Recoveries(self._rows, ports)
-        self._ends = Ends(self._rows, ports)
-        self._losses = LossAcceptance(self._rows, self.throttled, holdings)
+        self.rows = LedgerRows(metadata, self._row_changed, self._ledger_ended)
+        self._ends = Ends(self.rows, ports)
+        self._losses = LossAcceptance(self.rows, self.throttled, holdings)
         self.handles = Handles(
             self.writer,
             config,
-            rows=self._rows,
+            rows=self.rows,
             ends=self._ends,
-            recoveries=self._recoveries,
             metadata=metadata,
             ports=ports,
             lacs=bookies,
         )
         self._gatekeeper = Gatekeeper(self.handles.access_row)
-        self.rereads = self.handles.rereads
-        self._passwords = Rereads(self.handles.with_password, self._read_rows, self._rows.put)
+        self._passwords = Rereads(self.handles.with_password, self._read_rows, self.rows.put)
         """The rows of ledgers that are written here, since another gateway may set another password."""
-        self.place_in_log = self.handles.place_in_log
-        self.on_gap += [self.rereads.gap, self._passwords.gap]
+        self.rows.on_gap += [self.handles.rereads.gap, self._passwords.gap]
         self._creations = Creations(
             self.handles,
-            rows=self._rows,
+            rows=self.rows,
             metadata=metadata,
             placing=self.placing,
             tasks=ports.tasks,
         )
-        self.reading = LedgerReads(
-            self.handles, self._rows, self._ends, ports, peers, self._gatekeeper
+        self.reads = LedgerReads(
+            self.handles, self.rows, self._ends, ports, peers, self._gatekeeper
         )
-        self.appends = Appends(self.handles, self._rows, self._ends, peers, self._gatekeeper)
-        self.read = self.reading.read
-        self.entry = self.reading.entry
-        self.last_add_confirmed = self.reading.last_add_confirmed
-        self.ended = self.reading.ended
-        self.append = self.appends.append
-        self.forward = self.appends.forward
-        self.submit = self.appends.submit
-        self.at_hand = self.appends.at_hand
-        self.append_batch = self.appends.append_batch
-        self.transaction_of = self.appends.transaction_of
-        self.row = self._rows.row
-        self.bookies = directory.refresh
-        self.channels = bookies.channels
+        self.appends = Appends(self.handles, self.rows, self._ends, peers, self._gatekeeper)
         self._is_draining = False
 
     @classmethod
@@ -150,8 +127,8 @@ class Engine:
             )
             for work in (
                 directory.follow,
-                engine._rows.follow,
-                engine.rereads.run,
+                engine.rows.follow,
+                engine.handles.rereads.run,
                 engine._passwords.run,
                 engine._send_heartbeats,
                 partial(metadata.keep_confirmed, _HEARTBEAT_S),
@@ -161,7 +138,6 @@ class Engine:
                 yield engine
             finally:
                 engine.handles.abandon()
-                await engine._recoveries.close()
                 await engine._ends.close()
                 await tasks.close()
                 timers.close()
@@ -181,31 +157,19 @@ class Engine:
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
-        row = await self._rows.fresh(ledger_id)
-        return await self._ends.told(row) if is_closed(row) else row
+        return await self._ends.told(await self.rows.fresh(ledger_id))
 
     def writes(self, ledger_id: int) -> bool:
         """Whether this process has the ledger open for appends."""
         return ledger_id in self.handles.by_ledger
 
-    async def list(self, query: LedgerQuery) -> LedgerPage:
-        """One page of rows."""
-        rows, after = await self.metadata.list(
-            state=query.state,
-            bookie=query.bookie,
-            log=query.log,
-            metadata=dict(query.custom),
-            after=query.after,
-            limit=query.limit,
-            shown=query.shown,
-        )
-        return LedgerPage(tuple(rows), after)
-
     # The ends of ledgers.
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
-        """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost."""
-        row = await self._closable(ledger_id, password)
+        """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword."""
+        row = await self.rows.fresh(ledger_id)
+        check_not_of_log(row, "close the log")
+        self._gatekeeper.check(row, password)
         if row.writer is None or row.writer.id == self.writer.id:
             return await self._ends.kept(*await self.handles.close(row))
         try:
@@ -214,18 +178,11 @@ class Engine:
             if is_closed(row):
                 return await self._ends.copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
-        return await self._rows.fresh_closed(ledger_id)
+        return await self.rows.fresh_closed(ledger_id)
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
         """The writer's close of a log's ledger (rule 27)."""
-        row, _ = await self.handles.close(await self._rows.fresh(ledger_id))
-        return row
-
-    async def _closable(self, ledger_id: int, password: str | None) -> LedgerMetadata:
-        """The row of a ledger that the ledger API may close. Raises: OwnedByLog, WrongPassword."""
-        row = await self._rows.fresh(ledger_id)
-        check_not_of_log(row, "close the log")
-        self._gatekeeper.check(row, password)
+        row, _ = await self.handles.close(await self.rows.fresh(ledger_id))
         return row
 
     async def recover(
@@ -235,8 +192,8 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
             return await self._ends.copied(row)
-        row = await self._recoveries.run(ledger_id, declare_lost=_members(row, declare_lost))
-        return await self._ends.kept(row)
+        declared = _members(row, declare_lost)
+        return await self._ends.kept(*await self._ends.recover(row, declare_lost=declared))
 
     async def change_password(
         self,
@@ -252,21 +209,23 @@ class Engine:
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         while True:
-            row = await self._rows.fresh(ledger_id)
+            row = await self.rows.fresh(ledger_id)
             if not row.access_key:
                 raise InvalidRequest("the ledger has no password", ledger_id=ledger_id)
             if not self._gatekeeper.opens(row, new):
                 row = with_password(await self._allowed(ledger_id, password), new)
             elif once is None:
-                return await self._copied(row)
+                break
             status, changed = await self.metadata.cas(row, once=once)
             if status is CasStatus.OK and changed is not None:
-                self._rows.put(changed)
-                return await self._copied(changed)
+                self.rows.put(row := changed)
+                break
             if status is CasStatus.MISSING:
                 raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
             if changed is None:
                 raise MetadataUnavailable(ledger_id=ledger_id)
+        await spread(row, self._ports)  # rule 18b
+        return row
 
     async def accept_loss(
         self,
@@ -282,8 +241,7 @@ class Engine:
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         row = await self._allowed(ledger_id, password)
-        if is_closed(row):
-            row = await self._ends.told(row)
+        row = await self._ends.told(row)
         row = await self._losses.accept(row, first, last, _members(row, declare_lost))
         return await self._ends.copied(row)
 
@@ -294,7 +252,7 @@ class Engine:
             if row.log is not None:
                 raise OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
             if not is_closed(row):
-                row = await self._recoveries.run(ledger_id)
+                row, _ = await self._ends.recover(row)
             try:
                 attempt = await self.metadata.delete(
                     ledger_id, version=row.version, row_attempt=row.attempt
@@ -303,9 +261,9 @@ class Engine:
                 row = await self._allowed(ledger_id, password)  # another password may be set since
                 continue
             break
-        self._rows.deleted(ledger_id)
+        self.rows.deleted(ledger_id)
         await spread(row.deleted(attempt), self._ports)
-        await self._rows.require_deleted(ledger_id)
+        await self.rows.require_deleted(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
         """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""
@@ -314,7 +272,7 @@ class Engine:
         async def read(ledger_id: int) -> LedgerMetadata | None:
             async with room:
                 with contextlib.suppress(NoSuchLedger):
-                    return await self._rows.fresh(ledger_id)
+                    return await self.rows.fresh(ledger_id)
             return None
 
         found = await asyncio.gather(*map(read, ledger_ids))
@@ -336,19 +294,14 @@ class Engine:
         async def copy(ledger_id: int) -> None:
             async with room:
                 with contextlib.suppress(QuorumLogError):
-                    await spread(await self._rows.fresh(ledger_id), self._ports)
+                    await spread(await self.rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
-
-    async def _copied(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row, once its members have copies (rule 18b)."""
-        await spread(row, self._ports)
-        return row
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """The row from the primary, for a caller with the ledger's password."""
         while True:
-            row = await self._rows.fresh(ledger_id)
+            row = await self.rows.fresh(ledger_id)
             opened = self._gatekeeper.check(row, password)
             if opened == row:
                 return row
@@ -372,7 +325,7 @@ class Engine:
         """Every service with its state, and this gateway's ledgers with reduced redundancy."""
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
-            self.bookies(),
+            self.directory.refresh(),
             self.metadata.services(),
             self.metadata.own_services(),
             self.metadata.missing_witnesses(),
@@ -391,7 +344,7 @@ class Engine:
             ],
             "writer": self.writer,
             "degraded_ledgers": self.degraded_ledgers(),
-            "quarantined": self.quarantined,
+            "quarantined": self.directory.quarantine.names,
             "missing_witnesses": [witness.model_dump(mode="json") for witness in missing],
             "kept_count": kept.count,
             "kept_ledgers": [
@@ -408,21 +361,14 @@ class Engine:
         """Ledgers of this process with a member that takes no adds (rule 8)."""
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
-    @property
-    def quarantined(self) -> Sequence[str]:
-        """Bookies that are listed as live and fail here: new ledgers avoid them."""
-        return self._directory.quarantine.names
-
-    async def ready(self) -> QuorumLogError | None:
-        """None if a default ledger could be created now, else the error of that creation."""
+    async def ready(self) -> None:
+        """Return if a default ledger could be created now. Raises: as that creation."""
         if self._is_draining:
-            return ShuttingDown("this gateway is about to end")
+            raise ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size
-        try:
-            await self._directory.refresh()
-        except QuorumLogError as error:
-            return error
-        return None if self._directory.new_ensemble(size) else self.placing.too_few(size)
+        await self.directory.refresh()
+        if not self.directory.new_ensemble(size):
+            raise self.placing.too_few(size)
 
     async def drain(self) -> None:
         """Refuse new work, settle what is in flight and close the ledgers of this writer."""
@@ -446,16 +392,16 @@ class Engine:
     # What is heard of rows.
 
     def _row_changed(self, ledger_id: int) -> None:
-        self.reading.tails.changed(ledger_id)
+        self.reads.tails.changed(ledger_id)
         self.handles.row_changed(ledger_id)
-        if not self._rows.is_current(ledger_id) and self.handles.has_password(ledger_id):
+        if not self.rows.is_current(ledger_id) and self.handles.has_password(ledger_id):
             self._passwords.want(ledger_id)
-
-    async def _read_rows(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerMetadata]:
-        return {row.ledger_id: row for row in await self.existing(ledger_ids)}
 
     def _ledger_ended(self, ledger_id: int) -> None:
         self.handles.ledger_ended(ledger_id)
+
+    async def _read_rows(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerMetadata]:
+        return {row.ledger_id: row for row in await self.existing(ledger_ids)}
 
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
@@ -465,6 +411,3 @@ def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
         if not any(name in (member, member_name(member)) for member in members):
             raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)
     return tuple(m for m in members if m in names or member_name(m) in names)
-
-
-_is_complete: type[EngineInterface] = Engine

@@ -48,8 +48,7 @@ from quorumlog.protocol.messages import (
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State
 from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.writer import LedgerWriter, WriterState
-from services.gateway.engine.recent import RecentRuns
-from services.gateway.engine.waiters import LacWaiters
+from services.gateway.engine.tails import LacWaiters, RecentRuns
 from services.gateway.interface import EntriesAppended
 
 log = logging.getLogger(__name__)
@@ -210,9 +209,9 @@ class WriteHandle:
         return self.is_live and self._machine.is_degraded
 
     def append(
-        self, payloads: Sequence[bytes], size: int, expect: int | None = None
+        self, payloads: Sequence[bytes], expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:
-        """Accept an append; `size` is the payloads' bytes. The future completes when it is durable.
+        """Accept an append; ids follow the order of the calls. The future completes when it is durable.
 
         Raises: UnexpectedEntryId, Overloaded, or why the handle ended; nothing is sent then.
         """
@@ -225,6 +224,7 @@ class WriteHandle:
                 ledger_id=self.ledger_id,
                 next_entry_id=first,
             )
+        size = sum(map(len, payloads))
         if not self._ledger_in_flight.has_room(size) or not self._gateway_in_flight.has_room(size):
             raise Overloaded(
                 "too many bytes wait for their acknowledgement", ledger_id=self.ledger_id
@@ -246,10 +246,6 @@ class WriteHandle:
         ended shows none: what becomes of the ledger is not its own to tell.
         """
         return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
-
-    def append_all(self, payloads: Sequence[bytes]) -> asyncio.Future[EntriesAppended]:
-        """Accept an append under whatever ids come next."""
-        return self.append(payloads, sum(map(len, payloads)))
 
     async def close(self) -> LedgerMetadata:
         """The writer's close, after in-flight appends are settled. Every caller gets the outcome, once members

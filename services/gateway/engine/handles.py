@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quorumlog.errors import (
@@ -22,19 +23,19 @@ from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
+from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
-from services.gateway.engine.config import EngineConfig
+from quorumlog.wire.repair_bodies import RepairAdd
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
-from services.gateway.engine.missed import queue_missed
-from services.gateway.engine.recent import RecentRuns
-from services.gateway.engine.recoveries import Recoveries
-from services.gateway.engine.rows import LedgerRows, is_closed
-from services.gateway.rereads import Rereads
+from services.gateway.engine.rows import LedgerRows, Rereads, is_closed
+from services.gateway.engine.tails import RecentRuns
+from services.gateway.interface import EngineConfig
 
 log = logging.getLogger(__name__)
 
 _CLOSE_S: Final = 30.0
+_RETRY_S: Final = 1.0
 _CLOSES_AT_ONCE: Final = 64
 _CLOSED_KEPT: Final = 10_000
 """How many closed ledgers are remembered, to answer repeated closes."""
@@ -54,7 +55,6 @@ class Handles:
         *,
         rows: LedgerRows,
         ends: Ends,
-        recoveries: Recoveries,
         metadata: MetadataClient,
         ports: Ports,
         lacs: LacPort,
@@ -62,7 +62,7 @@ class Handles:
         """`writer` is this process."""
         self.writer = writer
         self._config, self._ports, self._lacs = config, ports, lacs
-        self._rows, self._ends, self._recoveries = rows, ends, recoveries
+        self._rows, self._ends = rows, ends
         self._repairs = RepairClient(metadata, writer.id)
         self.by_ledger: dict[int, WriteHandle] = {}
         self.closed_here: dict[int, int] = {}
@@ -77,7 +77,9 @@ class Handles:
         )
         self._opened_by: dict[int, str] = {}
         """The peer that had each open ledger created here."""
-        self.rereads = Rereads(self._live_ledgers, metadata.heads, self._apply_head)
+        self.rereads = Rereads(
+            lambda: [handle.ledger_id for handle in self.live], metadata.heads, self._apply_head
+        )
         """The rows of this process's write handles."""
 
     def get(self, ledger_id: int) -> WriteHandle:
@@ -152,8 +154,7 @@ class Handles:
     async def prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
         """The ledger's closed or fenced state, read from the primary, if it has one by now."""
         try:
-            row = await self._rows.fresh(ledger_id)
-            self.writer_of(await self._ends.told(row) if is_closed(row) else row)
+            self.writer_of(await self._ends.told(await self._rows.fresh(ledger_id)))
         except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
             return ended.with_outcome(error.outcome)
         except QuorumLogError:
@@ -229,7 +230,7 @@ class Handles:
         if code in (LedgerFenced.code, LedgerClosed.code, QuorumLogError.code):
             # Nobody else recovers it, since its writer's process lives. A ledger without a handle
             # must end. Of one that has ended, only the row is read.
-            self._recoveries.start_background(handle.ledger_id)
+            self._ends.start_recovery(handle.ledger_id)
         if code == NoSuchLedger.code:
             self._rows.deleted(handle.ledger_id)
         else:
@@ -237,7 +238,7 @@ class Handles:
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
         """The writer met a recovery of its ledger: run one (rule 10)."""
-        self._recoveries.start_background(handle.ledger_id)
+        self._ends.start_recovery(handle.ledger_id)
 
     def _give_place(self, ledger_id: int) -> None:
         """A ledger is not written here any more."""
@@ -273,9 +274,6 @@ class Handles:
         if handle is not None and handle.is_live and not handle.is_closing_row:
             self.rereads.want(ledger_id)
 
-    def _live_ledgers(self) -> Sequence[int]:
-        return [handle.ledger_id for handle in self.live]
-
     def _apply_head(self, head: LedgerHead) -> None:
         """Apply the primary's row of a ledger that is written here."""
         handle = self.by_ledger.get(head.ledger_id)
@@ -286,3 +284,32 @@ class Handles:
         handle.learn(head)
         if head.state is None:
             self.by_ledger.pop(head.ledger_id, None)
+
+
+async def queue_missed(
+    repairs: RepairClient, ledger_id: int, missed: Iterable[MissedRange]
+) -> None:
+    """Add missed entries that only a writer knows to the repair queue, once metadata is available (rule 8).
+
+    A writer normally queues missed entries with its own changes of the row. A recovery writes back
+    entries above the LAC that it found, and knows nothing of an older entry that reached only an ack
+    quorum. Without this only the next check of all copies would find that entry, a day later. Repair checks before it
+    copies, so a range that is queued twice, or repaired since, costs only a check.
+    """
+    ranges = defaultdict(list)
+    for item in missed:
+        ranges[item.member].append((item.first, item.last))
+    items = [
+        RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
+        for member, found in ranges.items()
+    ]
+    while True:
+        try:
+            await repairs.add(items)
+        except MetadataUnavailable:
+            await asyncio.sleep(_RETRY_S)
+        except QuorumLogError as error:
+            log.warning("missed-not-queued", extra={"ledger": ledger_id, "error": repr(error)})
+            return
+        else:
+            return

@@ -7,6 +7,9 @@ primary (rule 5).
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -19,19 +22,25 @@ from quorumlog.errors import (
     QuorumLogError,
     WriterLost,
 )
-from quorumlog.net.ports import Ports
+from quorumlog.net.driver import Driver, Told, error_of
+from quorumlog.net.ports import BookiesPort, Ports
+from quorumlog.protocol.ends import LacByCoverage
 from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.messages import Begin, EntriesRead, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
-from services.gateway.engine.confirmed import confirmed_by_bookies
+from quorumlog.protocol.reader import RangeReader
+from quorumlog.protocol.record import Run
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.ranges import read_range
 from services.gateway.engine.rows import LedgerRows, is_closed
 from services.gateway.engine.tails import Tails
-from services.gateway.interface import EntryResult, LedgerView, ReadResult
+from services.gateway.interface import LedgerView, ReadResult
+
+_SLACK_BYTES: Final = 64 << 10
+"""Added to the wanted payload bytes: columns and digests of many small entries."""
 
 
 class LedgerReads:
@@ -68,7 +77,10 @@ class LedgerReads:
         password: str | None = None,
         view: LedgerView | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` on, up to lost ones (rule 31). `view`: of this ledger, as the caller has it.
+        """Confirmed entries from `first` to `last` (inclusive), at most `limit` and about `max_bytes` of payload, but at least
+        one. Includes every entry acknowledged before the call. Beyond the end: no entries, and `next` is `first`. Stops before
+        lost entries (rule 31); a read from there raises EntryLost, whose `next` is where to go on. `view`: of this ledger, as
+        the caller has it.
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
@@ -96,16 +108,15 @@ class LedgerReads:
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
-    ) -> EntryResult:
-        """One entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable (rule 5)."""
+    ) -> ReadResult:
+        """A page of one entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable (rule 5)."""
         found = await self.read(ledger_id, entry_id, limit=1, password=password)
         if not found.runs:
             view = await self._view(ledger_id, is_strict=True)
             found = await self.read(ledger_id, entry_id, limit=1, password=password, view=view)
             if not found.runs:
                 raise _absent(view, entry_id)
-        run = found.runs[0]
-        return EntryResult(bytes(run.payload(0)), found.last_add_confirmed, found.closed)
+        return found
 
     async def last_add_confirmed(
         self,
@@ -143,7 +154,7 @@ class LedgerReads:
         row = None if is_fresh else self._rows.cached(ledger_id)
         if row is None or not is_closed(row):
             row = await self._rows.fresh(ledger_id)
-        return _view_of_ended(await self._ends.told(row) if is_closed(row) else row)
+        return _view_of_ended(await self._ends.told(row))
 
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
@@ -234,6 +245,59 @@ class LedgerReads:
             with contextlib.suppress(WriterLost):
                 return await self._ask_writer(writer, row, after=after, wait_s=wait_s)
         return await self._view(ledger_id)
+
+
+async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int | None:
+    """The highest LAC known to a covering set of the last fragment's bookies, if the writer cannot be asked (rules 5 and 13);
+    None if too few answered. Entries below the last fragment are always confirmed.
+    """
+    machine = LacByCoverage(row)
+    end: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    def on_lac(position: int, status: Status, lac: int) -> None:
+        machine.answered(position, status, lac)
+        if machine.is_over and not end.done():
+            end.set_result(machine.confirmed)
+
+    for position, member in enumerate(row.last_fragment.bookies):
+        bookies.read_lac(member, row.ledger_id, partial(on_lac, position))
+    return await end
+
+
+async def read_range(
+    ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
+) -> list[Run]:
+    """Contiguous entries from `first` on, at least one, about `bytes_max` of payload.
+
+    Raises: EntryUnavailable for the first entry; a later unavailable entry only ends the list.
+    """
+    runs: list[Run] = []
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_outcome(news: Told) -> None:
+        if end.done():
+            return
+        if isinstance(news, EntriesRead):
+            runs.append(news.run)
+            if news.is_last:
+                end.set_result(None)
+        elif isinstance(news, Failed):
+            if runs:
+                end.set_result(None)
+            else:
+                end.set_exception(error_of(news, row.ledger_id))
+
+    reader = RangeReader(
+        row, first=first, last=last, max_bytes=max(bytes_max, 1), turn=row.ledger_id
+    )
+    asked_bytes = min(ports.read_bytes_max, bytes_max + _SLACK_BYTES)
+    driver = Driver(reader, row.ledger_id, replace(ports, read_bytes_max=asked_bytes), on_outcome)
+    try:
+        driver.post(Begin())
+        await end
+    finally:
+        driver.stop()
+    return runs
 
 
 def _view_of_writer(handle: WriteHandle) -> LedgerView:

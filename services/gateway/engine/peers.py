@@ -20,20 +20,16 @@ from quorumlog.errors import (
     Forbidden,
     ForeignHost,
     QuorumLogError,
-    QuorumTimeout,
     RouteNotFound,
     Unauthenticated,
     WriterLost,
 )
-from quorumlog.net.awake import awake_timeout
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.timers import awake_timeout
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
-
-INSTANCE: Final = header.FORWARDED_WRITER
-"""The header with the instance id of the intended writer."""
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
@@ -57,30 +53,11 @@ class Peers:
     def __init__(self, session: aiohttp.ClientSession, quorum_s: float = _QUORUM_S) -> None:
         """`session` is shared and not closed here. `quorum_s`: the writers' quorum timeout."""
         self._session = session
-        self._append_s = quorum_s + _APPEND_BEYOND_S
+        self.append_s = quorum_s + _APPEND_BEYOND_S
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Instances that another one has replaced: they never come back."""
         self._hung_until: dict[str, float] = {}
         """Writers that timed out: until then readers ask the bookies at once."""
-
-    async def append(
-        self,
-        writer: Writer,
-        ledger_id: int,
-        media: str,
-        data: bytes,
-        password: str | None,
-        expect: int | None,
-    ) -> bytes:
-        """The writer's response to a client's append. Raises what the writer raised, WriterLost, QuorumTimeout."""
-        query = "" if expect is None else f"?expect={expect}"
-        path = f"/v1/ledgers/{ledger_id}/entries{query}"
-        try:
-            return await self.send(
-                writer, "POST", path, self._append_s, data, media=media, password=password
-            )
-        except TimeoutError as error:
-            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
@@ -139,7 +116,7 @@ class Peers:
         """
         if writer.id in self._gone:
             raise WriterLost("its process was replaced", outcome=NOT_DONE)
-        headers = {INSTANCE: writer.id}
+        headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
         if password is not None:
@@ -159,7 +136,7 @@ class Peers:
                 ) as answer,
             ):
                 body = await answer.read()
-                status, instance = answer.status, answer.headers.get(INSTANCE)
+                status, instance = answer.status, answer.headers.get(header.FORWARDED_WRITER)
         except aiohttp.ClientConnectorError as error:
             raise WriterLost(
                 f"nothing listens at its address: {error}", outcome=NOT_DONE

@@ -1,4 +1,5 @@
-"""Ledger rows: a cache that follows the stream of changes.
+"""Ledger rows: a cache that follows the stream of changes, and rereads of the rows on which this process relies after a gap
+in the stream (rule 16a).
 
 A cached row may be old, so it proves no absence: negative answers need a read of the primary
 (`fresh`). While the metadata service is away, cached rows serve.
@@ -8,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from quorumlog.errors import (
     UNKNOWN,
@@ -22,9 +23,16 @@ from quorumlog.errors import (
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import HEADS_MAX
 
 log = logging.getLogger(__name__)
 
+Key = TypeVar("Key", int, str)
+Head = TypeVar("Head")
+
+_RETRY_S: Final = 0.5
+"""Pause between tries to reread without metadata; each try also takes its client's deadline."""
+_LOGGED_MAX: Final = 10
 _ROWS_MAX: Final = 100_000
 """A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof) and what clients keep
 in the rows."""
@@ -226,6 +234,88 @@ class LedgerRows:
         elif known.version < version:
             self._stale.add(ledger_id)
             self._changed(ledger_id)
+
+
+class Rereads(Generic[Key, Head]):
+    """The rows of ledgers or logs to reread after a gap in the stream of changes.
+
+    A write handle or a log's owner that missed the change by which it was superseded would go on writing to a
+    ledger or log that nobody reads any more. All rows are read from the primary, in bulk and in the background.
+    Appends go on meanwhile, since writing an open ledger needs no metadata. The handle or owner judges its row.
+
+    Invariant: a key stays wanted until its row was read by a request that began after
+    the key became wanted.
+    """
+
+    def __init__(
+        self,
+        live_keys: Callable[[], Iterable[Key]],
+        read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
+        apply: Callable[[Head], None],
+    ) -> None:
+        """`live_keys` gives the keys of all rows on which this process relies; `read` asks the primary,
+        and `apply` gets each row. A missing row is logged as an error and proves nothing: its handle or owner goes
+        on (rule 18).
+        """
+        self._live_keys: Callable[[], Iterable[Key]] = live_keys
+        self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
+        self._apply: Callable[[Head], None] = apply
+        self._wanted: dict[Key, int] = {}
+        """Each key with the number of the request before or during which it became wanted."""
+        self._requests = 0
+        self._is_due = asyncio.Event()
+        self.gaps = 0
+        """Gaps in the stream of changes so far."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows to reread."""
+        return len(self._wanted)
+
+    def gap(self) -> None:
+        """Reread every row: changes may have been missed."""
+        self.gaps += 1
+        for key in self._live_keys():
+            self.want(key)
+
+    def want(self, key: Key) -> None:
+        """Reread one row."""
+        self._wanted[key] = self._requests
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Reread wanted rows for ever."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            while self._wanted:
+                if not await self._read_some():
+                    await asyncio.sleep(_RETRY_S)
+
+    async def _read_some(self) -> bool:
+        """Send one request; False if it failed."""
+        asked = sorted(self._wanted)[:HEADS_MAX]
+        self._requests += 1
+        try:
+            heads = await self._read(asked)
+            for key in asked:
+                if key in heads:
+                    self._apply(heads[key])
+        except QuorumLogError as error:
+            log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
+            return False
+        except Exception:
+            # A bug must not end a task that the gateway depends on.
+            log.exception("rereading-broke")
+            return False
+        missing = [key for key in asked if key not in heads]
+        if missing:
+            log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
+        for key in asked:
+            # A key that became wanted meanwhile stays: this answer may be older.
+            if self._wanted[key] < self._requests:
+                del self._wanted[key]
+        return True
 
 
 class ThrottledMetadata:

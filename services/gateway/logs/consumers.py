@@ -32,8 +32,8 @@ from quorumlog.protocol.positions import (
 )
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
-from services.gateway.logs.ends import read_head, read_sized_head
 from services.gateway.logs.handle import resolve
+from services.gateway.logs.offsets import read_head, read_sized_head
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
@@ -91,19 +91,14 @@ class Consumers:
     ) -> None:
         """No row is kept yet."""
         self._engine, self._store, self._ownership = engine, store, ownership
-        self._reader, self._positions = reader, positions
+        self._reader, self.positions = reader, positions
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def seen(self) -> int:
-        """A version that a client may say it has seen, with its next change."""
-        return self._positions.seen
-
     async def look(self, name: str, consumer: str) -> ConsumerView:
         """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
-        row = await self._reader.row(name)
-        position = await self._positions.ask(Look(name, consumer))
+        row = await self._reader.rows.row(name)
+        position = await self.positions.ask(Look(name, consumer))
         return await self._view(position, row, await self._end(row))
 
     async def page(
@@ -113,11 +108,11 @@ class Consumers:
 
         Raises: NoSuchLog.
         """
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         first = max(after, _before(prefix))
         found = [
             position
-            for position in await self._positions.page(name, after=first, limit=limit + 1)
+            for position in await self.positions.page(name, after=first, limit=limit + 1)
             if position.consumer.startswith(prefix)
         ]
         end, room = await self._end(row), asyncio.Semaphore(_AT_ONCE)
@@ -138,7 +133,7 @@ class Consumers:
         """
         found: list[Position] = []
         while len(found) <= limit:
-            rows = await self._positions.page(
+            rows = await self.positions.page(
                 log, after=after.partition("/")[2] if log else after, limit=_SCANNED
             )
             found += (row for row in rows if row.consumer.startswith(prefix) and is_shown(row.log))
@@ -167,12 +162,12 @@ class Consumers:
         row = await self._row_up_to(name, offset, is_fresh=token is None)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
-            return await self._positions.ask(asked, row, stamp)
+            return await self.positions.ask(asked, row, stamp)
         except LogReplaced:
             if token is None or not await self._is_replaced(row):
                 raise
         row = await self._row_up_to(name, offset)
-        return await self._positions.ask(replace(asked, created=row.created_at))
+        return await self.positions.ask(replace(asked, created=row.created_at))
 
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
@@ -180,7 +175,7 @@ class Consumers:
         """How to begin a commit with a token, where all that it needs is in memory. Its result is that of `commit`."""
         known = self._known.get(name)
         now_s = self._loop.time()
-        if known is None or now_s - known.read_s > _ROW_S or not self._positions.is_here:
+        if known is None or now_s - known.read_s > _ROW_S or not self.positions.is_here:
             return None
         if offset > known.end:
             owner = self._ownership.owner(name)
@@ -194,7 +189,7 @@ class Consumers:
 
     def _begin_commit(self, asked: Commit) -> asyncio.Future[Position]:
         answer: asyncio.Future[Position] = self._loop.create_future()
-        self._positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
+        self.positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
         return answer
 
     def _committed(
@@ -228,7 +223,7 @@ class Consumers:
         started: int = 0,
     ) -> Position:
         """Take the lease, and begin at `start` where there is no position yet."""
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         asked = Acquire(
             name,
@@ -241,25 +236,25 @@ class Consumers:
             caller=caller,
             started=started,
         )
-        return await self._positions.ask(asked, row, stamp)
+        return await self.positions.ask(asked, row, stamp)
 
     async def renew(self, name: str, consumer: str, token: int) -> Position:
         """Hold the lease for another whole lease."""
         row = (await self._recent(name)).row
         asked = Renew(name, consumer, row.created_at, token)
         try:
-            return await self._positions.ask(asked)
+            return await self.positions.ask(asked)
         except LogReplaced:
             if not await self._is_replaced(row):
                 raise
         row = (await self._recent(name)).row
-        return await self._positions.ask(replace(asked, created=row.created_at))
+        return await self.positions.ask(replace(asked, created=row.created_at))
 
     async def release(
         self, name: str, consumer: str, token: int, stamp: Stamp | None = None
     ) -> None:
         """Let the lease go."""
-        await self._positions.ask(Release(name, consumer, token), stamp=stamp)
+        await self.positions.ask(Release(name, consumer, token), stamp=stamp)
 
     async def reset(
         self,
@@ -270,14 +265,14 @@ class Consumers:
         stamp: Stamp | None = None,
     ) -> ConsumerView:
         """Put the position anywhere in the log as it is now."""
-        row = await self._reader.row(name)
+        row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         if offset < row.first_offset:
             raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
         # Read before the reset: an error after it would say that nothing was done.
         end = max(offset, await self._end(row))
         asked = Reset(name, consumer, row.created_at, offset, version)
-        position = await self._positions.ask(asked, stamp=stamp)
+        position = await self.positions.ask(asked, stamp=stamp)
         return await self._view(position, row, end)
 
     async def delete(
@@ -285,9 +280,9 @@ class Consumers:
     ) -> None:
         """Forget the consumer, also of a log that is no more. Raises: LeaseHeld."""
         try:
-            await self._positions.ask(Delete(name, consumer, version), stamp=stamp)
+            await self.positions.ask(Delete(name, consumer, version), stamp=stamp)
         except NoSuchConsumer:
-            await self._reader.row(name)  # NoSuchLog says more
+            await self._reader.rows.row(name)  # NoSuchLog says more
             raise
 
     # --- the log ---------------------------------------------------------------------------------
@@ -301,7 +296,7 @@ class Consumers:
         if known is not None:
             known.read_s = now_s  # who asks meanwhile does not ask metadata too
         try:
-            row = await self._reader.row(name)
+            row = await self._reader.rows.row(name)
         except MetadataUnavailable:
             if known is None:
                 raise
@@ -325,7 +320,7 @@ class Consumers:
             with contextlib.suppress(LogReplaced):  # it is the row that is old
                 known.end = max(known.end, await self._end(known.row))
         if offset > known.end:
-            known.row = await self._reader.row(name)
+            known.row = await self._reader.rows.row(name)
             known.end = await self._end(known.row)
         if offset > known.end:
             raise _out_of(known.row, "/offset", f"the log ends at {known.end}")
@@ -411,8 +406,8 @@ class Consumers:
     async def _seen(self, item: LogItem) -> LedgerView:
         """A ledger as far as it is acknowledged."""
         if item.last_offset is None:
-            return await self._engine.last_add_confirmed(item.ledger_id)
-        return await self._engine.ended(item.ledger_id, is_fresh=False)
+            return await self._engine.reads.last_add_confirmed(item.ledger_id)
+        return await self._engine.reads.ended(item.ledger_id, is_fresh=False)
 
 
 def _before(prefix: str) -> str:

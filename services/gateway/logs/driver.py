@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from quorumlog.errors import (
     EntryLost,
@@ -62,12 +62,12 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
     Wait,
 )
+from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
 from services.gateway.engine import Engine
 from services.gateway.interface import EntriesAppended, LedgerOptions
-from services.gateway.logs.ends import end_of
-from services.gateway.logs.offsets import OffsetIndex
+from services.gateway.logs.offsets import OffsetIndex, end_of
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 
@@ -92,14 +92,6 @@ class Broke:
 
 LogOutcome = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
 """What a machine, or the driver of a broken machine, reports to the log's handle."""
-
-
-class LogMachine(Protocol):
-    """A machine of a log: `LogRoute` in a gateway."""
-
-    def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take one event and return what to do."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +122,17 @@ class LogDriver:
     """
 
     __slots__ = (
-        "_durable",
         "_inbox",
         "_is_broken",
         "_is_stepping",
         "_machine",
         "_name",
-        "_named",
         "_ports",
         "_report",
-        "_unnamed",
     )
 
     def __init__(
-        self, machine: LogMachine, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
+        self, machine: LogRoute, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:
         """`name` is the log's; `report` must not raise."""
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
@@ -210,7 +199,8 @@ class LogDriver:
     def _send(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> QuorumLogError | None:
         """Begin an append, or return why it does not begin."""
         try:
-            submitted = self._ports.engine.submit(ledger_id, payloads, expect=first)
+            handle = self._ports.engine.handles.get(ledger_id)
+            submitted = handle.append(payloads, first)
         except QuorumLogError as error:
             return error
         submitted.add_done_callback(
@@ -284,7 +274,7 @@ class LogDriver:
             case ReadBatches():
                 return await _read(engine, question)
             case CountBookies():
-                states = [bookie.state for bookie in (await engine.bookies()).bookies]
+                states = [bookie.state for bookie in (await engine.directory.refresh()).bookies]
                 return states.count("writable")
             case Forward():
                 return await self._forward(question)
@@ -319,7 +309,7 @@ class LogDriver:
         last = row.last_item
         if last is not None and last.first_offset is not None:
             lineage = row.lineages({last.ledger_id})[last.ledger_id]
-            self._ports.engine.place_in_log(last.ledger_id, last.first_offset, lineage)
+            self._ports.engine.handles.place_in_log(last.ledger_id, last.first_offset, lineage)
 
     async def _forward(self, asked: Forward) -> Any:
         """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""
@@ -339,7 +329,7 @@ class LogDriver:
 
 async def _read(engine: Engine, asked: ReadBatches) -> BatchesRead:
     try:
-        found = await engine.read(
+        found = await engine.reads.read(
             asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=_REPLAY_BYTES
         )
     except EntryLost as error:

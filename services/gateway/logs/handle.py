@@ -6,7 +6,7 @@ Appends that arrive in one turn of the event loop reach the machine in one step.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -41,8 +41,6 @@ from quorumlog.protocol.once import Once
 from services.gateway.logs.driver import Broke, LogDriver, LogOutcome, LogPorts
 
 log = logging.getLogger(__name__)
-
-_Gathered = list[tuple[asyncio.Future[RecordsAppended], Append]]
 
 
 LOGS_COUNTED_MAX: Final = 100
@@ -88,10 +86,6 @@ class LogCounts:
         appended.records += count
         appended.bytes += size
 
-    def forget(self, name: str) -> None:
-        """There is no log of this name any more: another one may be counted by its name."""
-        self.by_log.pop(name, None)
-
 
 class LogHandle:
     """What this gateway knows of one log and does for it. All requests return futures at once; a
@@ -117,7 +111,7 @@ class LogHandle:
         self._counts = counts
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._gathered: _Gathered = []
+        self._gathered: list[tuple[asyncio.Future[RecordsAppended], Append]] = []
         self._pending: dict[asyncio.Future[Any], int] = {}
         self._broken: QuorumLogError | None = None
 
@@ -127,12 +121,12 @@ class LogHandle:
         owner = self._machine.owner
         return None if owner is None or owner.is_ended else owner
 
-    def append(self, call: Append, *, is_forwarded: bool) -> asyncio.Future[RecordsAppended]:
+    def append(self, call: Append) -> asyncio.Future[RecordsAppended]:
         """Append records, in the order of the calls."""
         future: asyncio.Future[RecordsAppended] = self._promise(len(call.data))
         if not self._gathered:
             self._loop.call_soon(self._flush)
-        self._gathered.append((future, replace(call, is_forwarded=True) if is_forwarded else call))
+        self._gathered.append((future, call))
         return future
 
     def _flush(self) -> None:
@@ -155,7 +149,7 @@ class LogHandle:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> asyncio.Future[LogMetadata]:
-        """Take the log over from its owner, whoever that is, if it was created then. `once`: the client's request that
+        """Take the log over from its owner, whoever that is, if it was created then; also if the caller goes away meanwhile. `once`: the client's request that
         `finish` carries out.
         """
         return self._ask(lambda future: ForceAsked(future, creates, finish, created_at, once))
@@ -234,7 +228,7 @@ class LogHandle:
             case TakeoverDone():
                 pass  # another gateway won, or the takeover is tried again
             case LogGone():
-                self._counts.forget(self.name)
+                self._counts.by_log.pop(self.name, None)  # another log may be counted by its name
                 self._on_gone(self)
 
 

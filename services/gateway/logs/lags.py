@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from quorumlog.errors import QuorumLogError
@@ -206,7 +206,11 @@ class Lags:
         room = asyncio.Semaphore(_AT_ONCE)
         lags = await asyncio.gather(*(self._shown(behind, seen, room) for behind in named))
         if worst is not None:
-            lags.append(await self._other(worst))
+            with contextlib.suppress(QuorumLogError):
+                if worst.records:
+                    seen.rows[worst.position.log] = await self._store.get(worst.position.log)
+            other = await self._shown(worst, seen, room)
+            lags.append(replace(other, log=OTHER_CONSUMERS, consumer=OTHER_CONSUMERS))
         self._came_ms = {key: came for key, came in self._came_ms.items() if key in self._named}
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
@@ -238,15 +242,6 @@ class Lags:
             async with room:
                 seconds = await self._age_s(behind, row)
         return ShownLag(behind.position.log, behind.position.consumer, behind.records, seconds)
-
-    async def _other(self, behind: _Behind) -> ShownLag:
-        seconds: float | None = 0.0
-        if behind.records:
-            row = None
-            with contextlib.suppress(QuorumLogError):
-                row = await self._store.get(behind.position.log)
-            seconds = await self._age_s(behind, row)
-        return ShownLag(OTHER_CONSUMERS, OTHER_CONSUMERS, behind.records, seconds)
 
     async def _age_s(self, behind: _Behind, row: LogMetadata | None) -> float | None:
         """How long ago the first record came that is not processed."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import orjson
@@ -29,33 +29,40 @@ from quorumlog.errors import (
     QuorumTimeout,
     VersionConflict,
 )
-from quorumlog.net.awake import awake
+from quorumlog.net.timers import awake
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
-from quorumlog.protocol.log.messages import Consult, Here, RowChanged, RowTaken
+from quorumlog.protocol.log.messages import (
+    Append,
+    Consult,
+    Here,
+    Publish,
+    RecordsAppended,
+    RowChanged,
+    RowTaken,
+)
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
-from services.gateway.engine.batches import LARGE_BYTES, packed_batch
+from services.gateway.engine.appends import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
-from services.gateway.logs.ends import sizes_of
 from services.gateway.logs.handle import LogHandle, resolve
 from services.gateway.logs.lags import Lags
-from services.gateway.logs.orphans import Orphans
+from services.gateway.logs.offsets import sizes_of
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.rows import LogRows
-from services.gateway.logs.store import MetadataLogs
-from services.gateway.logs.values import Append, Publish, RecordsAppended
+from services.gateway.logs.store import LogRows, MetadataLogs, Orphans
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
 """Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
@@ -77,60 +84,52 @@ class LogManager:
         """`wall_ms` is this machine's clock, `awake_s` the time in which this process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
-        loop, wall = asyncio.get_running_loop(), wall_ms or _wall_ms
+        loop, self._wall_ms = asyncio.get_running_loop(), wall_ms or _wall_ms
         self.ownership = Ownership(
             engine=engine,
             store=store,
             peers=peers,
             times=self.times,
             now=lambda: Now(
-                wall(), store.database_ms(), loop.time(), is_doubted=bool(store.clock.doubt)
+                self._wall_ms(),
+                store.database_ms(),
+                loop.time(),
+                is_doubted=bool(store.clock.doubt),
             ),
         )
         self.orphans = Orphans(engine, store, self.ownership.index)
-        self._rows = LogRows(store)
-        self._reader = LogReader(engine, self._rows, self.ownership)
+        self.rows = LogRows(store)
+        self.reader = LogReader(engine, self.rows, self.ownership)
 
         async def bookies() -> int:
-            return len((await engine.bookies()).bookies)
+            return len((await engine.directory.refresh()).bookies)
 
         self.positions = PositionService(
             self,
-            self._reader.read,
+            self.reader.read,
             bookies=bookies,
             start=self.ownership.task,
             timeout_s=self.times.append_s,
-            wall_ms=wall,
+            wall_ms=self._wall_ms,
             database_ms=lambda: store.database_ms() if self.deletes_by_age else None,
             expiry_s=self.times.consumer_expiry_s,
         )
-        self.consumers = Consumers(engine, store, self.ownership, self._reader, self.positions)
+        self.consumers = Consumers(engine, store, self.ownership, self.reader, self.positions)
         self.me = engine.writer
         self.accesses = Accesses(
             me=self.me,
             ask=peers.access,
             is_alive=self.ownership.is_other_alive,
-            read=self._rows.row,
+            read=self.rows.row,
             appoint=self._appoint,
             remove=self._remove_expired,
             start=self.ownership.task,
             awake_s=awake_s or awake().time,
         )
-        self._views = LogViews(engine, store, peers, self.ownership, self._reader)
+        self.views = LogViews(engine, store, peers, self.ownership, self.reader)
         self.lags = Lags(
-            store, self.ownership, self._views, self.positions, self.consumers, now_ms=self.now_ms
+            store, self.ownership, self.views, self.positions, self.consumers, now_ms=self.now_ms
         )
-        self.read = self._reader.read
-        self.end = self._reader.end
-        self.tail = self._reader.tail
-        self.row = self._rows.row
-        self.recent = self._rows.recent
-        self.full_page = self._reader.full_page
-        self._wall_ms = wall_ms or _wall_ms
-        self.last_batch = self._reader.last_batch
-        self.page = self._views.page
-        self.ends_here = self._views.ends_here
-        self.drain = self.ownership.drain
 
     async def put(
         self,
@@ -159,7 +158,7 @@ class LogManager:
                 if found[field] != value and value is not None
             )
             raise LogExists(f"the log {name} exists with other settings: {differing}", log=name)
-        return await self._views.view(row), is_new
+        return await self.views.view(row), is_new
 
     async def create(
         self, name: str, settings: LogSettings, *, idle_s: int | None = None
@@ -209,10 +208,10 @@ class LogManager:
                 except LogClosed:
                     # A batch has ended it, which the row may not say yet.
                     await self.finish(source.name, source.created_at)
-            now = await self._rows.row(source.name)
+            now = await self.rows.row(source.name)
             now.check_created(source.created_at)
             source = now
-        if (end := await self._reader.end(source.name, source)) < at:
+        if (end := await self.reader.end(source.name, source)) < at:
             raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
         raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
@@ -223,9 +222,8 @@ class LogManager:
         if not fork.shared or fork.own or fork.state is LogState.CLOSED:
             return
         try:
-            row = await self.ownership.force(
-                fork.name, create=True, finish=same, created_at=fork.created_at
-            )
+            handle = self.ownership.handle(fork.name)
+            row = await handle.force(creates=True, finish=same, created_at=fork.created_at)
             await self._engine.copy_rows([item.ledger_id for item in row.own])
         except QuorumLogError as error:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
@@ -245,7 +243,7 @@ class LogManager:
         while True:
             # If the log is replaced meanwhile, the next row is that of the log that is there now.
             with contextlib.suppress(LogReplaced):
-                return await self._views.view(await self._rows.row(name))
+                return await self.views.view(await self.rows.row(name))
 
     async def _appoint(self, name: str, term: str) -> None:
         """Make this process the keeper of a log in place of that of a term, unless another one is by then."""
@@ -283,7 +281,7 @@ class LogManager:
         try:
             row = await self.ownership.handle(name).delete(created_at or found.created_at, term)
         finally:
-            self._rows.changed(name)
+            self.rows.changed(name)
         self.positions.log_deleted(name, row.created_at)
         await self.orphans.drop([item.ledger_id for item in row.items])
 
@@ -334,7 +332,7 @@ class LogManager:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
         named = {item.ledger_id for item in new.items}
         await self.orphans.drop([i.ledger_id for i in row.items if i.ledger_id not in named])
-        return await self._views.view(new)
+        return await self.views.view(new)
 
     async def change(
         self,
@@ -368,7 +366,7 @@ class LogManager:
         before, new = await self._change(name, changed, once)
         if new.expiry != before.expiry:
             self.accesses.begun(new)
-        return await self._views.view(new)
+        return await self.views.view(new)
 
     async def archived(
         self,
@@ -393,7 +391,7 @@ class LogManager:
                 raise VersionConflict(
                     f"the log is archived through {row.archived_through}", log=name
                 )
-            end = (await self._views.view(row)).next_offset
+            end = (await self.views.view(row)).next_offset
             if not (row.archived_through or 0) <= through <= end:
                 raise InvalidRequest(
                     f"the log's end is {end}, and what is archived stays archived",
@@ -403,7 +401,7 @@ class LogManager:
             return row.archived(through)
 
         _, new = await self._change(name, archived, once)
-        return await self._views.view(new)
+        return await self.views.view(new)
 
     async def _change(
         self,
@@ -425,7 +423,7 @@ class LogManager:
             try:
                 new = await self._store.cas(changed, once)
             finally:
-                self._rows.changed(name)
+                self.rows.changed(name)
             if not isinstance(new, RowChanged):
                 self.ownership.tell(name, RowTaken(new))
                 return row, new
@@ -434,8 +432,8 @@ class LogManager:
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
         """Open the log for one writer, by the steps of a takeover: its token, and the next offset. Raises: LogReplaced."""
-        row = await self.ownership.force(
-            name, create=True, finish=lambda row: row.opened(owner), created_at=created_at
+        row = await self.ownership.handle(name).force(
+            creates=True, finish=lambda row: row.opened(owner), created_at=created_at
         )
         item = row.last_item
         assert item is not None, "the takeover created a ledger"
@@ -458,8 +456,8 @@ class LogManager:
             return row
 
         try:
-            await self.ownership.force(
-                name, create=False, finish=LogMetadata.closed, created_at=created_at, once=once
+            await self.ownership.handle(name).force(
+                creates=False, finish=LogMetadata.closed, created_at=created_at, once=once
             )
         except LogClosed:
             if once is not None:
@@ -500,72 +498,72 @@ class LogManager:
 
         Raises: WriterLost, not done, if this is not the owner; BadPositions.
         """
-        if isinstance(call, Consult):
-            return await self.positions.answer_here(call.data)
-        done: RecordsAppended | Transaction | None = await self._ask(name, call, is_forwarded=True)
-        return done
+        match call:
+            case Append():
+                return await self.append(name, replace(call, is_forwarded=True))
+            case Consult(data):
+                return await self.positions.answer_here(data)
+            case _:
+                done: Transaction | None = await self._ask(name, call, is_forwarded=True)
+                return done
 
     def is_owned(self, name: str) -> bool:
         """Whether this process owns the log."""
         return self.ownership.owner(name) is not None
 
     async def append(self, name: str, call: Append) -> RecordsAppended:
-        """Append records as one batch, through the log's owner."""
-        done: RecordsAppended = await self._ask(name, call)
-        return done
-
-    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
-        """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
-        handle, loop = self.ownership.handle(name), asyncio.get_running_loop()
-        future = handle.append(call, is_forwarded=False)
-
-        def late() -> None:
-            resolve(future, self._late(name))
-            handle.abandon(future)
-
-        timer = loop.call_later(self.times.append_s, late)
-        future.add_done_callback(lambda _future: timer.cancel())
-        return future
-
-    async def _ask(
-        self,
-        name: str,
-        call: Append | Publish | Consult | None,
-        *,
-        is_forwarded: bool = False,
-    ) -> Any:
-        """The answer of the log's owner. A repeat of an append of a producer, or of a publication, gets the first answer.
+        """Append records as one batch, through the log's owner. A repeat of an append of a producer gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
-        future: asyncio.Future[Any]
-        if isinstance(call, Append):
-            handle = self.ownership.handle(name)
-            call = await _packed(handle, call)
-            future = handle.append(call, is_forwarded=is_forwarded)
-            is_repeatable = call.producer is not None
-        else:
-            is_repeatable = isinstance(call, Publish)
-            sizes = await sizes_of(call.ledgers, self._engine) if isinstance(call, Publish) else ()
-            handle = self.ownership.handle(name)
-            future = handle.request(call, sizes, is_forwarded=is_forwarded)
+        handle = self.ownership.handle(name)
+        call = await _packed(handle, call)
+        future = handle.append(call)
+        return await self._answer(handle, future, is_repeatable=call.producer is not None)
+
+    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
+        """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
+        handle = self.ownership.handle(name)
+        return self._limited(handle, handle.append(call))
+
+    async def _ask(
+        self, name: str, call: Publish | Consult | None, *, is_forwarded: bool = False
+    ) -> Any:
+        """The answer of the log's owner; None: roll. A repeat of a publication gets the first answer.
+
+        Raises: QuorumTimeout, and the log's errors.
+        """
+        is_repeatable = isinstance(call, Publish)
+        sizes = await sizes_of(call.ledgers, self._engine) if isinstance(call, Publish) else ()
+        handle = self.ownership.handle(name)
+        future = handle.request(call, sizes, is_forwarded=is_forwarded)
+        return await self._answer(handle, future, is_repeatable=is_repeatable)
+
+    async def _answer(
+        self, handle: LogHandle, future: asyncio.Future[T], *, is_repeatable: bool
+    ) -> T:
         try:
-            async with asyncio.timeout(self.times.append_s):
-                return await future
+            return await self._limited(handle, future)
         except asyncio.CancelledError:
             handle.abandon(future)
             raise
-        except TimeoutError:
-            handle.abandon(future)
-            error: QuorumLogError = self._late(handle.name)
-        except QuorumLogError as failed:
-            error = failed
-        if is_repeatable and error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer):
-            error = error.replace(retryable=True)
-        raise error
+        except QuorumLogError as error:
+            is_unknown = error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer)
+            if is_repeatable and is_unknown:
+                raise error.replace(retryable=True) from error
+            raise
 
-    def _late(self, name: str) -> QuorumTimeout:
-        return QuorumTimeout(f"the log did not answer within {self.times.append_s:g} s", log=name)
+    def _limited(self, handle: LogHandle, future: asyncio.Future[T]) -> asyncio.Future[T]:
+        """The future, which ends with QuorumTimeout if the log's owner does not answer in time."""
+
+        def late() -> None:
+            detail = f"the log did not answer within {self.times.append_s:g} s"
+            resolve(future, QuorumTimeout(detail, log=handle.name))
+            handle.abandon(future)
+
+        timer = asyncio.get_running_loop().call_later(self.times.append_s, late)
+        future.add_done_callback(lambda _future: timer.cancel())
+        return future
 
 
 async def _packed(handle: LogHandle, call: Append) -> Append:

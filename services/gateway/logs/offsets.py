@@ -1,15 +1,29 @@
-"""Where an offset is: from the place of a record in its ledger to the entry that holds the record.
+"""Where an offset or a time is, and where a ledger ends, as the heads of entries say: each batch counts the records before it.
 
-Each batch says how many records precede it, so a search over entries needs no index. Known places are
-kept, sparsely, and narrow the next search. Among batches of one size the first guess finds the entry.
+An offset: from the place of a record in its ledger to the entry that holds the record. A search over entries needs no index.
+Known places are kept, sparsely, and narrow the next search. Among batches of one size the first guess finds the entry.
+
+A time: from a time to the first record that was appended then or later. Append times never go back within a log (rule 26b),
+so a binary search finds the place: over the ledgers by their last entries, then over the entries of one ledger. A search of
+L ledgers, where the one that it ends in has N entries, reads at most log2(L) + 1 + log2(N) entries.
 """
 
+import asyncio
 import bisect
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from quorumlog.errors import EntryLost, EntryUnavailable, InvalidRequest, NoSuchLedger
+from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BatchHead
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.messages import LedgerEnd, Sizes
+from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.transaction import Sealed
+from services.gateway.engine import Engine
+from services.gateway.interface import LedgerView
 
 POINTS_MAX: Final = 512
 """Points that are kept of one ledger. Beyond this every second one is dropped, so that points are
@@ -18,7 +32,15 @@ densest where a tail is read."""
 LEDGERS_MAX: Final = 4096
 """Ledgers whose points are kept; the least recently used one is dropped first."""
 
+_AT_ONCE: Final = 32
+"""Ledgers of a commit whose ends are read at once."""
+
 ReadHead = Callable[[int], Awaitable[BatchHead]]
+"""The head of an entry of one ledger."""
+LastEntry = Callable[[LogItem], Awaitable[int]]
+"""The last entry of a ledger that is acknowledged, NO_ENTRY where there is none."""
+ReadAnyHead = Callable[[int, int], Awaitable[BatchHead]]
+"""The head of an entry (ledger, entry); of a lost one that of the hole, with the time of what precedes the hole."""
 
 
 class Points:
@@ -114,3 +136,177 @@ async def find_entry(
             if low_place == place:
                 return low
     return low
+
+
+async def find_time(
+    row: LogMetadata, ms: int, *, last_entry: LastEntry, read_head: ReadAnyHead
+) -> int:
+    """The offset of the first record that was appended at `ms` or later; the log's end where there is none.
+
+    The end is that of the ledgers as this search found them: what is appended meanwhile comes after it.
+    """
+    items = [item for item in row.items if item.first_offset is not None and not item.is_empty]
+    low, high, found = 0, len(items), row.end_offset or row.first_offset
+    end: tuple[int, BatchHead] | None = None
+    """The last entry of `items[high]`, where that was asked for."""
+    while low < high:
+        middle = (low + high) // 2
+        item = items[middle]
+        asked = None if item.published_ms else await _last_of(item, last_entry, read_head)
+        if item.published_ms:
+            is_before = item.published_ms < ms
+        else:
+            is_before = asked is not None and asked[1].append_time_ms < ms
+        if not is_before:
+            high, end = middle, asked
+            continue
+        low = middle + 1
+        found = _after(item, asked)
+    if high == len(items):
+        return max(found, row.first_offset)
+    item = items[high]
+    assert item.first_offset is not None
+    place = 0 if end is None else await _place(item.ledger_id, ms, end, read_head)
+    found = item.first_offset + place
+    if item.last_offset is not None:
+        # A fork's part of a shared ledger may end before that does (rule 27a): what follows is the fork's own.
+        found = min(found, item.last_offset + 1)
+    return max(found, row.first_offset)
+
+
+def _after(item: LogItem, end: tuple[int, BatchHead] | None) -> int:
+    """The offset after the last record of a ledger."""
+    if item.last_offset is not None:
+        return item.last_offset + 1
+    assert end is not None, "only an acknowledged record has a time"
+    return (item.first_offset or 0) + end[1].records_after
+
+
+async def _last_of(
+    item: LogItem, last_entry: LastEntry, read_head: ReadAnyHead
+) -> tuple[int, BatchHead] | None:
+    """The last entry of a ledger with its head; None where nothing is acknowledged."""
+    last = await last_entry(item)
+    return None if last == NO_ENTRY else (last, await read_head(item.ledger_id, last))
+
+
+async def _place(
+    ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
+) -> int:
+    """How many records of a ledger were appended before `ms`; its last entry, `end`, was not."""
+    low, (high, found) = 0, end
+    while low < high:
+        middle = (low + high) // 2
+        head = await read_head(ledger_id, middle)
+        if head.append_time_ms < ms:
+            low = middle + 1
+        else:
+            high, found = middle, head
+    return found.records_before
+
+
+async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
+    """The end of a CLOSED ledger of a log, from its last entry alone."""
+    assert ledger.last_entry is not None, "it is CLOSED"
+    if ledger.last_entry == NO_ENTRY:
+        return LedgerEnd(0, 0, NO_ENTRY, has_producers=False)
+    head = await read_head(engine, ledger.ledger_id, ledger.last_entry)
+    return LedgerEnd(
+        head.records_after,
+        ledger.length or 0,
+        ledger.last_entry,
+        head.producer is not None or head.after_producer,
+        head.append_time_ms,
+        head.seq,
+        head.is_end,
+    )
+
+
+async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
+    """The records and bytes of each ledger of a commit. A CLOSED ledger never changes, so the sizes
+    may be read before the log's owner is asked.
+
+    Raises: InvalidRequest where a ledger is not closed, ends elsewhere, or stores no records.
+    """
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def size(index: int, sealed: Sealed) -> tuple[int, int, int]:
+        async with room:
+            pointer = f"/ledgers/{index}"
+            try:
+                row = await engine.get(sealed.ledger_id)
+                if row.state is not State.CLOSED:
+                    raise _invalid(pointer, f"ledger {sealed.ledger_id} is not closed")
+                if sealed.last_entry not in (None, row.last_entry):
+                    detail = f"ledger {sealed.ledger_id} ends at {row.last_entry}"
+                    raise _invalid(pointer, detail)
+                end = await end_of(row, engine)
+            except NoSuchLedger as error:
+                raise _invalid(pointer, f"there is no ledger {sealed.ledger_id}") from error
+            return sealed.ledger_id, end.records, end.bytes
+
+    return tuple(
+        await asyncio.gather(*(size(index, sealed) for index, sealed in enumerate(ledgers)))
+    )
+
+
+def _invalid(pointer: str, detail: str) -> InvalidRequest:
+    return InvalidRequest(detail, errors=[{"pointer": pointer, "detail": detail}])
+
+
+async def read_head(
+    engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
+) -> BatchHead:
+    """The head of a confirmed entry's batch; for a lost entry, the head of the hole. `view`: of the ledger, as the caller
+    has it.
+    """
+    try:
+        return (await read_sized_head(engine, ledger_id, entry_id, view))[0]
+    except EntryLost:
+        return await _hole(engine, ledger_id, entry_id)
+
+
+async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
+    """What the neighbours of lost entries say: the lost entries held the records between (rule 31).
+
+    At a ledger's end there is no later neighbour. A record takes at least one byte, so there are at
+    least as many lost bytes as lost records: some offsets stay without a record, and none is given
+    twice.
+    """
+    row = await engine.get(ledger_id)
+    lost = row.lost_at(entry_id)
+    assert lost is not None, "a loss is never taken back"
+    assert row.last_entry is not None, "only a CLOSED ledger has lost entries"
+    before, bytes_before, appended_ms = 0, 0, 0
+    if lost[0] > 0:
+        head, bytes_before = await read_sized_head(engine, ledger_id, lost[0] - 1)
+        before, appended_ms = head.records_after, head.append_time_ms
+    if lost[1] < row.last_entry:
+        after = (await read_sized_head(engine, ledger_id, lost[1] + 1))[0].records_before
+    else:
+        after = before + (row.length or 0) - bytes_before
+    # Append times never go back, so what was lost has at least the time of what precedes it.
+    return BatchHead(after - before, appended_ms, before, None, after_producer=True)
+
+
+async def read_sized_head(
+    engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
+) -> tuple[BatchHead, int]:
+    """The head of an entry's batch, and the ledger's bytes up to and including the entry."""
+    found = await engine.reads.read(ledger_id, entry_id, last=entry_id, limit=1, view=view)
+    for run in found.runs:
+        index = run.index(entry_id)
+        if index is not None:
+            entry = run.entry(index)
+            try:
+                return batch.decode_head(entry.payload), entry.length
+            except batch.BadBatch as error:
+                raise damaged(error, ledger_id, entry_id) from error
+    raise EntryUnavailable(
+        "a confirmed batch of a log was not found", ledger_id=ledger_id, entry_id=entry_id
+    )
+
+
+def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:
+    """The error for an entry whose bytes are no batch: damage, not absence."""
+    return EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id)

@@ -11,17 +11,16 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import Event, Finish, HeadLearned, RowTaken, Ticked
+from quorumlog.protocol.log.messages import Event, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
-from quorumlog.protocol.once import Once
 from services.gateway.engine import Engine
+from services.gateway.engine.rows import Rereads
 from services.gateway.logs.driver import LogPorts
 from services.gateway.logs.handle import LogCounts, LogHandle
 from services.gateway.logs.offsets import OffsetIndex
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
-from services.gateway.rereads import Rereads
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +33,14 @@ _WRITERS_MAX: Final = 10_000
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
 """30 days."""
 
+ORPHAN_AGE_S: Final = 300.0
+"""Longer than any roll or takeover waits for its compare-and-swap. The unpublished ledgers of a
+transaction that has ended count as older."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogTimes:
-    """How long things may take, in seconds."""
+    """How long things may take, and how often and after how long the sweep acts, in seconds."""
 
     append_s: float = 30.0
     """An append including takeovers; then its outcome is unknown."""
@@ -50,6 +53,10 @@ class LogTimes:
     drain_s: float = 10.0
     consumer_expiry_s: float = CONSUMER_EXPIRY_S
     """A consumer that nobody has used for so long is freed; 0: never."""
+    sweep_every_s: float = 5.0
+    """Docs: protocol.md, Times."""
+    orphans_every_s: float = 10.0
+    orphan_age_s: float = ORPHAN_AGE_S
 
 
 class Ownership:
@@ -137,19 +144,6 @@ class Ownership:
         self.tell(row.name, RowTaken(row))
         self.tell(row.name, Ticked())
         return True
-
-    async def force(
-        self,
-        name: str,
-        *,
-        create: bool,
-        finish: Finish,
-        created_at: str | None = None,
-        once: Once | None = None,
-    ) -> LogMetadata:
-        """Take the log that was created then over from its owner, even if the caller goes away meanwhile."""
-        handle = self.handle(name)
-        return await handle.force(creates=create, finish=finish, created_at=created_at, once=once)
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
         """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""

@@ -29,7 +29,7 @@ from quorumlog.errors import (
     RequestOutdated,
     UnexpectedOffset,
 )
-from quorumlog.net.awake import awake
+from quorumlog.net.timers import awake
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
@@ -450,8 +450,4 @@ class PositionService:
 
 def _makes(request: Request) -> bool:
     """Whether a request may make a consumer."""
-    match request:
-        case Commit(is_new=is_new):
-            return is_new
-        case _:
-            return isinstance(request, Acquire)
+    return request.is_new if isinstance(request, Commit) else isinstance(request, Acquire)

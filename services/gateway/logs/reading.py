@@ -27,13 +27,10 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
-from services.gateway.logs.ends import damaged, read_head
-from services.gateway.logs.gathered import Page
-from services.gateway.logs.offsets import find_entry
+from services.gateway.logs.offsets import damaged, find_entry, find_time, read_head
 from services.gateway.logs.ownership import Ownership
-from services.gateway.logs.rows import RECENT_S, LogRows
-from services.gateway.logs.seeking import find_time
-from services.gateway.logs.values import Last, LogBatches, Since, Start
+from services.gateway.logs.store import RECENT_S, LogRows
+from services.gateway.logs.values import Last, LogBatches, Page, Since, Start
 
 _ROW_POLL_S: Final = 0.2
 """How often a tail reads the row of a log without an open ledger."""
@@ -54,10 +51,10 @@ class LogReader:
 
     def __init__(self, engine: Engine, rows: LogRows, ownership: Ownership) -> None:
         """Keeps no state but rows."""
-        self._engine, self._rows, self._ownership = engine, rows, ownership
+        self._engine, self._reads, self._ownership = engine, engine.reads, ownership
+        self.rows = rows
         self._index = ownership.index
         self._clock = asyncio.get_running_loop().time
-        self.row = rows.row
 
     async def read(
         self,
@@ -112,7 +109,7 @@ class LogReader:
         """An empty page, with the row that a read begins with. Raises: LogReplaced if a fresh row is not of the log that is
         meant.
         """
-        known = self._rows.known(name) if isinstance(start, int) and row is None else None
+        known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
             return Page(known, limit, max_bytes, created_at=created_at)
         asked_s = float("-inf") if row is not None else self._clock()
@@ -123,7 +120,7 @@ class LogReader:
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
         """The log's row. Raises: NoSuchLog; LogReplaced if the log was not created then."""
-        row = await self._rows.row(name)
+        row = await self.rows.row(name)
         row.check_created(created_at)
         return row
 
@@ -137,7 +134,7 @@ class LogReader:
             page.is_cut = True
             return
         asked_s = self._clock()
-        row = await self._rows.row(page.row.name)
+        row = await self.rows.row(page.row.name)
         if page.count and row.created_at != page.row.created_at:
             page.is_cut = True
             return
@@ -166,7 +163,7 @@ class LogReader:
         does not know it tells an earlier end.
         """
         item = row.base
-        view = None if item is None else await self._engine.ended(item.ledger_id, is_fresh=True)
+        view = None if item is None else await self._reads.ended(item.ledger_id, is_fresh=True)
         if item is None or view is None or view.last_add_confirmed == NO_ENTRY:
             return 0
         head = await self._last_head(item, view)
@@ -238,12 +235,12 @@ class LogReader:
                 return news
             return await self._confirmed(name, item)
         if page is None:
-            return await self._engine.ended(item.ledger_id, is_fresh=False)
+            return await self._reads.ended(item.ledger_id, is_fresh=False)
         points, now_s = self._index.points(item.ledger_id), self._clock()
         points.named_s = max(points.named_s, page.asked_s)
         is_named = page.created_at is not None and now_s - points.named_s <= RECENT_S
         is_asked = not (page.is_fresh or page.is_recent or is_named)
-        view = await self._engine.ended(item.ledger_id, is_fresh=is_asked)
+        view = await self._reads.ended(item.ledger_id, is_fresh=is_asked)
         if is_asked:
             points.named_s = now_s
         return view
@@ -276,7 +273,7 @@ class LogReader:
         item = row.last_item
         if item is None or row.is_shared(item):
             return None
-        view = await self._engine.ended(item.ledger_id, is_fresh=False)
+        view = await self._reads.ended(item.ledger_id, is_fresh=False)
         return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
     async def _end(self, name: str, row: LogMetadata, page: Page | None) -> tuple[int, bool] | None:
@@ -376,7 +373,7 @@ class LogReader:
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
         """Gather from some entries; returns the id after them. Raises: what the engine raises."""
-        found = await self._engine.read(
+        found = await self._reads.read(
             item.ledger_id,
             entry_id,
             view=view,
@@ -430,7 +427,7 @@ class LogReader:
         loop = asyncio.get_running_loop()
         end = loop.time() + _ASK_S
         while True:
-            confirmed = await self._engine.last_add_confirmed(item.ledger_id)
+            confirmed = await self._reads.last_add_confirmed(item.ledger_id)
             if confirmed.lac_source != "bookies" or confirmed.closed:
                 return confirmed
             # A read must not wait for the next append to find a new owner.
@@ -450,7 +447,7 @@ class LogReader:
             await _pause(left_s)
             return
         after = view.last_add_confirmed
-        news = await self._engine.last_add_confirmed(
+        news = await self._reads.last_add_confirmed(
             item.ledger_id, after=after, wait_s=left_s, view=view
         )
         if news.closed or news.last_add_confirmed <= after:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -27,42 +26,27 @@ T = TypeVar("T")
 
 _PAGE: Final = 1000
 
-ORPHAN_AGE_S: Final = 300.0
-"""Longer than any roll or takeover waits for its compare-and-swap. The unpublished ledgers of a
-transaction that has ended count as older."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepTimes:
-    """How often, and after how long, in seconds."""
-
-    every_s: float = 5.0
-    """Docs: protocol.md, Times."""
-    orphans_every_s: float = 10.0
-    orphan_age_s: float = ORPHAN_AGE_S
-
 
 class Sweep:
     """The background work of one gateway."""
 
-    def __init__(
-        self, logs: LogManager, store: MetadataLogs, times: SweepTimes | None = None
-    ) -> None:
+    def __init__(self, logs: LogManager, store: MetadataLogs) -> None:
         """`run` sweeps the logs, `run_orphans` the ledgers that no log names."""
-        self._logs, self._store = logs, store
-        self._times = times or SweepTimes()
+        self._logs, self._store, self._times = logs, store, logs.times
 
     async def run(self) -> None:
         """Sweep the logs for ever; the next round retries failures."""
         while True:
-            await self._pause(self._times.every_s)
+            await self._pause(self._times.sweep_every_s)
             await self._round(self.sweep_logs())
 
     async def run_orphans(self) -> None:
         """Delete ledgers that no log names, for ever, some in each round."""
         has_more: bool | None = False
         while True:
-            await self._pause(self._times.every_s if has_more else self._times.orphans_every_s)
+            await self._pause(
+                self._times.sweep_every_s if has_more else self._times.orphans_every_s
+            )
             older_than_s = self._times.orphan_age_s
             has_more = await self._round(self._logs.orphans.delete_some(older_than_s=older_than_s))
 

@@ -19,9 +19,9 @@ from quorumlog.errors import (
     TransactionAborted,
     TransactionCommitted,
 )
-from quorumlog.net.log_client import TransactionClient
+from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log.messages import RowChanged
+from quorumlog.protocol.log.messages import Publish, RowChanged
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
@@ -31,8 +31,6 @@ from services.gateway.interface import EntriesAppended
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
-from services.gateway.logs.sweep import ORPHAN_AGE_S
-from services.gateway.logs.values import Publish
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +60,9 @@ class Transactions:
         logs: LogManager,
         store: MetadataLogs,
         client: TransactionClient,
-        orphan_age_s: float = ORPHAN_AGE_S,
     ) -> None:
-        """`orphan_age_s` is the sweep's."""
+        """No ledger was published yet."""
         self._engine, self._logs, self._store, self._client = engine, logs, store, client
-        self._orphan_age_s = orphan_age_s
         self._checks = _Checks(client)
         self.begin = client.begin
         self.get = client.get
@@ -115,7 +111,7 @@ class Transactions:
         """
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
-            done = await self._engine.append_batch(ledger_id, data, expect=expect)
+            done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except QuorumLogError:
             # The end of the transaction explains more: its ledgers are fenced and deleted then.
             await check
@@ -188,7 +184,7 @@ class Transactions:
     def clear(self) -> None:
         """Delete unpublished ledgers in the background, unless that runs; the sweep does the rest."""
         if self._clearing is None or self._clearing.done():
-            work = self._logs.orphans.delete_some(older_than_s=self._orphan_age_s)
+            work = self._logs.orphans.delete_some(older_than_s=self._logs.times.orphan_age_s)
             self._clearing = self._logs.ownership.task(work)
 
 

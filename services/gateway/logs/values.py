@@ -1,29 +1,31 @@
-"""The values in which clients of a gateway's logs ask and read."""
+"""The values in which clients of a gateway's logs ask and read, and the page that a read fills with stored batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
 
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Columns, Record
-from quorumlog.protocol.log.messages import Append, Publish, RecordsAppended
-
-__all__ = [
-    "STREAM_PREFIX",
-    "Append",
-    "LogBatches",
-    "Publish",
-    "ReadRecord",
-    "RecordsAppended",
-    "StoredBatch",
-]
-"""Requests are the machines' own messages."""
+from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from services.gateway.interface import LedgerView
 
 CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
 """The `created_at` of a log, as a regular expression: by it a request says which log of a name it is for (rule 27b)."""
 
 STREAM_PREFIX: Final = "durable-stream."
 """Begins the names of the logs of streams (`streams/`), and no other log's that is made by its name."""
+
+_REST: Final = 8
+"""A page of which less than this part is left ends where a read of bookies ended (chosen by judgement)."""
+
+RECORD_COST: Final = 64
+"""Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
+
+_SHRINKS: Final = 4
+"""By how much compressed batches are expected to shrink before one was read. Too little costs another read of bookies,
+too much reads more than fits into the page.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +126,124 @@ class LogBatches:
             for found in self.batches
             for offset, record in enumerate(found.columns.records, found.first_offset)
         ]
+
+
+class Page:
+    """What a read has gathered: `count` records up to, not including, the offset `at`; and the log's row by which it reads.
+
+    A row that is not fresh, which means read after the read began, serves for what never changes: where the records of a
+    closed ledger are. Only a fresh row says that the log ends.
+    """
+
+    def __init__(
+        self,
+        row: LogMetadata,
+        limit: int,
+        max_bytes: int,
+        *,
+        at: int = 0,
+        is_fresh: bool = False,
+        is_recent: bool = False,
+        created_at: str | None = None,
+    ) -> None:
+        """`created_at`: of the log that the read is for; None: whichever has the name (rule 27b). `is_recent`: the
+        page ends where only a fresh row says more. The row also says which ledger is open: what was acknowledged there stays
+        in the log.
+        """
+        self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
+        self.created_at = created_at
+        self.asked_s = float("-inf")
+        """When the read asked for the row, if it did."""
+        self.at, self.limit, self.bytes_left, self.count = at, limit, max_bytes, 0
+        self.batches: list[StoredBatch] = []
+        self._rest = max_bytes // _REST
+        self.is_cut = False
+        """Whether the page ends before a record that is not read now."""
+        self.stored = 1
+        self.plain = 1 if row.settings.batch_compression == "none" else _SHRINKS
+        """Bytes of the batches so far, stored and plain: the next read of bookies asks for as many stored bytes as are
+        expected to fill the page.
+        """
+        self.is_over = False
+        """Whether the log ends with the page: its last batch says so (rule 25b)."""
+        self.stop: int | None = None
+        """Where the log's part of the ledger ends that is read, if the row tells. In a ledger that a fork shares, records of
+        other logs may follow (rule 27a).
+        """
+        self.view: LedgerView | None = None
+        """The ledger that was read last, as far as it was acknowledged then."""
+        self.news: LedgerView | None = None
+        """The same ledger after a wait for news: the next look at it needs no question."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is gathered."""
+        if self.is_cut or self.is_over:
+            return True
+        return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what the page lacks is not worth another read of bookies."""
+        return self.count >= self.limit or (self.count > 0 and self.bytes_left < self._rest)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the page has all of the ledger that is read."""
+        return self.own(1) <= 0
+
+    def own(self, count: int) -> int:
+        """How many of the ledger's next `count` records belong to the log (rule 27a)."""
+        return count if self.stop is None else min(count, self.stop - self.at)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the log is closed, and ends with the page."""
+        is_closed = self.row.state is LogState.CLOSED and self.at >= (self.row.end_offset or 0)
+        return is_closed or self.is_over
+
+    @property
+    def stored_bytes_left(self) -> int:
+        """About how many stored bytes hold what the page lacks."""
+        return max(self.bytes_left * self.stored // self.plain, 1)
+
+    def take(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
+        """Take the records from `at` on of an entry, of which the page may have room for some only. Raises: BadBatch."""
+        plain = packed.unpack(data)
+        self.stored += len(data)
+        self.plain += len(plain)
+        found = batch.opened(plain)
+        head = found.head
+        first = (item.first_offset or 0) + head.records_before
+        skip = self.at - first
+        if 0 <= skip < head.count and not self.is_through:
+            self._add(found, skip, item, entry_id)
+        if self.at == first + head.count:
+            # How the log ended that the ledger was made for says nothing of a fork (rule 27a).
+            self.is_over = head.is_end and not self.row.is_shared(item)
+        return head
+
+    def _add(self, found: Columns, skip: int, item: LogItem, entry_id: int) -> None:
+        head = found.head
+        left = min(self.own(head.count - skip), self.limit - self.count)
+        count, size = found.fitting(skip, left, self.bytes_left, RECORD_COST)
+        if count < head.count:
+            found = found.part(skip, count)
+        time_ms = item.published_ms or head.append_time_ms  # rule 26b
+        self.batches.append(StoredBatch(self.at, item.ledger_id, entry_id, time_ms, found))
+        self.bytes_left -= size
+        self.count += count
+        self.at += count
+
+    def done(self) -> LogBatches:
+        """What a reader gets."""
+        return LogBatches(
+            tuple(self.batches),
+            first=self.at - self.count,
+            next=self.at,
+            first_offset=self.row.first_offset,
+            closed=self.is_end,
+            created_at=self.row.created_at,
+            is_at_end=self.is_end or not self.is_full,
+            is_full=self.is_large and not self.is_end,
+        )

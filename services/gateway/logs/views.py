@@ -102,7 +102,10 @@ class LogViews:
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)
-            if owner is not None and _is_of(owner.log, head):
+            if owner is None:
+                continue
+            mine = LogHead.of(owner.log)  # names the same last ledger, for the same writer
+            if (mine.last_ledger, mine.writer_token) == (head.last_ledger, head.writer_token):
                 ends[head.name] = owner.acknowledged_offset
         return ends
 
@@ -139,12 +142,6 @@ class LogViews:
 def head_to_ask(row: LogMetadata) -> LogHead | None:
     """By what an owner knows a log that is its own; None where the row says the end, or no owner can."""
     return LogHead.of(row) if row.unsealed == row.items[-1:] != () else None
-
-
-def _is_of(mine: LogMetadata, head: LogHead) -> bool:
-    """Whether a head names the same last ledger, for the same writer, as the owner's row."""
-    own = LogHead.of(mine)
-    return (own.last_ledger, own.writer_token) == (head.last_ledger, head.writer_token)
 
 
 def _owned(row: LogMetadata, end: int, owner: Writer) -> LogView:

@@ -23,8 +23,8 @@ from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, RECORDS_MAX, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from services.gateway.edge.access.scopes import Kind, Scope, caller_of
-from services.gateway.logs.gathered import RECORD_COST
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.values import RECORD_COST
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import Forked, StreamConfig, config_of, media_of
 from services.gateway.streams.reads import Found
@@ -127,7 +127,7 @@ class StreamForks:
         Raises: StreamConflict.
         """
         try:
-            row = await self._logs.row(name)
+            row = await self._logs.rows.row(name)
         except LogDeleted as error:
             raise taken(name) from error
         except NoSuchLog:
@@ -153,7 +153,7 @@ class StreamForks:
             raise StreamConflict(
                 "the source is deleted, and forks of it are not", log=wanted.source
             ) from error
-        end, _ = await self._logs.tail(source.row.name, source.row)
+        end, _ = await self._logs.reader.tail(source.row.name, source.row)
         offset = end
         if made is not None and made.forked is not None:
             source.row.check_created(made.forked.created_at)
@@ -189,7 +189,7 @@ class StreamForks:
             return offset, ()
         is_json, limit = source.config.is_json, min(sub_offset, RECORDS_MAX)
         size = BATCH_BYTES_MAX if is_json else min(sub_offset, BATCH_BYTES_MAX)
-        page = await self._logs.read(
+        page = await self._logs.reader.read(
             source.row.name,
             offset,
             limit=limit,

@@ -17,13 +17,11 @@ from quorumlog.errors import BadRequest, OffsetBeyondEnd, QuorumLogError
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.log import LogMetadata
 from services.gateway.edge.http.follows import SharedPage
-from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.http.room import Room
-from services.gateway.edge.http.sending import write
-from services.gateway.edge.log_pages import LogPages
+from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
+from services.gateway.edge.http.sending import opened, write
 from services.gateway.edge.operations import TICKET
-from services.gateway.edge.pages import PageStream
-from services.gateway.edge.streams import opened
+from services.gateway.edge.pages import LogPages
+from services.gateway.edge.reads import PageStream
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start
 from services.gateway.streams import operations as op
@@ -162,7 +160,7 @@ class StreamReads:
 
     async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogBatches:
         try:
-            return await self._logs.read(
+            return await self._logs.reader.read(
                 found.row.name,
                 at,
                 limit=BATCH_ENTRIES_MAX,
@@ -183,7 +181,7 @@ class StreamReads:
         kept = self._kept.find(found.row, at)
         if kept is None:
             start = at if isinstance(at, int) else found.row.first_offset
-            page = await self._logs.full_page(
+            page = await self._logs.reader.full_page(
                 found.row, start, limit=BATCH_ENTRIES_MAX, max_bytes=CHUNK_BYTES
             )
             if page is None:
@@ -253,7 +251,7 @@ class StreamReads:
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed
         if not is_closed and page.is_at_end and page.is_empty:
-            end, is_over = await self._logs.tail(row.name, created_at=row.created_at)
+            end, is_over = await self._logs.reader.tail(row.name, created_at=row.created_at)
             is_closed = is_over and end == page.next
         if is_closed or page.is_at_end:
             headers["Stream-Up-To-Date"] = "true"

@@ -26,10 +26,10 @@ from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log.messages import Append
 from services.gateway.edge.http import body
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Room
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import Append
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import (
     OCTETS,
@@ -138,9 +138,9 @@ class StreamRoutes:
         """The answer to a creation, where the stream is there. Raises: StreamConflict if it is another one."""
         name = row.name
         if not is_new:
-            row = await self._logs.row(name)  # others may have gone on since
+            row = await self._logs.rows.row(name)  # others may have gone on since
             await self._logs.keep_fork(row)
-        end, is_closed = await self._logs.tail(name, created_at=row.created_at)
+        end, is_closed = await self._logs.reader.tail(name, created_at=row.created_at)
         found = config_of(row)
         if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):
             raise StreamConflict("the stream exists with other settings", log=name)
@@ -188,7 +188,9 @@ class StreamRoutes:
                 await self._logs.finish(row.name, row.created_at)
         except UnexpectedOffset:
             # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
-            await self._logs.read(row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row)
+            await self._logs.reader.read(
+                row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row
+            )
             return False
         except LogClosed:
             return False
@@ -199,7 +201,7 @@ class StreamRoutes:
         start = row.forked_at or 0
         if not begins_later(row) or row.state is LogState.CLOSED or row.known_end > start:
             return False
-        return (await self._logs.tail(row.name, row))[0] == start
+        return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
         """Whether the stream of a row that was just read has not expired; an access is counted. One that has is deleted.
@@ -224,7 +226,7 @@ class StreamRoutes:
         is_access: bool = False,
     ) -> Found:
         """The stream of a log. Raises: NoSuchLog, for one whose creation is not at its end too."""
-        row = recent or await self._logs.row(name)
+        row = recent or await self._logs.rows.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
             raise NoSuchLog("there is no such stream", log=name)
@@ -291,12 +293,12 @@ class StreamRoutes:
     ) -> web.Response:
         """The answer to an append or a close where the stream is closed."""
         row = found.row
-        end, _ = await self._logs.tail(row.name, row)
+        end, _ = await self._logs.reader.tail(row.name, row)
         place = _place(row, end, is_closed=True)
         headers = {**_NO_STORE, **place}
         last = None
         if producer is not None:
-            head = await self._logs.last_batch(row)
+            head = await self._logs.reader.last_batch(row)
             last = None if head is None else head.producer
         if producer is not None and producer == last:
             return web.Response(status=204, headers=headers | _numbers(producer, None))
@@ -340,7 +342,7 @@ class StreamRoutes:
         Raises: EntryUnavailable. That nobody could find out is no less true, and waiting for it twice finds no more.
         """
         name = given[op.STREAM]
-        row = self._logs.recent(name)
+        row = self._logs.rows.recent(name)
         if row is None:
             return None
         try:
@@ -353,7 +355,7 @@ class StreamRoutes:
             return None
 
     async def _head(self, found: Found) -> web.Response:
-        end, is_closed = await self._logs.tail(found.row.name, found.row)
+        end, is_closed = await self._logs.reader.tail(found.row.name, found.row)
         headers = {
             **_NO_STORE,
             hdrs.CONTENT_TYPE: found.config.content_type,

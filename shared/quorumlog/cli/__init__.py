@@ -1,6 +1,6 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-docs/guides/cli.md has the exit statuses (`ends.ExitStatus`) and the form of errors.
+docs/guides/cli.md has the exit statuses (`output.ExitStatus`) and the form of errors.
 
 The folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers: the base
 package carries the folder, the extra `cli` brings what the folder imports.
@@ -21,7 +21,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         from quorumlog.cli.commands import app  # noqa: PLC0415  (the extra may be missing)
-        from quorumlog.cli.ends import flush_output, run_command  # noqa: PLC0415
+        from quorumlog.cli.output import flush_output, run_command  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise

@@ -1,4 +1,4 @@
-"""`quorumlog bookie …`."""
+"""`quorumlog bookie …`, and `quorumlog repair …`, which repairs what bookies lack."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,17 +11,29 @@ import orjson
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from quorumlog.cli.ends import ExitStatus, print_error
-from quorumlog.cli.operator import ask, autorecoveries, bare, drain_of, find_bookie
-from quorumlog.cli.pipes import bar_of
-from quorumlog.cli.printing import (
+from quorumlog.cli.operator import (
+    MetadataOption,
+    ask,
+    ask_autorecovery,
+    ask_metadata,
+    auditor,
+    autorecoveries,
+    bare,
+    drain_of,
+    find_bookie,
+)
+from quorumlog.cli.output import (
+    ExitStatus,
+    bar_of,
+    common_options,
     print_answer,
-    print_json,
+    print_error,
     print_line,
     print_object,
     print_rows,
+    print_value,
 )
-from quorumlog.cli.session import common_options, parse_urls, run, run_async
+from quorumlog.cli.session import WatchOption, run, show_repeatedly
 from quorumlog.client import Client
 from quorumlog.errors import NoSuchBookie, VersionConflict
 
@@ -31,27 +43,18 @@ cookie_app = typer.Typer(
 )
 
 BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
-MetadataOption = Annotated[
-    str,
-    typer.Option(
-        "--metadata",
-        envvar="METADATA_URLS",
-        help="URLs of metadata services, separated by commas, as in the bookies' settings.",
-    ),
-]
-DirectoryOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Compare with the cookie in this directory.")
-]
 
 
 @cookie_app.command()
 def show(
     name: BookieArgument,
     metadata: MetadataOption,
-    data_dir: DirectoryOption = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Compare with the cookie in this directory.")
+    ] = None,
 ) -> None:
     """Print the registered cookie, and beside it the cookie in a directory."""
-    row = _ask_metadata("GET", name, metadata)
+    row = _ask_cookie("GET", name, metadata)
     found = {"name": row["name"], "version": row["version"], **row["cookie"]}
     if data_dir is not None:
         local = _cookie_in(data_dir)
@@ -69,11 +72,11 @@ def fix(name: BookieArgument, metadata: MetadataOption) -> None:
     """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
     as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
     """
-    row = _ask_metadata("GET", name, metadata)
+    row = _ask_cookie("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
         cookie = row["cookie"] | {"may_fix": True}
         body = {"cookie": cookie, "version": row["version"], "attempt": str(uuid4())}
-        row = _ask_metadata("PUT", name, metadata, body)
+        row = _ask_cookie("PUT", name, metadata, body)
     print_answer(
         row,
         f"{bare(name)} may start once without the entries that it lost, as incarnation"
@@ -86,14 +89,12 @@ def delete(name: BookieArgument, metadata: MetadataOption) -> None:
     """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
     directory may then register under the name, as a later incarnation.
     """
-    _ask_metadata("DELETE", name, metadata)
+    _ask_cookie("DELETE", name, metadata)
     print_answer({"deleted": bare(name)}, f"{bare(name)} is removed from the list")
 
 
-def _ask_metadata(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
-    urls = ",".join(parse_urls(metadata))
-    path = f"/v1/bookies/{quote(bare(name))}/cookie"
-    return run_async(lambda: ask(method, f"{urls}{path}", body))
+def _ask_cookie(method: str, name: str, metadata: str, body: dict[str, Any] | None = None) -> Any:
+    return ask_metadata(method, metadata, f"/v1/bookies/{quote(bare(name))}/cookie", body)
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:
@@ -115,6 +116,7 @@ def _cookie_in(directory: Path) -> Any:
 
 app = typer.Typer(no_args_is_help=True, help="The servers that store entries.")
 app.add_typer(cookie_app, name="cookie")
+repair_app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
 
 _LOOK_S: Final = 1.0
 
@@ -123,15 +125,14 @@ WaitOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", min=0, help="Wait at most this long (seconds); status 5 after that."),
+    typer.Option(min=0, help="Wait at most this long (seconds); status 5 after that."),
 ]
 
 
 @app.command(name="list")
 def list_() -> None:
     """Print all bookies with their state."""
-    found = run(lambda client: client.bookies())
-    print_rows(list(found), ("id", "state", "url", "zone", "free_bytes"))
+    print_rows(run(lambda client: client.bookies()), ("id", "state", "url", "zone", "free_bytes"))
 
 
 @app.command()
@@ -153,19 +154,9 @@ def damage(name: BookieArgument) -> None:
     """Print the damaged entries of a bookie's log, with their places; status 1 if there are any. The
     bookie copies them from other members that have them.
     """
-
-    async def work(client: Client) -> dict[str, Any]:
-        known = await _living_bookie(client, name)
-        found: dict[str, Any] = await ask("GET", f"{known['url']}/v1/damage")
-        return found
-
-    found = run(work)
-    places = found["entries"] + found["stretches"]
-    if common_options().as_json:
-        print_json(found)
-    else:
-        _print_damage(found, places)
-    if places or found["is_cut"]:
+    found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
+    print_value(found, _print_damage)
+    if found["entries"] or found["stretches"] or found["is_cut"]:
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -222,11 +213,11 @@ def decommission(
     """Remove a dead bookie from the list; refused while the bookie lives or anything names it."""
 
     async def work(client: Client) -> dict[str, Any]:
-        url = (await autorecoveries(client))[0]
+        path = f"/v1/bookies/{quote(bare(name))}"
 
         async def tried() -> dict[str, Any]:
             try:
-                await ask("DELETE", f"{url}/v1/bookies/{quote(bare(name))}")
+                await ask_autorecovery(client, "DELETE", path)
             except VersionConflict:
                 if not wait:
                     raise
@@ -241,23 +232,23 @@ def decommission(
         raise typer.Exit(ExitStatus.WAITED)
 
 
-async def _living_bookie(client: Client, name: str) -> dict[str, Any]:
+async def _ask_bookie(
+    client: Client, name: str, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     known = await find_bookie(client, name)
     if known["state"] == "lost":
         raise NoSuchBookie(f"{known['id']} does not live", bookie=name)
-    return known
+    answer: dict[str, Any] = await ask(method, f"{known['url']}{path}", body)
+    return answer
 
 
 async def _set_paused(client: Client, name: str, *, paused: bool) -> dict[str, Any]:
-    known = await _living_bookie(client, name)
-    answer = await ask("PUT", f"{known['url']}/v1/maintenance", {"paused": paused})
+    answer = await _ask_bookie(client, name, "PUT", "/v1/maintenance", {"paused": paused})
     return {"bookie": answer["bookie"], **answer["scrub"]}
 
 
 async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
-    known = await _living_bookie(client, name)
-    answer: dict[str, Any] = await ask("PUT", f"{known['url']}/v1/state", {"state": state})
-    return answer
+    return await _ask_bookie(client, name, "PUT", "/v1/state", {"state": state})
 
 
 async def _follow_drain(
@@ -292,7 +283,8 @@ def _print_left(left: dict[str, Any]) -> None:
         print_rows(left["first"], ("ledger_id", "bookie", "state", "reason"))
 
 
-def _print_damage(found: dict[str, Any], places: list[dict[str, Any]]) -> None:
+def _print_damage(found: dict[str, Any]) -> None:
+    places = found["entries"] + found["stretches"]
     if places:
         print_rows(places, ("ledger_id", "ranges", "segment", "offset", "start", "end", "reason"))
     if found["is_cut"]:
@@ -301,3 +293,90 @@ def _print_damage(found: dict[str, Any], places: list[dict[str, Any]]) -> None:
         )
     elif not places:
         print_line(f"{found['bookie']}: nothing is damaged")
+
+
+# --- repairs ---------------------------------------------------------------------------------------
+
+
+@repair_app.command()
+def status(watch: WatchOption = None) -> None:
+    """Print what each process of autorecovery does, how many entries lack copies, and the first items
+    of the queue with their reasons.
+    """
+
+    async def work(client: Client) -> dict[str, Any]:
+        urls = await autorecoveries(client)
+        found = [{"url": url, **await ask("GET", f"{url}/v1/status")} for url in urls]
+        queue = found[0].get("queue")
+        for service in found:
+            service.pop("queue", None)
+        first = (await ask("GET", f"{urls[0]}/v1/repairs"))["repairs"]
+        return {"autorecovery": found, "queue": queue, "first": first}
+
+    def show(found: dict[str, Any]) -> None:
+        for service in found["autorecovery"]:
+            print_object(service)
+        print_object(found["queue"])
+        print_rows(found["first"], ("ledger_id", "member", "failures", "detail"))
+
+    show_repeatedly(work, show, watch)
+
+
+@repair_app.command()
+def trigger() -> None:
+    """Audit everything now, and retry postponed repairs."""
+    _send_change("POST", "/v1/audits")
+
+
+@repair_app.command()
+def check() -> None:
+    """Compare all copies of all ledgers now and repair what is missing; `status` shows the progress."""
+
+    async def work(client: Client) -> Any:
+        return await ask("POST", f"{await auditor(client)}/v1/checks")
+
+    print_answer(run(work))
+
+
+@repair_app.command(name="pause")
+def pause_repairs() -> None:
+    """Pause copying in all processes, across restarts, until `resume`; findings are still queued."""
+    _send_change("PATCH", "/v1/settings", {"paused": True})
+
+
+@repair_app.command(name="resume")
+def resume_repairs() -> None:
+    """Resume copying."""
+    _send_change("PATCH", "/v1/settings", {"paused": False})
+
+
+@repair_app.command()
+def limit(
+    bytes_per_s: Annotated[
+        int | None, typer.Option(min=0, help="For all processes together; 0: no limit.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Concurrent repairs in each process.")
+    ] = None,
+) -> None:
+    """Limit the rate of copying; takes effect at once and survives restarts."""
+    given: dict[str, Any] = {}
+    if bytes_per_s is not None:
+        given["bytes_per_s"] = bytes_per_s or None
+    if concurrency is not None:
+        given["concurrency"] = concurrency
+    if not given:
+        raise typer.BadParameter("give --bytes-per-s, --concurrency, or both")
+    _send_change("PATCH", "/v1/settings", given)
+
+
+@repair_app.command()
+def delay(seconds: Annotated[float, typer.Argument(min=0, max=86_400)]) -> None:
+    """Set how long a bookie may be away before its ledgers are copied; survives restarts. Repeating the
+    same value starts an audit now.
+    """
+    _send_change("PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
+
+
+def _send_change(method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    print_answer(run(lambda client: ask_autorecovery(client, method, path, body)))

@@ -1,61 +1,46 @@
-"""`quorumlog cluster …`."""
+"""`quorumlog cluster …`, and `quorumlog metadata …`, whose commands ask the metadata service itself."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import base64
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quorumlog.cli.bookies import MetadataOption
-from quorumlog.cli.ends import ExitStatus
-from quorumlog.cli.operator import ask, bare, follow_work
-from quorumlog.cli.printing import (
-    WatchOption,
+from quorumlog.cli.operator import MetadataOption, WorkEnded, ask_metadata, bare, follow_work
+from quorumlog.cli.output import (
+    EndedEarly,
+    ExitStatus,
+    common_options,
     print_answer,
     print_json,
     print_line,
     print_rows,
-    show_repeatedly,
+    print_value,
     text_of,
 )
-from quorumlog.cli.session import common_options, parse_urls, run, run_async
+from quorumlog.cli.session import WatchOption, parse_urls, run, run_async, show_repeatedly
 from quorumlog.client import Client
-from quorumlog.errors import by_code
+from quorumlog.errors import QuorumLogError, by_code
 
 _AUDIT_COLUMNS = ("at", "operation", "target", "who", "remote", "via")
 
 app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
-
-WitnessesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help="The witnesses that the database lacks (GET /v1/witnesses)."),
-]
-LostOption = Annotated[
-    list[str] | None,
-    typer.Option("--lost", help="A bookie that never returns, so that it need not answer."),
-]
-
-LedgerOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--ledger",
-        min=0,
-        help="A ledger that is refused with copy-lost: end it by the database's row. It may lack entries for ever.",
-    ),
-]
+metadata_app = typer.Typer(
+    no_args_is_help=True, help="The metadata's database. Asks the metadata service."
+)
 
 
 @app.command()
-def status(
-    watch: WatchOption = None,
-) -> None:
+def status(watch: WatchOption = None) -> None:
     """Print every service with its state, and how much is under-replicated."""
     show_repeatedly(lambda client: client.cluster(), _print_cluster, watch)
 
 
 def _print_cluster(found: Mapping[str, Any]) -> None:
-    if common_options().as_json:
-        print_json(found)
-        return
     print_rows(found["bookies"], ("id", "state", "url", "zone", "free_bytes"))
     print_rows(found["services"], ("kind", "state", "url", "id"))
     for missing in found.get("missing_witnesses", []):
@@ -111,23 +96,15 @@ def witnesses(
     those that are missing and who told of them, and the ledgers of which bookies hold copies of lost rows and
     therefore drop nothing. Status 1 if any are missing or kept.
     """
-    urls = ",".join(parse_urls(metadata))
-
-    async def work() -> dict[str, Any]:
-        state = await ask("GET", f"{urls}/v1/witnesses")
-        kept = await ask("GET", f"{urls}/v1/kept-ledgers?limit={limit}")
-        return {**state, "kept_count": kept["count"], "kept_ledgers": kept["ledgers"]}
-
-    found = run_async(work)
-    _print_witnesses(found)
+    state = ask_metadata("GET", metadata, "/v1/witnesses")
+    kept = ask_metadata("GET", metadata, f"/v1/kept-ledgers?limit={limit}")
+    found = {**state, "kept_count": kept["count"], "kept_ledgers": kept["ledgers"]}
+    print_value(found, _print_witnesses)
     if found["missing"] or found["kept_count"]:
         raise typer.Exit(ExitStatus.FAILED)
 
 
 def _print_witnesses(found: dict[str, Any]) -> None:
-    if common_options().as_json:
-        print_json(found)
-        return
     print_line(f"held witnesses: {len(found['held'])}")
     for witness in found["held"]:
         print_line(f"  {witness}")
@@ -145,9 +122,21 @@ def _print_witnesses(found: dict[str, Any]) -> None:
 @app.command()
 def accept(
     metadata: MetadataOption,
-    witnesses: WitnessesArgument = None,
-    lost: LostOption = None,
-    ledger: LedgerOption = None,
+    witnesses: Annotated[
+        list[str] | None,
+        typer.Argument(help="The witnesses that the database lacks (GET /v1/witnesses)."),
+    ] = None,
+    lost: Annotated[
+        list[str] | None,
+        typer.Option(help="A bookie that never returns, so that it need not answer."),
+    ] = None,
+    ledger: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="A ledger that is refused with copy-lost: end it by the database's row. It may lack entries for ever.",
+        ),
+    ] = None,
 ) -> None:
     """Go on with a database that went back: the changes of these witnesses are lost. See the runbook first.
     Every registered bookie has to answer, but for those named with --lost. Run `quorumlog metadata rebuild` before:
@@ -155,13 +144,138 @@ def accept(
     """
     given, names = witnesses or [], [bare(name) for name in lost or ()]
     body = {"witnesses": given, "lost": names, "ledgers": ledger or []}
-    state = run_async(lambda: _accept(parse_urls(metadata), body))
+
+    async def work() -> dict[str, Any]:
+        last = await follow_work(parse_urls(metadata), "/v1/witnesses/accept", body)
+        if "error" in last:
+            raise by_code(last.get("code", ""))(last["error"])
+        state: dict[str, Any] = last["state"]
+        return state
+
+    state = run_async(work)
     print_answer(state, f"accepted as lost: {len(given)}; still missing: {len(state['missing'])}")
 
 
-async def _accept(urls: Sequence[str], body: dict[str, Any]) -> dict[str, Any]:
-    last = await follow_work(urls, "/v1/witnesses/accept", body)
-    if "error" in last:
-        raise by_code(last.get("code", ""))(last["error"])
-    state: dict[str, Any] = last["state"]
-    return state
+# --- the metadata's database -----------------------------------------------------------------------
+
+
+@metadata_app.command(name="new-key")
+def new_key(
+    file: Annotated[Path, typer.Argument(help="The key file, which is made where there is none.")],
+) -> None:
+    """Add a key to a key file, behind its other keys: the first one of the file encrypts (docs/guides/keys.md)."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as keys:
+        keys.write(base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
+
+
+@metadata_app.command()
+def reseal(
+    metadata: MetadataOption,
+    after: Annotated[
+        int, typer.Option(min=-1, help="Go on: only ledgers with ids above this one.")
+    ] = -1,
+) -> None:
+    """Encrypt the keys of all ledgers under the first key of KEY_FILE. Afterwards its other keys are needed no more."""
+    count, above = 0, after
+    while above is not None:
+        query = "" if above < 0 else f"?after={above}"
+        done = ask_metadata("POST", metadata, f"/v1/keys/reseal{query}")
+        count, above = count + int(done["resealed"]), done["next"]
+    print_answer({"resealed": count}, f"resealed: {count}")
+
+
+@metadata_app.command()
+def rebuild(
+    metadata: MetadataOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be written.")] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="The lost database never comes back: an empty one becomes that of the bookies' cluster, and what"
+            " bookies know of changes that nobody has is accepted as lost.",
+        ),
+    ] = False,
+    bookie: Annotated[
+        list[str] | None,
+        typer.Option(help="A bookie's URL, beside those that are registered or wait."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without", help="A bookie that is gone for ever: open ledgers do not wait for it."
+        ),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(min=0, help="Go on: write only ledgers with ids above this one."),
+    ] = None,
+) -> None:
+    """Make the rows that the database lacks again from what the bookies hold (docs/guides/rebuild.md)."""
+    asked = {
+        "dry_run": dry_run,
+        "take_over": take_over,
+        "bookies": bookie or [],
+        "without": without or [],
+        "after": after,
+    }
+    report = run_async(lambda: _rebuild(parse_urls(metadata)[0], asked))
+    print_value(report, _print_report)
+
+
+async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
+    """The report; progress goes to standard error. Raises: EndedEarly, QuorumLogError."""
+    through: int | None = None
+
+    def note(line: dict[str, Any]) -> None:
+        nonlocal through
+        through = line.get("through", through)
+
+    try:
+        last = await follow_work([url], "/v1/rebuild", ask, note)
+        if "error" in last:
+            raise WorkEnded(last["error"])
+        report: dict[str, Any] = last["report"]
+    except (asyncio.CancelledError, QuorumLogError) as error:
+        if through is None and isinstance(error, QuorumLogError):
+            raise
+        said = "the rebuild ended early"
+        if through is not None:
+            said += f": ledgers up to {through} are written; go on with --after {through}"
+        why = error if isinstance(error, QuorumLogError) else None
+        raise EndedEarly(said, {"through": through}, why) from None
+    return report
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    tense = "would be done" if report["dry_run"] else "done"
+    print_line(f"cluster {report['cluster_id']}, {len(report['bookies'])} bookies answered")
+    if report["silent"]:
+        print_line(f"silent: {', '.join(report['silent'])}")
+    for kind in ("ledgers", "logs"):
+        found = ", ".join(f"{count} {action}" for action, count in report[kind].items())
+        print_line(f"{kind} ({tense}): {found or 'none'}")
+    if report["open_ledgers"]:
+        print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
+    if report.get("may_be_deleted"):
+        print_line(
+            f"CLOSED ledgers of which only silent bookies may know a deletion: {report['may_be_deleted']}"
+        )
+    if report["sealed_passwords"]:
+        print_line(
+            f"ledgers with a password: {report['sealed_passwords']}; only their passwords give their keys"
+        )
+    if report["holes"]:
+        print_line(f"holes in logs: {report['holes']} ledgers without rows; reads fail there")
+    if any(report[kind].get("write") for kind in ("ledgers", "logs")):
+        print_line(f"on no bookie, and not rebuilt: {', '.join(report['not_rebuilt'])}")
+    print_line(f"new ledgers have ids from {report['next_ledger_id']} on")
+    rows = [
+        {"subject": f"ledger {row['ledger_id']}" if "ledger_id" in row else f"log {row['log']}"}
+        | row
+        for row in report["findings"]
+    ]
+    if rows:
+        print_rows(rows, ("subject", "action", "why"))
+    if left_out := report.get("findings_left_out"):
+        print_line(f"and {left_out} more")

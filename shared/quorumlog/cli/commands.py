@@ -5,17 +5,8 @@ from typing import Annotated
 import typer
 
 from quorumlog import __version__
-from quorumlog.cli import (
-    bookies,
-    certificates,
-    clusters,
-    ledgers,
-    logs,
-    metadata,
-    repairs,
-    tokens,
-)
-from quorumlog.cli.printing import print_line
+from quorumlog.cli import bookies, clusters, credentials, ledgers, logs
+from quorumlog.cli.output import print_line
 from quorumlog.cli.session import begin_command, with_common_options
 
 app = typer.Typer(
@@ -29,11 +20,11 @@ app.add_typer(ledgers.app, name="ledger")
 app.add_typer(logs.app, name="log")
 app.add_typer(clusters.app, name="cluster")
 app.add_typer(bookies.app, name="bookie")
-app.add_typer(repairs.app, name="repair")
-app.add_typer(tokens.app, name="token")
-app.add_typer(metadata.app, name="metadata")
+app.add_typer(bookies.repair_app, name="repair")
+app.add_typer(credentials.token_app, name="token")
+app.add_typer(clusters.metadata_app, name="metadata")
 with_common_options(app)
-app.add_typer(certificates.app, name="certificates")
+app.add_typer(credentials.certificates_app, name="certificates")
 
 
 def _print_version(*, asked: bool) -> None:

@@ -1,66 +1,45 @@
 """`quorumlog ledger …`."""
 
 import asyncio
-import base64
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-import orjson
 import typer
 
-from quorumlog.cli.ends import ExitStatus, print_error
-from quorumlog.cli.operator import ask, autorecoveries
+from quorumlog.cli.operator import ask_autorecovery
+from quorumlog.cli.output import (
+    ExitStatus,
+    YesOption,
+    common_options,
+    confirm_on_terminal,
+    is_progress_shown,
+    print_answer,
+    print_error,
+    print_object,
+)
 from quorumlog.cli.pipes import (
+    ENTRIES,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
     Places,
-    is_progress_shown,
-    joined,
-    records,
-    send,
-    size_of,
-    write,
-)
-from quorumlog.cli.printing import (
-    YesOption,
-    confirm_on_terminal,
-    print_answer,
-    print_object,
     print_places,
-    print_rows,
+    send_input,
+    write_items,
 )
-from quorumlog.cli.session import common_options, run
-from quorumlog.client import Client, Entry, Paged
+from quorumlog.cli.session import print_all, run
+from quorumlog.client import Client
 
 PasswordOption = Annotated[
     str | None,
-    typer.Option("--password", envvar="QUORUMLOG_PASSWORD", help="The ledger's password."),
+    typer.Option(envvar="QUORUMLOG_PASSWORD", help="The ledger's password."),
 ]
 LedgerArgument = Annotated[int, typer.Argument(help="The ledger's id.")]
 
 app = typer.Typer(no_args_is_help=True, help="Create, append to, read, close ledgers.")
-
-
-WORDS: Final = ("entries", "entry")
-
-
-def _form(framing: Framing, *, as_json: bool) -> Callable[[Entry], bytes]:
-    def form(entry: Entry) -> bytes:
-        if not as_json:
-            return joined((entry.payload,), framing)
-        data = base64.b64encode(entry.payload).decode()
-        return orjson.dumps({"entry_id": entry.entry_id, "data": data}) + b"\n"
-
-    return form
-
-
-async def _write(found: Paged[Entry], framing: Framing, count: int | None = None) -> None:
-    form = _form(framing, as_json=common_options().as_json)
-    await write(found.pages(), form, lambda entry: entry.entry_id, WORDS, count)
 
 
 @app.command()
@@ -116,10 +95,9 @@ def append(
         async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
             return asyncio.create_task(append_group(group))
 
-        size = None if texts else size_of(file)
-        return await send(records(texts, file, framing), submit, WORDS, size)
+        return await send_input(texts, file, framing, submit, ENTRIES)
 
-    print_places("entry", {"ledger_id": ledger_id}, run(work))
+    print_places(ENTRIES, {"ledger_id": ledger_id}, run(work))
 
 
 @app.command()
@@ -144,7 +122,7 @@ def read(
         if not follow and is_progress_shown():
             end = await ledger.last_add_confirmed() if last is None else last
             count = max(0, end + 1 - first)
-        await _write(found, framing, count)
+        await write_items(found, framing, ENTRIES, count)
 
     if follow and last is not None:
         raise typer.BadParameter("--to and --follow exclude each other")
@@ -168,7 +146,7 @@ def tail(
         start = first
         if start is None:
             start = max(0, await ledger.last_add_confirmed() + 1 - lines)
-        await _write(ledger.tail(start), framing)
+        await write_items(ledger.tail(start), framing, ENTRIES)
 
     run(work)
 
@@ -187,12 +165,8 @@ def list_(
     ] = None,
 ) -> None:
     """Print all ledgers."""
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        return [ledger async for ledger in client.ledgers(state=state, bookie=bookie)]
-
     columns = ("ledger_id", "state", "last_entry", "length", "created_at")
-    print_rows(run(work), columns)
+    print_all(lambda client: client.ledgers(state=state, bookie=bookie), columns)
 
 
 @app.command(name="password")
@@ -207,17 +181,15 @@ def change_password(
     ] = "",
 ) -> None:
     """Change a ledger's password. The environment is the better place for both: everyone on a machine sees arguments."""
-    ledger = run(
-        lambda client: client.ledger(ledger_id, password=password).change_password(new_password)
+    print_object(
+        run(
+            lambda client: client.ledger(ledger_id, password=password).change_password(new_password)
+        )
     )
-    print_object(ledger)
 
 
 @app.command()
-def close(
-    ledger_id: LedgerArgument,
-    password: PasswordOption = None,
-) -> None:
+def close(ledger_id: LedgerArgument, password: PasswordOption = None) -> None:
     """Close a ledger, through its writer."""
     print_object(run(lambda client: client.ledger(ledger_id, password=password).close()))
 
@@ -234,12 +206,10 @@ def recover(
     ] = None,
 ) -> None:
     """Recover a ledger whose writer is gone: fence, read forward, close."""
-
-    async def work(client: Client) -> dict[str, Any]:
-        ledger = client.ledger(ledger_id, password=password)
-        return await ledger.recover(declare_lost=declare_lost or ())
-
-    print_object(run(work))
+    lost = declare_lost or ()
+    print_object(
+        run(lambda client: client.ledger(ledger_id, password=password).recover(declare_lost=lost))
+    )
 
 
 @app.command(name="accept-loss")
@@ -261,11 +231,10 @@ def accept_loss(
     """
     if first > last:
         raise typer.BadParameter("--from is above --to")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
-        question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
-        confirm_on_terminal(question, yes=yes)
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
+    question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
+    confirm_on_terminal(question, yes=yes)
 
     async def work(client: Client) -> dict[str, Any]:
         ledger = client.ledger(ledger_id, password=password)
@@ -276,9 +245,7 @@ def accept_loss(
 
 @app.command()
 def delete(
-    ledger_id: LedgerArgument,
-    password: PasswordOption = None,
-    yes: YesOption = False,
+    ledger_id: LedgerArgument, password: PasswordOption = None, yes: YesOption = False
 ) -> None:
     """Delete a ledger with its entries. On a terminal it asks first."""
     confirm_on_terminal(f"Delete the ledger {ledger_id} with its entries for ever?", yes=yes)
@@ -295,14 +262,8 @@ def verify(
     `lost`: entries that no bookie has. Entries from `open_from` on are still being written, and are not
     compared.
     """
-
-    async def work(client: Client) -> dict[str, Any]:
-        url = (await autorecoveries(client))[0]
-        method = "POST" if repair else "GET"
-        found: dict[str, Any] = await ask(method, f"{url}/v1/checks/{ledger_id}")
-        return found
-
-    found = run(work)
+    method = "POST" if repair else "GET"
+    found = run(lambda client: ask_autorecovery(client, method, f"/v1/checks/{ledger_id}"))
     print_object(found)
     if not found["whole"]:
         raise typer.Exit(ExitStatus.FAILED)

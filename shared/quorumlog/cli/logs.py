@@ -1,43 +1,39 @@
 """`quorumlog log …`."""
 
 import asyncio
-import base64
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, cast
 
-import orjson
 import typer
 
+from quorumlog.cli.output import (
+    YesOption,
+    common_options,
+    confirm_on_terminal,
+    is_progress_shown,
+    print_answer,
+    print_object,
+    print_rows,
+)
 from quorumlog.cli.pipes import (
+    RECORDS,
     FileOption,
     FollowOption,
     Framing,
     FramingOption,
     LinesOption,
     Places,
-    is_progress_shown,
-    joined,
-    records,
-    send,
-    size_of,
-    write,
-)
-from quorumlog.cli.printing import (
-    YesOption,
-    confirm_on_terminal,
-    print_answer,
-    print_object,
     print_places,
-    print_rows,
+    send_input,
+    write_items,
 )
-from quorumlog.cli.session import common_options, run
+from quorumlog.cli.session import print_all, run
 from quorumlog.client import Client, LogAppended, LogInfo, LogRecord, Paged, Record, Start
 
-WORDS: Final = ("records", "offset")
 _STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end), an RFC 3339 time, or how long ago: 30s, 5m, 2h, 7d"
 _AGO: Final = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -46,10 +42,17 @@ BatchCompression = Literal["none", "zstd"]
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.")]
-KeyOption = Annotated[str | None, typer.Option("--key", help="The key of each record.")]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="A header of each record; repeatable."),
+RollBytesOption = Annotated[
+    int | None, typer.Option(min=0, help="Roll to a new ledger at this size.")
+]
+RollSecondsOption = Annotated[
+    int | None, typer.Option(min=0, help="Roll to a new ledger at this age.")
+]
+RetentionBytesOption = Annotated[
+    int | None, typer.Option(min=0, help="Retain at least this many bytes.")
+]
+RetentionSecondsOption = Annotated[
+    int | None, typer.Option(min=0, help="Retain ledgers this long.")
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the death of any process.")
@@ -58,16 +61,10 @@ app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the deat
 @app.command(name="create")
 def create_log(
     name: NameArgument,
-    roll_bytes: Annotated[
-        int | None, typer.Option(help="Roll to a new ledger at this size.")
-    ] = None,
-    roll_seconds: Annotated[
-        int | None, typer.Option(help="Roll to a new ledger at this age.")
-    ] = None,
-    retention_bytes: Annotated[
-        int | None, typer.Option(help="Retain at least this many bytes.")
-    ] = None,
-    retention_seconds: Annotated[int | None, typer.Option(help="Retain ledgers this long.")] = None,
+    roll_bytes: RollBytesOption = None,
+    roll_seconds: RollSecondsOption = None,
+    retention_bytes: RetentionBytesOption = None,
+    retention_seconds: RetentionSecondsOption = None,
     batch_compression: Annotated[
         BatchCompression | None, typer.Option(help="Store record batches compressed.")
     ] = None,
@@ -100,8 +97,11 @@ def append_to_log(
     ] = None,
     file: FileOption = None,
     framing: FramingOption = Framing.LINES,
-    key: KeyOption = None,
-    header: HeaderOption = None,
+    key: Annotated[str | None, typer.Option(help="The key of each record.")] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A header of each record; repeatable."),
+    ] = None,
 ) -> None:
     """Append records exactly once: the arguments, or the records of a file or of standard input."""
     headers = _headers(header or [])
@@ -117,10 +117,9 @@ def append_to_log(
         async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
             return asyncio.ensure_future(_places(await producer.submit(*map(made, group))))
 
-        size = None if texts else size_of(file)
-        return await send(records(texts, file, framing), submit, WORDS, size)
+        return await send_input(texts, file, framing, submit, RECORDS)
 
-    print_places("offset", {"log": name}, run(work))
+    print_places(RECORDS, {"log": name}, run(work))
 
 
 async def _places(future: asyncio.Future[LogAppended]) -> Places:
@@ -130,34 +129,13 @@ async def _places(future: asyncio.Future[LogAppended]) -> Places:
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
     """Headers of `name=value`. Raises: typer.BadParameter."""
+    found = {}
     for header in given:
-        name, equals, _ = header.partition("=")
+        name, equals, found[name] = header.partition("=")
         is_utf8 = os.fsencode(header).decode(errors="ignore") == header
         if not name or not equals or not is_utf8:
             raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
-    return {name: value for name, _, value in (header.partition("=") for header in given)}
-
-
-def _form(framing: Framing, *, as_json: bool) -> Callable[[LogRecord], bytes]:
-    def form(record: LogRecord) -> bytes:
-        if not as_json:
-            return joined((record.value,), framing)
-        key = None if record.key is None else base64.b64encode(record.key).decode()
-        shown = {
-            "offset": record.offset,
-            "timestamp": record.timestamp,
-            "key": key,
-            "headers": record.headers,
-            "data": base64.b64encode(record.value).decode(),
-        }
-        return orjson.dumps(shown) + b"\n"
-
-    return form
-
-
-async def _write(found: Paged[LogRecord], framing: Framing, count: int | None = None) -> None:
-    form = _form(framing, as_json=common_options().as_json)
-    await write(found.pages(), form, lambda record: record.offset, WORDS, count)
+    return found
 
 
 def _start(text: str, option: str = "--from") -> Start:
@@ -196,7 +174,7 @@ def read_log(
             end = int(info["next_offset"])
             at = start if start >= 0 else end + start
             count = max(0, end - max(at, int(info["first_offset"])))
-        await _write(found, framing, count)
+        await write_items(found, framing, RECORDS, count)
 
     run(work)
 
@@ -213,11 +191,7 @@ def tail_log(
     """Print the last records, and new records until the log is closed."""
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)
-
-    async def work(client: Client) -> None:
-        await _write(client.log(name).tail(start), framing)
-
-    run(work)
+    run(lambda client: write_items(client.log(name).tail(start), framing, RECORDS))
 
 
 @app.command(name="show")
@@ -233,12 +207,8 @@ def list_logs(
     ] = None,
 ) -> None:
     """Print all logs."""
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        return [log async for log in client.logs(prefix=prefix)]
-
     columns = ("name", "state", "first_offset", "next_offset", "created_at")
-    print_rows(run(work), columns)
+    print_all(lambda client: client.logs(prefix=prefix), columns)
 
 
 @app.command(name="roll")
@@ -265,21 +235,13 @@ def close_log(name: NameArgument) -> None:
 @app.command(name="set")
 def set_log(
     name: NameArgument,
-    roll_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Roll to a new ledger at this size.")
-    ] = None,
+    roll_bytes: RollBytesOption = None,
     roll_entries: Annotated[
         int | None, typer.Option(min=0, help="Roll to a new ledger after so many append requests.")
     ] = None,
-    roll_seconds: Annotated[
-        int | None, typer.Option(min=0, help="Roll to a new ledger at this age.")
-    ] = None,
-    retention_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Retain at least this many bytes.")
-    ] = None,
-    retention_seconds: Annotated[
-        int | None, typer.Option(min=0, help="Retain ledgers this long.")
-    ] = None,
+    roll_seconds: RollSecondsOption = None,
+    retention_bytes: RetentionBytesOption = None,
+    retention_seconds: RetentionSecondsOption = None,
     if_version: Annotated[
         int | None, typer.Option(min=1, help="Only if the log has this version (of log show).")
     ] = None,
@@ -331,7 +293,6 @@ def consume_log(
 ) -> None:
     """Print the records that a consumer has not processed, and commit what was printed."""
     start = _start(first)
-    assert start is not None, "it has a default"
 
     async def work(client: Client) -> None:
         async with client.log(name).consumer(consumer, start=start) as mine:
@@ -343,7 +304,7 @@ def consume_log(
                         mine.taken(page[-1])
                         await mine.commit()
 
-            await _write(Paged(printed()), framing)
+            await write_items(Paged(printed()), framing, RECORDS)
 
     run(work)
 
@@ -358,22 +319,18 @@ def list_consumers(
     """Print a log's consumers, and what each has not processed; or the consumers of all logs."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        if name is None:
-            return [shown async for shown in client.consumers(prefix=prefix)]
-        return [shown async for shown in client.log(name).consumers(prefix=prefix)]
+        of = client if name is None else client.log(name)
+        return [shown async for shown in of.consumers(prefix=prefix)]
 
     found = run(work)
-    if name is None:
-        for shown in found if not common_options().as_json else ():
-            shown["holder"] = (shown.pop("lease") or {}).get("holder")
-        print_rows(found, ("log", "consumer", "offset", "committed_at", "holder"))
-        return
     if not common_options().as_json:
         for shown in found:
-            lag, lease = shown.pop("lag") or {}, shown.pop("lease") or {}
+            lag, lease = shown.pop("lag", None) or {}, shown.pop("lease") or {}
             shown |= {"lag": lag.get("records"), "lag_bytes": lag.get("bytes")}
             shown |= {"lag_ms": lag.get("ms"), "holder": lease.get("holder")}
-    print_rows(found, ("consumer", "offset", "lag", "lag_bytes", "lag_ms", "state", "holder"))
+    of_all = ("log", "consumer", "offset", "committed_at", "holder")
+    of_one = ("consumer", "offset", "lag", "lag_bytes", "lag_ms", "state", "holder")
+    print_rows(found, of_all if name is None else of_one)
 
 
 @app.command(name="reset")
@@ -384,5 +341,4 @@ def reset_consumer(
 ) -> None:
     """Put a consumer somewhere else. Its worker loses the lease."""
     start = _start(to, "--to")
-    assert start is not None, "it is given"
     print_object(run(lambda client: client.log(name).reset_consumer(consumer, start)))

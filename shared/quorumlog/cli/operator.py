@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import aiohttp
 import orjson
+import typer
 from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from quorumlog.cli.pipes import bar_of
-from quorumlog.cli.session import common_options
+from quorumlog.cli.output import bar_of, common_options
+from quorumlog.cli.session import parse_urls, run_async
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
 from quorumlog.errors import (
@@ -26,6 +27,14 @@ from quorumlog.wire.problems import from_answer
 _LINE_BYTES: Final = 1 << 22
 """A report of a rebuild has up to 1,000 findings."""
 _PHASES: Final = {"survey": "ledgers counted", "ledgers": "ledgers"}
+
+MetadataOption = Annotated[
+    str,
+    typer.Option(
+        envvar="METADATA_URLS",
+        help="URLs of metadata services, separated by commas, as in the bookies' settings.",
+    ),
+]
 
 
 class NoAutorecovery(
@@ -67,24 +76,28 @@ async def ask(
         return answer.json() if answer.body else None
 
 
+def ask_metadata(method: str, urls: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """As `ask`, of metadata services at URLs with commas; an error ends the process. Raises: typer.BadParameter."""
+    bases = ",".join(parse_urls(urls))
+    return run_async(lambda: ask(method, f"{bases}{path}", body))
+
+
 async def read_lines(
     urls: Sequence[str], path: str, body: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any]]:
     """Send a request to the first of these services that takes connections, and yield the lines of its answer as they
     come, for as long as that takes. Raises: ConnectionLost; WorkEnded where the answer breaks off.
     """
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=common_options().timeout_s)
+    options = common_options()
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeout_s)
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_LINE_BYTES) as session:
         for url in urls:
             try:
                 async with session.post(
                     f"{url.rstrip('/')}{path}",
                     json=body,
-                    headers={
-                        "Accept": "application/x-ndjson",
-                        **common_options().operator_headers,
-                    },
-                    ssl=common_options().operator_context or True,
+                    headers={"Accept": "application/x-ndjson", **options.operator_headers},
+                    ssl=options.operator_context or True,
                     allow_redirects=False,
                 ) as answer:
                     if answer.status != 200:
@@ -94,11 +107,8 @@ async def read_lines(
                             yield orjson.loads(line)
                     finally:
                         # Whoever has the last line leaves: TLS would wait for the service's goodbye.
-                        if (
-                            answer.connection is not None
-                            and answer.connection.transport is not None
-                        ):
-                            answer.connection.transport.abort()
+                        if (held := answer.connection) is not None and held.transport is not None:
+                            held.transport.abort()
                     return
             except aiohttp.ClientConnectorError as error:
                 if url == urls[-1]:
@@ -150,6 +160,13 @@ async def autorecoveries(client: Client) -> Sequence[str]:
     return urls
 
 
+async def ask_autorecovery(
+    client: Client, method: str, path: str, body: dict[str, Any] | None = None
+) -> Any:
+    """As `ask`, of one process of autorecovery; the others learn of a change from the metadata."""
+    return await ask(method, f"{(await autorecoveries(client))[0]}{path}", body)
+
+
 async def auditor(client: Client) -> str:
     """The URL of the auditor, or of any process of autorecovery while there is no auditor."""
     urls = await autorecoveries(client)
@@ -161,8 +178,7 @@ async def auditor(client: Client) -> str:
 
 async def drain_of(client: Client, name: str) -> dict[str, Any]:
     """How far a bookie is drained."""
-    url = (await autorecoveries(client))[0]
-    found: dict[str, Any] = await ask("GET", f"{url}/v1/drains/{quote(bare(name))}")
+    found: dict[str, Any] = await ask_autorecovery(client, "GET", f"/v1/drains/{quote(bare(name))}")
     return found
 
 

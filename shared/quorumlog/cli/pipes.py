@@ -5,6 +5,7 @@ are read are written page by page. Standard output has nothing but the records.
 """
 
 import asyncio
+import base64
 import contextlib
 import os
 import stat
@@ -12,28 +13,27 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import orjson
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from quorumlog.cli.ends import CutShort, EndedEarly
-from quorumlog.cli.session import BATCHING, common_options
-from quorumlog.client.ledger import frames
+from quorumlog.cli.output import (
+    CutShort,
+    EndedEarly,
+    Progressed,
+    common_options,
+    print_answer,
+    progress,
+)
+from quorumlog.cli.session import BATCHING
+from quorumlog.client import Entry, LogRecord, Paged
+from quorumlog.client.records import frames
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 T = TypeVar("T")
@@ -47,6 +47,9 @@ _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
 """Bounds the bytes that are read for one record: no server takes a longer one."""
+ENTRIES: Final = ("entries", "entry")
+RECORDS: Final = ("records", "offset")
+"""What is appended or read, and the API's word for its place."""
 
 
 class Framing(StrEnum):
@@ -177,10 +180,6 @@ class Places:
 SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
 
 
-Progressed = Callable[[int, int], None]
-"""Takes the count of records, and of bytes."""
-
-
 @dataclass(slots=True)
 class _Sending:
     """The groups of records under way, in order, and the answers so far. Records of other writers may lie
@@ -208,6 +207,25 @@ class _Sending:
         self.last = done.last
         self.count += count
         self.bytes_done += size
+
+
+async def send_input(
+    texts: Sequence[str] | None,
+    file: Path | None,
+    framing: Framing,
+    submit: SubmitPayloads,
+    words: tuple[str, str],
+) -> Places | None:
+    """Append what `records` reads. Returns and raises: as `send`."""
+    size = None if texts else size_of(file)
+    return await send(records(texts, file, framing), submit, words, size)
+
+
+def print_places(words: tuple[str, str], subject: dict[str, Any], done: Places | None) -> None:
+    """Print the first and the last place of what was appended."""
+    first, last = (done.first, done.last) if done else (None, None)
+    text = f"{first}..{last}" if done else None
+    print_answer({**subject, f"first_{words[1]}": first, f"last_{words[1]}": last}, text)
 
 
 async def send(
@@ -305,11 +323,6 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
     return future.exception()
 
 
-def is_progress_shown() -> bool:
-    """Whether standard error is a terminal, and the options do not forbid a progress bar."""
-    return sys.stderr.isatty() and common_options().shows_notices
-
-
 def size_of(file: Path | None) -> int | None:
     """The size of the input in bytes, where it is a file."""
     with contextlib.suppress(OSError):
@@ -318,31 +331,36 @@ def size_of(file: Path | None) -> int | None:
     return None
 
 
-def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
-    """A bar on standard error, which vanishes at its end."""
-    console = Console(stderr=True, highlight=False)
-    hidden = is_hidden or not is_progress_shown()
-    return Progress(*columns, console=console, transient=True, disable=hidden)
+def form(item: Entry | LogRecord, framing: Framing, *, as_json: bool) -> bytes:
+    """An entry or a record as it is written: its payload with framing, or a line of JSON."""
+    payload = item.payload if isinstance(item, Entry) else item.value
+    if not as_json:
+        return joined((payload,), framing)
+    data = base64.b64encode(payload).decode()
+    shown: dict[str, Any]
+    if isinstance(item, Entry):
+        shown = {"entry_id": item.entry_id, "data": data}
+    else:
+        key = None if item.key is None else base64.b64encode(item.key).decode()
+        shown = {"offset": item.offset, "timestamp": item.timestamp, "key": key}
+        shown |= {"headers": item.headers, "data": data}
+    return orjson.dumps(shown) + b"\n"
 
 
-@contextlib.contextmanager
-def progress(
-    what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
-) -> Iterator[Progressed]:
-    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
+async def write_items(
+    found: Paged[Entry] | Paged[LogRecord],
+    framing: Framing,
+    words: tuple[str, str],
+    count: int | None = None,
+) -> None:
+    """Write entries or records to standard output. `count` and raises: as `write`."""
+    shaped = partial(form, framing=framing, as_json=common_options().as_json)
+    pages: AsyncGenerator[Sequence[Any], None] = found.pages()
+    await write(pages, shaped, _place_of, words, count)
 
-    `size`: the whole in `unit`: bytes or items.
-    """
-    counter = TextColumn("{task.fields[count]:,} " + what)
-    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
-    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
-    with bar_of(*columns, is_hidden=is_hidden) as bar:
-        task = bar.add_task(what, total=size, count=0)
 
-        def show(count: int, done_bytes: int) -> None:
-            bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
-
-        yield show
+def _place_of(item: Entry | LogRecord) -> int:
+    return item.entry_id if isinstance(item, Entry) else item.offset
 
 
 async def write(

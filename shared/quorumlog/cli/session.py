@@ -9,18 +9,9 @@ import contextlib
 import inspect
 import logging
 import re
-import ssl
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -28,8 +19,20 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import aiohttp
 import typer
 
-from quorumlog.cli.ends import finished, print_error, tell_interrupted
-from quorumlog.client import Batching, Client
+from quorumlog.cli.output import (
+    COMMON_OPTIONS,
+    GATEWAY,
+    TIMEOUT_S,
+    CommonOptions,
+    StandardOutput,
+    common_options,
+    finished,
+    print_error,
+    print_rows,
+    print_value,
+    tell_interrupted,
+)
+from quorumlog.client import Batching, Client, Paged
 from quorumlog.wire.secret import (
     LOCAL_GATEWAYS,
     CertificateUnusable,
@@ -41,69 +44,16 @@ from quorumlog.wire.secret import (
 T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
-GATEWAY: Final = "http://127.0.0.1:8080"
-TIMEOUT_S: Final = 30.0
-"""A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
 _MOMENT_S: Final = 2.0
 """A gateway that has not answered by then is named; an answer takes milliseconds."""
 
 
-Coding = Literal["gzip", "zstd"]
-
-
-@dataclass(frozen=True, slots=True)
-class CommonOptions:
-    """The values of the options that every command has."""
-
-    gateway: str = GATEWAY
-    as_json: bool = False
-    timeout_s: float = TIMEOUT_S
-    is_quiet: bool = False
-    operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What is shown to the services behind the gateways."""
-    token: str | Callable[[], str] | None = field(default=None, repr=False)
-    """Of the caller, for gateways that require one."""
-    compression: str | None = None
-    """Of what is sent to gateways and read from them."""
-    operator_context: ssl.SSLContext | None = None
-    """With which they are asked over TLS."""
-
-    @property
-    def shows_notices(self) -> bool:
-        """Whether standard error may have more than errors."""
-        return not self.is_quiet and not self.as_json
-
-
-_COMMON_OPTIONS: Final[ContextVar[CommonOptions]] = ContextVar(
-    "options",
-    default=CommonOptions(),  # noqa: B039  (frozen)
-)
-
-
-def common_options() -> CommonOptions:
-    """The common options of the command that runs."""
-    return _COMMON_OPTIONS.get()
-
-
-_GatewayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gateway",
-        envvar="QUORUMLOG_GATEWAY",
-        help="URLs of gateways, separated by commas. Default: those of the cluster that `make run` runs here,"
-        f" else {GATEWAY}.",
-    ),
-]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
-_TimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--timeout",
-        min=0.1,
-        envvar="QUORUMLOG_TIMEOUT",
-        help="How long each request is tried, with its repeats (seconds).",
-    ),
+_QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
 ]
+_OF_GATEWAYS: Final = ("gateway", "token", "token_file", "compression")
+"""The options that a command lacks which asks the metadata service."""
 
 
 def _unseen(context: typer.Context, token: str | None) -> str | None:
@@ -114,134 +64,146 @@ def _unseen(context: typer.Context, token: str | None) -> str | None:
     return token
 
 
-_TokenOption = Annotated[
-    str | None,
-    typer.Option("--token", envvar="QUORUMLOG_TOKEN", hidden=True, callback=_unseen),
-]
-_TokenFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        envvar="QUORUMLOG_TOKEN_FILE",
-        dir_okay=False,
-        exists=True,
-        readable=True,
-        help="File with an access token, for gateways that require one; or set QUORUMLOG_TOKEN.",
-    ),
-]
-_CompressionOption = Annotated[
-    Coding | None,
-    typer.Option(
-        "--compression",
-        envvar="QUORUMLOG_COMPRESSION",
-        help="Send and read compressed, over a slow network.",
-    ),
-]
-_QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
-]
-_SecretOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--secret-file",
-        envvar="CLUSTER_SECRET_FILE",
-        help="The cluster's secret, for commands that ask the services behind the gateways.",
-    ),
-]
-_CertificateOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--cert-file",
-        envvar="TLS_CERT_FILE",
-        help="An operator's certificate, for commands that ask the services behind the gateways.",
-    ),
-]
-_KeyOption = Annotated[
-    Path | None, typer.Option("--key-file", envvar="TLS_KEY_FILE", help="The key of --cert-file.")
-]
-_AuthorityOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file",
-        envvar="TLS_CA_FILE",
-        help="The authority of the certificates of these services.",
-    ),
-]
-_DECLARED: Final = (
-    ("gateway", _GatewayOption, None),
-    ("as_json", _JsonOption, False),
-    ("timeout", _TimeoutOption, TIMEOUT_S),
-    ("quiet", _QuietOption, False),
-    ("secret_file", _SecretOption, None),
-    ("token", _TokenOption, None),
-    ("token_file", _TokenFileOption, None),
-    ("compression", _CompressionOption, None),
-    ("cert_file", _CertificateOption, None),
-    ("key_file", _KeyOption, None),
-    ("ca_file", _AuthorityOption, None),
-)
-"""Name, declaration and default."""
+def online_options(
+    *,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            envvar="QUORUMLOG_GATEWAY",
+            help="URLs of gateways, separated by commas. Default: those of the cluster that `make run` runs here,"
+            f" else {GATEWAY}.",
+        ),
+    ] = None,
+    as_json: _JsonOption = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            envvar="QUORUMLOG_TIMEOUT",
+            help="How long each request is tried, with its repeats (seconds).",
+        ),
+    ] = TIMEOUT_S,
+    quiet: _QuietOption = False,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="CLUSTER_SECRET_FILE",
+            help="The cluster's secret, for commands that ask the services behind the gateways.",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="QUORUMLOG_TOKEN", hidden=True, callback=_unseen),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="QUORUMLOG_TOKEN_FILE",
+            dir_okay=False,
+            exists=True,
+            readable=True,
+            help="File with an access token, for gateways that require one; or set QUORUMLOG_TOKEN.",
+        ),
+    ] = None,
+    compression: Annotated[
+        Literal["gzip", "zstd"] | None,
+        typer.Option(
+            envvar="QUORUMLOG_COMPRESSION",
+            help="Send and read compressed, over a slow network.",
+        ),
+    ] = None,
+    cert_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TLS_CERT_FILE",
+            help="An operator's certificate, for commands that ask the services behind the gateways.",
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="TLS_KEY_FILE", help="The key of --cert-file."),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TLS_CA_FILE",
+            help="The authority of the certificates of these services.",
+        ),
+    ] = None,
+) -> CommonOptions:
+    """The options of commands that ask servers. Raises: typer.BadParameter."""
+    servers = _local_gateways() if gateway is None else gateway
+    try:
+        return CommonOptions(
+            gateway=servers,
+            as_json=as_json or common_options().as_json,
+            timeout_s=timeout or TIMEOUT_S,
+            is_quiet=quiet,
+            operator_headers=operator_headers(secret_file, servers.split(",")),
+            token=_token_of(token, token_file),
+            compression=compression,
+            operator_context=operator_context(cert_file, key_file, ca_file, servers.split(",")),
+        )
+    except SecretUnusable as error:
+        raise typer.BadParameter(f"--secret-file: {error}") from None
+    except CertificateUnusable as error:
+        raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
-def with_common_options(app: typer.Typer, *, is_offline: bool = False) -> typer.Typer:
-    """Add the options of all commands to each command of a tree; commands that ask no server get only those
-    that shape what is printed.
-    """
+def offline_options(*, as_json: _JsonOption = False, quiet: _QuietOption = False) -> CommonOptions:
+    """The options of commands that ask no server: those that shape what is printed."""
+    return CommonOptions(as_json=as_json or common_options().as_json, is_quiet=quiet)
+
+
+def with_common_options(
+    app: typer.Typer, options: Callable[..., CommonOptions] = online_options
+) -> typer.Typer:
+    """Add the options of all commands, which are the parameters of `options`, to each command of a tree."""
     for command in app.registered_commands:
         assert command.callback is not None
-        command.callback = _with_options(command.callback, is_offline=is_offline)
+        command.callback = _with_options(command.callback, options)
     for group in app.registered_groups:
         assert group.typer_instance is not None
-        with_common_options(group.typer_instance, is_offline=is_offline)
+        with_common_options(group.typer_instance, options)
     return app
 
 
-def _with_options(command: Callable[..., Any], *, is_offline: bool) -> Callable[..., Any]:
+def _with_options(
+    command: Callable[..., Any], options: Callable[..., CommonOptions]
+) -> Callable[..., Any]:
     """A command with the common options. A command with a --timeout of its own uses that one for requests
     too; a command that asks the metadata service has no --gateway.
     """
-    signature = inspect.signature(command)
-    asks_metadata = "metadata" in signature.parameters
-    absent = {"gateway", "token", "token_file", "compression"} if asks_metadata else set()
-    if is_offline:
-        absent = {name for name, _, _ in _DECLARED} - {"as_json", "quiet"}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, option, default in _DECLARED
-        if name not in signature.parameters.keys() | absent
+    own = inspect.signature(command).parameters
+    absent = _OF_GATEWAYS if "metadata" in own else ()
+    declared = [
+        parameter
+        for name, parameter in inspect.signature(options).parameters.items()
+        if name not in absent
     ]
 
     @wraps(command)
     def called(**given: Any) -> Any:
-        if "gateway" in given and given["gateway"] is None:
-            given["gateway"] = _local_gateways()
-        options = CommonOptions(
-            gateway=given.get("gateway", ""),
-            as_json=given["as_json"] or common_options().as_json,
-            timeout_s=given.get("timeout") or TIMEOUT_S,
-            is_quiet=given["quiet"],
-            compression=given.get("compression"),
-            token=_token_of(given.get("token"), given.get("token_file")),
-        )
-        if not is_offline:
-            options = _with_credentials(options, given)
-        restored = _COMMON_OPTIONS.set(options)
+        common = {each.name: given[each.name] for each in declared}
+        if servers := given.get("metadata") or given.get("metadata_urls"):
+            common["gateway"] = servers
+        restored = COMMON_OPTIONS.set(options(**common))
         try:
-            return command(**{name: given[name] for name in signature.parameters})
+            return command(**{name: given[name] for name in own})
         except KeyboardInterrupt:
-            raise typer.Exit(tell_interrupted(as_json=options.as_json)) from None
+            raise typer.Exit(tell_interrupted()) from None
         finally:
-            _COMMON_OPTIONS.reset(restored)
+            COMMON_OPTIONS.reset(restored)
 
-    parameters = [*signature.parameters.values(), *added]
-    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    parameters = [*own.values(), *(each for each in declared if each.name not in own)]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
 
 
 def begin_command(*, as_json: bool) -> None:
     """Take what stands before the command. `as_json`: as `--json` behind it."""
-    _COMMON_OPTIONS.set(CommonOptions(as_json=as_json))
+    COMMON_OPTIONS.set(CommonOptions(as_json=as_json))
 
 
 def _local_gateways() -> str:
@@ -250,23 +212,6 @@ def _local_gateways() -> str:
         return ",".join(LOCAL_GATEWAYS.read_text("ascii").split()) or GATEWAY
     except (OSError, UnicodeDecodeError):
         return GATEWAY
-
-
-def _with_credentials(options: CommonOptions, given: Mapping[str, Any]) -> CommonOptions:
-    """The options with what an operator shows. Raises: typer.BadParameter."""
-    asked = given.get("metadata_urls") or given.get("gateway") or given.get("metadata", "")
-    urls = asked.split(",")
-    files = given["cert_file"], given["key_file"], given["ca_file"]
-    try:
-        return replace(
-            options,
-            operator_headers=operator_headers(given["secret_file"], urls),
-            operator_context=operator_context(*files, urls),
-        )
-    except SecretUnusable as error:
-        raise typer.BadParameter(f"--secret-file: {error}") from None
-    except CertificateUnusable as error:
-        raise typer.BadParameter(f"--cert-file: {error}") from None
 
 
 def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] | None:
@@ -316,7 +261,36 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run work in an event loop; an error ends the process with the error's exit status."""
     with _retries_noticed():
-        return finished(lambda: asyncio.run(work()), as_json=common_options().as_json)
+        return finished(lambda: asyncio.run(work()))
+
+
+def print_all(items: Callable[[Client], Paged[dict[str, Any]]], columns: tuple[str, ...]) -> None:
+    """Print all items of a list of the API as rows."""
+
+    async def collected(client: Client) -> list[dict[str, Any]]:
+        return [item async for item in items(client)]
+
+    print_rows(run(collected), columns)
+
+
+WatchOption = Annotated[
+    float | None,
+    typer.Option("--watch", min=0.1, help="Repeat at this interval (seconds) until Ctrl-C."),
+]
+
+
+def show_repeatedly(
+    work: Callable[[Client], Awaitable[T]], show: Callable[[T], None], every_s: float | None
+) -> None:
+    """Print what `work` returns, with `show` or as JSON: once, or repeatedly until Ctrl-C."""
+    while True:
+        found = run(work)
+        if every_s is not None and sys.stdout.isatty():
+            StandardOutput().clear()
+        print_value(found, show)
+        if every_s is None:
+            return
+        time.sleep(every_s)
 
 
 def parse_urls(urls: str) -> list[str]:

@@ -24,11 +24,20 @@ The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it
 from quorumlog.client.batching import Batching
 from quorumlog.client.client import Client
 from quorumlog.client.consumer import Consumer
-from quorumlog.client.ledger import Appended, Entry, Ledger, Page
+from quorumlog.client.ledger import Ledger
 from quorumlog.client.log import Log
-from quorumlog.client.paging import Paged
 from quorumlog.client.producer import Producer, Unsettled
-from quorumlog.client.records import LogAppended, LogPage, LogRecord, Record, Start
+from quorumlog.client.records import (
+    Appended,
+    Entry,
+    LogAppended,
+    LogPage,
+    LogRecord,
+    Page,
+    Paged,
+    Record,
+    Start,
+)
 from quorumlog.client.shown import ClusterInfo, ConsumerInfo, LedgerInfo, LogInfo
 from quorumlog.client.transaction import Transaction, TransactionLedger
 from quorumlog.errors import ClientBroke, ClientClosed, ConnectionLost

@@ -10,13 +10,14 @@ callers of the last one go on.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from quorumlog.client import checks
+from quorumlog.client.transport import Transport
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -93,30 +94,6 @@ class Submission(NamedTuple, Generic[P, R]):
         return self.done.set_running_or_notify_cancel()
 
 
-class Background(Protocol):
-    """What runs the batches: the client's transport."""
-
-    @property
-    def deadline_s(self) -> float:
-        """For one append, from the call to its end."""
-        ...
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The running event loop, kept: asyncio's own question costs a system call in Python 3.11, more
-        than all else that an append does here. Raises: ClientClosed.
-        """
-        ...
-
-    def check_open(self) -> None:
-        """Raise ClientClosed unless requests can be sent."""
-        ...
-
-    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run work beside the caller."""
-        ...
-
-
 Send = Callable[[Call[P]], Awaitable[A]]
 Share = Callable[[A, int, int], R]
 """A submission's share of an answer: of the answer, its first payload's index, and its count."""
@@ -135,12 +112,12 @@ class Batcher(Generic[P, A, R]):
         send: Send[P, A],
         share: Share[A, R],
         size_of: Callable[[P], int],
-        background: Background,
+        transport: Transport,
         limits: Batching,
     ) -> None:
-        """`size_of` raises TypeError or ValueError for a payload that can't be sent."""
+        """`size_of` raises TypeError or ValueError for a payload that can't be sent. `transport` runs the batches."""
         self._send, self._share, self._size_of = send, share, size_of
-        self._background = background
+        self._transport = transport
         self._limits = limits
         self._queue: deque[Submission[P, R]] = deque()
         self._under_way: Sequence[Submission[P, R]] = ()
@@ -164,7 +141,7 @@ class Batcher(Generic[P, A, R]):
     @property
     def deadline_s(self) -> float:
         """For one append, from the call to its end."""
-        return self._background.deadline_s
+        return self._transport.deadline_s
 
     def checked(self, payloads: Sequence[P], expect: int | None = None) -> tuple[Sequence[P], int]:
         """The payloads, in a sequence that the caller can't change, and their size.
@@ -239,8 +216,8 @@ class Batcher(Generic[P, A, R]):
         self, payloads: Sequence[P], expect: int | None, *, is_alone: bool
     ) -> tuple[Submission[P, R], asyncio.Future[R]]:
         given, size = self.checked(payloads, expect)
-        loop = self._background.loop
-        end = loop.time() + self._background.deadline_s
+        loop = self._transport.loop
+        end = loop.time() + self._transport.deadline_s
         done: asyncio.Future[R] = loop.create_future()
         return Submission(given, size, expect, is_alone or expect is not None, end, done), done
 
@@ -262,7 +239,7 @@ class Batcher(Generic[P, A, R]):
 
     def queue(self, submission: Submission[P, R]) -> None:
         """Queue a submission for which there is room. Raises: ClientClosed."""
-        self._background.check_open()
+        self._transport.check_open()
         self._queue.append(submission)
         self._bytes += submission.size
         self._count += len(submission.payloads)
@@ -271,7 +248,7 @@ class Batcher(Generic[P, A, R]):
     def receive(self, posted: Sequence[Submission[P, R]]) -> None:
         """Queue what was collected, or fail it."""
         try:
-            self._background.check_open()
+            self._transport.check_open()
         except ClientClosed as error:
             for submission in posted:
                 self._left_queue(submission.size, len(submission.payloads))
@@ -287,7 +264,7 @@ class Batcher(Generic[P, A, R]):
             self._idle.clear()
             # A task that is cancelled before its first step runs none of its code, no `finally`
             # either, but its callbacks are always called.
-            self._background.start(self._run()).add_done_callback(self._ended)
+            self._transport.start(self._run()).add_done_callback(self._ended)
 
     async def flush(self) -> None:
         """Wait until nothing is queued or under way."""
@@ -382,7 +359,7 @@ class Batcher(Generic[P, A, R]):
         """
         self._answers.append((taken, answer))
         if 2 * self._count >= count:
-            self._background.loop.call_soon(self._share_out)
+            self._transport.loop.call_soon(self._share_out)
             return
         self._share_out()
         await asyncio.sleep(0)

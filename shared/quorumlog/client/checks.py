@@ -64,6 +64,16 @@ def offset(name: str, value: object) -> int:
     return whole(name, value)
 
 
+def maybe_offset(name: str, value: object) -> int | None:
+    """As `offset`, or None."""
+    return None if value is None else offset(name, value)
+
+
+def maybe_text(name: str, value: object) -> str | None:
+    """As `text`, or None."""
+    return None if value is None else text(name, value)
+
+
 def seconds(name: str, value: object) -> float:
     """A time above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool):

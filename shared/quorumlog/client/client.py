@@ -1,6 +1,6 @@
 """A cluster as an application sees it."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 from urllib.parse import quote
 
@@ -8,7 +8,7 @@ from quorumlog.client import checks
 from quorumlog.client.batching import Batching
 from quorumlog.client.ledger import Ledger, created, with_password
 from quorumlog.client.log import Log
-from quorumlog.client.paging import Paged
+from quorumlog.client.records import Paged
 from quorumlog.client.shown import ClusterInfo
 from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
@@ -103,15 +103,13 @@ class Client:
         metadata: Mapping[str, str] | None = None,
     ) -> Paged[Shown]:
         """All ledgers that match, by id."""
-        params: dict[str, str | int] = {}
-        if state is not None:
-            params["state"] = checks.text("state", state)
-        if bookie is not None:
-            params["bookie"] = checks.text("bookie", bookie)
-        if metadata is not None:
-            named = checks.texts("metadata", metadata)
-            params |= {f"metadata[{key}]": value for key, value in named.items()}
-        return Paged(self._pages("ledgers", params))
+        named = {} if metadata is None else checks.texts("metadata", metadata)
+        return self._paged(
+            "ledgers",
+            state=state,
+            bookie=bookie,
+            **{f"metadata[{key}]": named[key] for key in named},
+        )
 
     async def create_log(
         self,
@@ -149,12 +147,8 @@ class Client:
             "batch_compression": batch_compression,
             "deletion_protection": deletion_protection,
         }
-        await self._transport.request(
-            "PUT",
-            f"/v1/logs/{quote(checks.text('name', name), safe='')}",
-            body=checks.json_of(settings),
-            is_repeatable=True,
-        )
+        path = f"/v1/logs/{quote(checks.text('name', name), safe='')}"
+        await self._transport.call("PUT", path, settings)
         return self.log(name)
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
@@ -175,14 +169,9 @@ class Client:
         this version share; if it is COMMITTED already (`info`), there is nothing left to do.
         """
         wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
-        answer = await self._transport.request(
-            "POST",
-            "/v1/transactions",
-            body=checks.json_of(wanted),
-            # Without an app a retry may begin a second transaction; the first one expires.
-            is_repeatable=True,
-        )
-        return self.transaction(str(answer.json()["transaction"]))
+        # Without an app a retry may begin a second transaction; the first one expires.
+        shown = await self._transport.call("POST", "/v1/transactions", wanted)
+        return self.transaction(str(shown["transaction"]))
 
     def transaction(self, transaction_id: str) -> Transaction:
         """A handle of an existing transaction. Sends no request."""
@@ -190,17 +179,16 @@ class Client:
 
     def logs(self, *, prefix: str | None = None) -> Paged[Shown]:
         """All logs by name; `prefix`: those whose names begin with it."""
-        named = {} if prefix is None else {"prefix": checks.text("prefix", prefix)}
-        return Paged(self._pages("logs", named))
+        return self._paged("logs", prefix=prefix)
 
     async def bookies(self) -> Sequence[Shown]:
         """All registered bookies with their state."""
-        bookies: list[Shown] = (await self._get("/v1/bookies"))["bookies"]
+        bookies: list[Shown] = (await self._transport.call("GET", "/v1/bookies"))["bookies"]
         return bookies
 
     async def cluster(self) -> ClusterInfo:
         """Every service with its state, and what is under-replicated."""
-        return cast("ClusterInfo", await self._get("/v1/cluster"))
+        return cast("ClusterInfo", await self._transport.call("GET", "/v1/cluster"))
 
     async def create_token(
         self,
@@ -221,18 +209,12 @@ class Client:
             "expires_in_s": expires_in_s,
             "quotas": quotas,
         }
-        answer = await self._transport.request(
-            "POST",
-            "/v1/tokens",
-            body=checks.json_of(wanted),
-            # A token whose answer is lost is in the list, and is of no use to anybody.
-            is_repeatable=True,
-        )
-        return answer.json()
+        # A token whose answer is lost is in the list, and is of no use to anybody.
+        return await self._transport.call("POST", "/v1/tokens", wanted)
 
     async def tokens(self) -> Sequence[Shown]:
         """All access tokens, without their secrets."""
-        tokens: list[Shown] = (await self._get("/v1/tokens"))["tokens"]
+        tokens: list[Shown] = (await self._transport.call("GET", "/v1/tokens"))["tokens"]
         return tokens
 
     async def revoke_token(self, token_id: str) -> None:
@@ -242,37 +224,16 @@ class Client:
 
     def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
         """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
-        asked = {"since": since, "target": target}
-        return Paged(
-            self._pages(
-                "audit",
-                {
-                    name: checks.text(name, value)
-                    for name, value in asked.items()
-                    if value is not None
-                },
-            )
-        )
+        return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:
         """The consumers of all logs by log and name, without lags. `log`: of this log only, also of one that is no more;
         `prefix`: those whose names begin with it.
         """
-        asked = {"log": log, "prefix": prefix}
-        given = {name: checks.text(name, text) for name, text in asked.items() if text is not None}
-        return Paged(self._pages("consumers", given))
+        return self._paged("consumers", log=log, prefix=prefix)
 
-    async def _pages(
-        self, kind: str, params: Mapping[str, str | int]
-    ) -> AsyncGenerator[Sequence[Shown], None]:
-        after: dict[str, str | int] = {}
-        while True:
-            page = await self._get(f"/v1/{kind}", {**params, "limit": 1000, **after})
-            yield page[kind]
-            if page["next"] is None:
-                return
-            after = {"after": page["next"]}
-
-    async def _get(self, path: str, params: Mapping[str, str | int] | None = None) -> Shown:
-        answer = await self._transport.request("GET", path, params=params, is_repeatable=True)
-        return answer.json()
+    def _paged(self, kind: str, **only: str | None) -> Paged[Shown]:
+        """The items of a list that match, by page."""
+        for name, value in only.items():
+            checks.maybe_text(name, value)
+        return Paged(self._transport.pages(f"/v1/{kind}", kind, {"limit": 1000, **only}))

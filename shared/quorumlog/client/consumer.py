@@ -8,13 +8,13 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.ledger import PAGE, WAIT_MS
-from quorumlog.client.paging import Paged
-from quorumlog.client.records import LogPage, LogRecord, Start, checked_start, shown_start
+from quorumlog.client.records import LogPage, LogRecord, Paged, Start, checked_start, shown_start
+from quorumlog.client.transport import Transport
 from quorumlog.errors import (
     ClientClosed,
     LeaseHeld,
@@ -42,21 +42,6 @@ _start()
 os.register_at_fork(after_in_child=_start)
 
 
-class ConsumerCall(Protocol):
-    """A request about one consumer."""
-
-    def __call__(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-    ) -> Awaitable[dict[str, Any]]:
-        """Returns the answer's JSON; `path` begins behind the consumer's."""
-        ...
-
-
 class Consumer:
     """Reads a log as a consumer of a name: from the committed position on, while it holds the lease.
 
@@ -74,7 +59,8 @@ class Consumer:
 
     def __init__(
         self,
-        call: ConsumerCall,
+        transport: Transport,
+        path: str,
         read: Callable[..., Awaitable[LogPage]],
         name: str,
         *,
@@ -83,14 +69,14 @@ class Consumer:
         lease_s: float,
         wait_s: float | None,
     ) -> None:
-        """Use `Log.consumer`."""
+        """Use `Log.consumer`. `path`: of the consumer; `read`: the log's."""
         self.name = checks.text("a consumer's name", name)
         self.holder = uuid.uuid4().hex if holder is None else checks.text("holder", holder)
         self.position = self.fencing_token = 0
         self._start = checked_start(start)
         self._lease_s = checks.seconds("lease_s", lease_s)
         self._wait_s = wait_s if wait_s is None or wait_s == 0 else checks.seconds("wait_s", wait_s)
-        self._call, self._read = call, read
+        self._transport, self._path, self._read = transport, path, read
         self._next = 0
         self._created_at: str | None = None
         """Of the log that it reads: an offset means nothing in a later log of the name."""
@@ -127,7 +113,7 @@ class Consumer:
         }
         asked = time.monotonic()
         try:
-            held = await self._call("POST", "/lease", wanted)
+            held = await self._transport.change_consumer("POST", f"{self._path}/lease", wanted)
         except LeaseHeld as error:
             left_s = float(error.members.get("expires_in_ms", 0)) / 1000
             rest_s = min(left_s, _ASK_S) * random.uniform(0.5, 1) + 0.01  # noqa: S311
@@ -150,7 +136,8 @@ class Consumer:
             await asyncio.gather(self._renewing, return_exceptions=True)
         if self._lost is None:
             with contextlib.suppress(QuorumLogError):  # its time ends it
-                await self._call("DELETE", "/lease", headers=self._fencing)
+                path = f"{self._path}/lease"
+                await self._transport.change_consumer("DELETE", path, headers=self._fencing)
         self._lost = LeaseLost(f"{self.name} has let its lease go")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
@@ -207,7 +194,7 @@ class Consumer:
         wanted = self._next if offset is None else checks.offset("offset", offset)
         if self._lost is not None:
             raise self._lost.replace()
-        shown = await self._changed("PUT", "", {"offset": wanted})
+        shown = await self._put("", {"offset": wanted})
         self.position = int(shown["offset"])
         return self.position
 
@@ -215,11 +202,13 @@ class Consumer:
     def _fencing(self) -> dict[str, str]:
         return {header.FENCING_TOKEN: str(self.fencing_token)}
 
-    async def _changed(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    async def _put(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A request with the token, which holds the lease for longer."""
         asked = time.monotonic()
         try:
-            shown = await self._call(method, path, body, headers=self._fencing)
+            shown = await self._transport.change_consumer(
+                "PUT", self._path + path, value, headers=self._fencing
+            )
         except _LOST as error:
             self._lost = error
             raise
@@ -228,7 +217,7 @@ class Consumer:
 
     async def _renew(self) -> None:
         with contextlib.suppress(*_LOST):  # the next record or commit tells
-            await self._changed("PUT", "/lease")
+            await self._put("/lease")
 
     async def _renew_in_time(self) -> None:
         while self._lost is None:

@@ -1,62 +1,32 @@
 """One ledger: append, read, follow, close, recover."""
 
 import asyncio
-import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
-
-import orjson
 
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
-from quorumlog.client.paging import Paged, ahead
+from quorumlog.client.records import (
+    FRAMES,
+    Appended,
+    Entry,
+    Page,
+    Paged,
+    ahead,
+    entries_of,
+    frames,
+)
 from quorumlog.client.shown import LedgerInfo
 from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
 from quorumlog.client.transport import Transport
 
-FRAMES: Final = "application/vnd.quorumlog.frames"
 _OCTETS: Final = "application/octet-stream"
-_LENGTH: Final = struct.Struct(">I")
-_HEAD: Final = struct.Struct(">QI")
 PAGE: Final = 10_000
 """Entries of a page that an iterator asks for: the most that the API gives. A page ends by bytes too, and
 pages of 1,000 short lines took twice as long (measured)."""
 WAIT_MS: Final = 30_000
 """How long one request waits at a tail for new entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Entries `first` to `last` are durable on an ack quorum."""
-
-    first_entry: int
-    last_entry: int
-    last_add_confirmed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry as it was appended."""
-
-    entry_id: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Entries in order. Continue at `next`, unless `is_end`."""
-
-    entries: tuple[Entry, ...]
-    next: int
-    last_add_confirmed: int
-    closed: bool
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the ledger is closed and nothing follows this page."""
-        return self.closed and self.next > self.last_add_confirmed
 
 
 class Ledger:
@@ -128,7 +98,7 @@ class Ledger:
             f"{self._path}/entries",
             body=body,
             content_type=content_type,
-            params=None if call.expect is None else {"expect": call.expect},
+            params={"expect": call.expect},
             headers=self._headers,
             is_repeatable=False,
             end=call.end,
@@ -142,14 +112,12 @@ class Ledger:
 
         `wait_ms`: how long the server may wait for a new entry at the tail.
         """
-        params: dict[str, str | int] = {
+        params = {
             "from": checks.offset("first", first),
             "wait_ms": checks.offset("wait_ms", wait_ms),
+            "limit": checks.maybe_offset("limit", limit),
+            "to": checks.maybe_offset("last", last),
         }
-        if limit is not None:
-            params["limit"] = checks.offset("limit", limit)
-        if last is not None:
-            params["to"] = checks.offset("last", last)
         answer = await self._transport.request(
             "GET",
             f"{self._path}/entries",
@@ -159,7 +127,7 @@ class Ledger:
             wait_s=wait_ms / 1000,
         )
         return Page(
-            tuple(_entries_of(answer.body)),
+            tuple(entries_of(answer.body)),
             int(answer.headers[header.NEXT_ENTRY_ID]),
             int(answer.headers[header.LAST_ADD_CONFIRMED]),
             answer.headers[header.LEDGER_CLOSED] == "true",
@@ -167,7 +135,7 @@ class Ledger:
 
     def entries(self, first: int = 0, *, last: int | None = None) -> Paged[Entry]:
         """The entries that are confirmed when the iteration begins, in order."""
-        end = None if last is None else checks.offset("last", last)
+        end = checks.maybe_offset("last", last)
         return Paged(ahead(self._entries(checks.offset("first", first), end)))
 
     async def _entries(self, first: int, last: int | None) -> AsyncGenerator[Sequence[Entry], None]:
@@ -212,8 +180,7 @@ class Ledger:
         entries then.
         """
         named = checks.names("declare_lost", declare_lost)
-        lost = orjson.dumps({"declare_lost": named}) if named else None
-        return await self._call("POST", "/recover", lost)
+        return await self._call("POST", "/recover", {"declare_lost": named} if named else None)
 
     async def change_password(self, password: str) -> dict[str, Any]:
         """Set another password in place of this handle's, which goes on with it.
@@ -221,15 +188,9 @@ class Ledger:
         Raises: WrongPassword, InvalidRequest for a ledger without one.
         """
         headers = with_password(password)
-        answer = await self._transport.request(
-            "PUT",
-            f"{self._path}/password",
-            body=checks.json_of({"password": password}),
-            headers=self._headers,
-            is_repeatable=True,
-        )
+        shown = await self._call("PUT", "/password", {"password": password})
         self._headers = headers
-        return answer.json()
+        return shown
 
     async def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
@@ -244,24 +205,17 @@ class Ledger:
             "last": checks.offset("last", last),
             "declare_lost": checks.names("declare_lost", declare_lost),
         }
-        return await self._call("POST", "/accept-loss", orjson.dumps(wanted))
+        return await self._call("POST", "/accept-loss", wanted)
 
-    async def _call(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        answer = await self._transport.request(
-            method, self._path + path, headers=self._headers, is_repeatable=True, body=body
-        )
-        return answer.json()
+    async def _call(
+        self, method: str, path: str, value: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return await self._transport.call(method, self._path + path, value, headers=self._headers)
 
 
 async def created(transport: Transport, options: Mapping[str, Any]) -> int:
     """The id of a new ledger. A retry of the request creates no second ledger."""
-    answer = await transport.request(
-        "POST",
-        "/v1/ledgers",
-        body=checks.json_of(options),
-        is_repeatable=True,
-    )
-    return int(answer.json()["ledger_id"])
+    return int((await transport.call("POST", "/v1/ledgers", options))["ledger_id"])
 
 
 def _appended(shown: Mapping[str, Any], count: int) -> Appended:
@@ -283,17 +237,3 @@ def with_password(password: str | None) -> Mapping[str, str]:
     if password is None:
         return {}
     return {header.LEDGER_PASSWORD: checks.header_value("password", password)}
-
-
-def frames(payloads: Sequence[bytes]) -> bytes:
-    """A batch of payloads as one body: a length before each."""
-    return b"".join([part for p in payloads for part in (_LENGTH.pack(len(p)), p)])
-
-
-def _entries_of(body: bytes) -> list[Entry]:
-    found, at = [], 0
-    while at < len(body):
-        entry_id, length = _HEAD.unpack_from(body, at)
-        at += _HEAD.size + length
-        found.append(Entry(entry_id, body[at - length : at]))
-    return found

@@ -4,25 +4,24 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, cast
-from urllib.parse import quote, urlencode
-
-import orjson
+from urllib.parse import quote
 
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.consumer import Consumer
-from quorumlog.client.ledger import FRAMES, PAGE, WAIT_MS
-from quorumlog.client.paging import Paged, ahead
+from quorumlog.client.ledger import PAGE, WAIT_MS
 from quorumlog.client.producer import Producer
 from quorumlog.client.records import (
+    FRAMES,
     LogAppended,
     LogPage,
     LogRecord,
+    Paged,
     Record,
     Start,
+    ahead,
     checked_start,
     encoded,
     record_of,
@@ -47,9 +46,7 @@ class Log:
     ) -> None:
         """Use `Client.log` or `Client.create_log`."""
         self.name = checks.text("a log's name", name)
-        self.writer_token = (
-            None if writer_token is None else checks.offset("writer_token", writer_token)
-        )
+        self.writer_token = checks.maybe_offset("writer_token", writer_token)
         self._transport = transport
         self._batching = batching
         self._path = f"/v1/logs/{quote(name, safe='')}"
@@ -126,7 +123,7 @@ class Log:
                 told = await self._stream.send(message, call.end)
                 if told is not None:
                     return _appended(told)
-        return await self._request(call, {}, is_repeatable=False)
+        return await self._request(call, {})
 
     def _token_header(self) -> dict[str, str]:
         return {} if self.writer_token is None else {header.WRITER_TOKEN: str(self.writer_token)}
@@ -135,22 +132,19 @@ class Log:
         self,
         call: Call[bytes | Record],
         headers: Mapping[str, str],
-        *,
-        is_repeatable: bool,
         created_at: str | None = None,
     ) -> LogAppended:
-        """Send one append request, of this handle or one of its producers."""
+        """Send one append request, of this handle or of one of its producers, whose requests may be repeated."""
         content_type, body = encoded(call.payloads)
-        expect = {} if call.expect is None else {"expect": call.expect}
         try:
             answer = await self._transport.request(
                 "POST",
                 f"{self._path}/records",
                 body=body,
                 content_type=content_type,
-                params=expect | _meant(created_at),
+                params={"expect": call.expect, **_meant(created_at)},
                 headers={**headers, **self._token_header()},
-                is_repeatable=is_repeatable,
+                is_repeatable=header.PRODUCER_ID in headers,
                 end=call.end,
             )
         except StaleProducer as error:
@@ -184,13 +178,12 @@ class Log:
             if page.records or page.closed:
                 return page
             start, created_at = page.next, page.created_at
-        params: dict[str, str | int] = {
+        params = {
             "from": shown_start(checked_start(start)),
             "wait_ms": checks.offset("wait_ms", wait_ms),
+            "limit": checks.maybe_offset("limit", limit),
             **_meant(created_at),
         }
-        if limit is not None:
-            params["limit"] = checks.offset("limit", limit)
         answer = await self._transport.request(
             "GET",
             f"{self._path}/records",
@@ -254,7 +247,8 @@ class Log:
         long to wait for the lease; None: as long as it takes, 0: not at all.
         """
         return Consumer(
-            partial(self._call_below, _consumer(name)),
+            self._transport,
+            self._consumer(name),
             self.read,
             name,
             start=start,
@@ -267,22 +261,12 @@ class Log:
         """All consumers by name, with what each has not processed yet (`lag`); `prefix`: those whose names begin with
         it.
         """
-        named = {} if prefix is None else {"prefix": checks.text("prefix", prefix)}
-        return Paged(self._consumers(named))
-
-    async def _consumers(
-        self, named: Mapping[str, str]
-    ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-        after: str | None = ""
-        while after is not None:
-            query = urlencode({**named, **({"after": after} if after else {})})
-            shown = await self._call("GET", f"/consumers{'?' if query else ''}{query}")
-            yield shown["consumers"]
-            after = shown["next"]
+        path, only = f"{self._path}/consumers", {"prefix": checks.maybe_text("prefix", prefix)}
+        return Paged(self._transport.pages(path, "consumers", only))
 
     async def consumer_info(self, name: str) -> ConsumerInfo:
         """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
-        return cast("ConsumerInfo", await self._call("GET", _consumer(name)))
+        return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
         """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
@@ -290,30 +274,16 @@ class Log:
 
         Raises: NoSuchConsumer.
         """
-        return await self._call_below(
-            _consumer(name), "POST", "/reset", {"to": shown_start(checked_start(to))}
-        )
+        path, wanted = f"{self._consumer(name)}/reset", {"to": shown_start(checked_start(to))}
+        return await self._transport.change_consumer("POST", path, wanted)
 
     async def delete_consumer(self, name: str) -> None:
         """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
-        await self._call_below(_consumer(name), "DELETE", "")
+        await self._transport.change_consumer("DELETE", self._consumer(name))
 
-    async def _call_below(
-        self,
-        below: str,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        answer = await self._transport.change_consumer(
-            method,
-            self._path + below + path,
-            body=None if body is None else orjson.dumps(body),
-            headers=headers or {},
-        )
-        return answer.json() if answer.body else {}
+    def _consumer(self, name: str) -> str:
+        """The path of a consumer."""
+        return f"{self._path}/consumers/{quote(checks.text('a consumer name', name), safe='')}"
 
     async def open(self, owner: str, *, created_at: str | None = None) -> int:
         """Become the log's only writer: fence former writers, and send the writer token with this
@@ -352,7 +322,7 @@ class Log:
         """
         wanted = {
             "through": checks.offset("through", through),
-            "expect": None if expect is None else checks.offset("expect", expect),
+            "expect": checks.maybe_offset("expect", expect),
         }
         return await self._call("POST", "/archived", wanted, created_at=created_at)
 
@@ -392,15 +362,7 @@ class Log:
         headers = {}
         if if_version is not None:
             headers["If-Match"] = f'"{checks.offset("if_version", if_version)}"'
-        answer = await self._transport.request(
-            "PATCH",
-            self._path,
-            body=orjson.dumps(given),
-            params=_meant(created_at),
-            headers=headers,
-            is_repeatable=True,
-        )
-        return answer.json()
+        return await self._call("PATCH", "", given, created_at=created_at, headers=headers)
 
     async def protect(
         self, *, deletion_protection: bool = True, created_at: str | None = None
@@ -413,27 +375,20 @@ class Log:
 
     async def delete(self, *, created_at: str | None = None) -> None:
         """Delete the log with its records; with `created_at` that log alone. Raises: LogProtected, NoSuchLog."""
-        await self._transport.request(
-            "DELETE", self._path, params=_meant(created_at), is_repeatable=False
-        )
+        await self._call("DELETE", "", is_repeatable=False, created_at=created_at)
 
     async def _call(
         self,
         method: str,
         path: str,
-        body: Any = None,
+        value: Mapping[str, Any] | None = None,
         *,
-        is_repeatable: bool = True,
         created_at: str | None = None,
+        **more: Any,
     ) -> dict[str, Any]:
-        answer = await self._transport.request(
-            method,
-            self._path + path,
-            body=None if body is None else orjson.dumps(body),
-            params=_meant(created_at),
-            is_repeatable=is_repeatable,
-        )
-        return answer.json()
+        """As `Transport.call`, of the log that was created then."""
+        url, params = self._path + path, _meant(created_at)
+        return await self._transport.call(method, url, value, params=params, **more)
 
 
 def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogAppended:
@@ -446,11 +401,6 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
     )
 
 
-def _meant(created_at: str | None) -> dict[str, str | int]:
+def _meant(created_at: str | None) -> dict[str, str | int | None]:
     """The parameter that says which log of a name a request is for."""
-    return {} if created_at is None else {"created": checks.text("created_at", created_at)}
-
-
-def _consumer(name: str) -> str:
-    """The path of a consumer, below its log's."""
-    return f"/consumers/{quote(checks.text('a consumer name', name), safe='')}"
+    return {"created": checks.maybe_text("created_at", created_at)}

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from quorumlog.client.batching import Batcher, Submission
 from quorumlog.client.checks import check_process
-from quorumlog.client.paging import Paged
+from quorumlog.client.records import Paged
 from quorumlog.errors import UNKNOWN, ClientClosed
 
 log = logging.getLogger(__name__)

@@ -1,13 +1,13 @@
 """Producers: exactly-once appends to a log, whatever process dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
 
 from quorumlog import header
 from quorumlog.client import checks
-from quorumlog.client.batching import Background, Batcher, Batching, Call
+from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.records import LogAppended, Record, share, size_of
+from quorumlog.client.transport import Transport
 from quorumlog.errors import NOT_DONE, UNKNOWN, ExpiredProducer, QuorumLogError
 
 
@@ -24,19 +24,10 @@ class Unsettled(
     """
 
 
-class AppendRequest(Protocol):
-    """One append request to the log."""
-
-    def __call__(
-        self,
-        call: Call[bytes | Record],
-        headers: Mapping[str, str],
-        *,
-        is_repeatable: bool,
-        created_at: str | None = None,
-    ) -> Coroutine[Any, Any, LogAppended]:
-        """Send the request to the log that was created then, with retries where `is_repeatable`."""
-        ...
+AppendRequest = Callable[
+    [Call[bytes | Record], Mapping[str, str], str | None], Awaitable[LogAppended]
+]
+"""Sends one append request to the log that was created then: the request, its headers, and the time."""
 
 
 class Producer:
@@ -60,7 +51,7 @@ class Producer:
         producer_id: str,
         epoch: int,
         since: int | Callable[[float], Awaitable[tuple[int, str]]] | None,
-        background: Background,
+        transport: Transport,
         batching: Batching,
     ) -> None:
         """Use `Log.producer`."""
@@ -72,7 +63,7 @@ class Producer:
         self._created_at: str | None = None
         self._request = request
         self._open: Call[bytes | Record] | None = None
-        self.batcher = Batcher(self._send, share, size_of, background, batching)
+        self.batcher = Batcher(self._send, share, size_of, transport, batching)
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none, and once.
@@ -124,8 +115,7 @@ class Producer:
                     header.PRODUCER_SEQ: str(self.seq),
                     **since,
                 },
-                is_repeatable=True,
-                created_at=self._created_at,
+                self._created_at,
             )
         except QuorumLogError as error:
             # Under an epoch that the caller gave, another process may have sent this request before.

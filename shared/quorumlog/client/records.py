@@ -1,16 +1,23 @@
-"""Records of logs: what callers append, what they read, and the JSON of both."""
+"""Entries and records: what callers append, what they read page by page, and the forms of both on the wire."""
 
+import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import orjson
 
 from quorumlog.client import checks
-from quorumlog.client.ledger import FRAMES, frames
 
+T = TypeVar("T")
+
+FRAMES: Final = "application/vnd.quorumlog.frames"
+_LENGTH: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">QI")
 _RECORD_BYTES: Final = 64
 """Bytes that a record counts beside its value, so that a queue of empty records is bounded too."""
 
@@ -18,6 +25,38 @@ Start = int | Literal["earliest", "latest"] | datetime
 """Where a read begins: an offset; below 0, so many offsets before the end; a time, with its time zone: the first record that
 was appended then or later, by the log's own append times.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Entries `first` to `last` are durable on an ack quorum."""
+
+    first_entry: int
+    last_entry: int
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry as it was appended."""
+
+    entry_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries in order. Continue at `next`, unless `is_end`."""
+
+    entries: tuple[Entry, ...]
+    next: int
+    last_add_confirmed: int
+    closed: bool
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the ledger is closed and nothing follows this page."""
+        return self.closed and self.next > self.last_add_confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +118,15 @@ class LogPage:
     created_at: str
 
 
-def encoded(records: Sequence[bytes | Record]) -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON.
+def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[str, bytes]:
+    """The content type and the body of an append: frames for records of only values, else JSON with the member `noun`.
 
     The records were checked (`size_of`).
     """
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
         return FRAMES, frames(plain)
-    return "application/json", orjson.dumps({"records": [_record_of(record) for record in records]})
+    return "application/json", orjson.dumps({noun: [_record_of(record) for record in records]})
 
 
 def size_of(record: bytes | Record) -> int:
@@ -110,14 +149,13 @@ def share(done: LogAppended, index: int, count: int) -> LogAppended:
 def _record_of(record: bytes | Record) -> dict[str, Any]:
     if isinstance(record, bytes):
         return {"data": base64.b64encode(record).decode()}
-    entry: dict[str, Any] = {"data": base64.b64encode(record.value).decode()}
-    if record.key is not None:
-        entry["key"] = base64.b64encode(record.key).decode()
-    if record.headers:
-        entry["headers"] = dict(record.headers)
-    if record.timestamp is not None:
-        entry["timestamp"] = record.timestamp
-    return entry
+    shown = {
+        "data": base64.b64encode(record.value).decode(),
+        "key": None if record.key is None else base64.b64encode(record.key).decode(),
+        "headers": dict(record.headers) or None,
+        "timestamp": record.timestamp,
+    }
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def record_of(entry: Mapping[str, Any]) -> LogRecord:
@@ -152,3 +190,79 @@ def checked_start(start: Start) -> Start:
 def shown_start(start: Start) -> int | str:
     """The same as requests have it."""
     return start.isoformat() if isinstance(start, datetime) else start
+
+
+def frames(payloads: Sequence[bytes]) -> bytes:
+    """A batch of payloads as one body: a length before each."""
+    return b"".join([part for p in payloads for part in (_LENGTH.pack(len(p)), p)])
+
+
+def entries_of(body: bytes) -> list[Entry]:
+    """The entries of a page in frames."""
+    found, at = [], 0
+    while at < len(body):
+        entry_id, length = _HEAD.unpack_from(body, at)
+        at += _HEAD.size + length
+        found.append(Entry(entry_id, body[at - length : at]))
+    return found
+
+
+# --- pages -----------------------------------------------------------------------------------------
+
+
+async def ahead(
+    pages: AsyncGenerator[Sequence[T], None],
+) -> AsyncGenerator[Sequence[T], None]:
+    """The same pages. While the caller handles one, the next one is read: never more."""
+
+    async def read() -> Sequence[T] | None:
+        return await anext(pages, None)
+
+    async with aclosing(pages):
+        reading = asyncio.create_task(read())
+        try:
+            while (page := await reading) is not None:
+                reading = asyncio.create_task(read())
+                reading.add_done_callback(_passed_over)
+                yield page
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
+    """Nobody may ask for the page, so that its error is nobody's."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+class Paged(AsyncIterator[T], Generic[T]):
+    """Iterates over the items of pages, in order, or over whole pages (`pages`), for callers that
+    handle many items at once. Use one of the two.
+    """
+
+    def __init__(self, pages: AsyncGenerator[Sequence[T], None]) -> None:
+        """`pages`: the items of each page; a page may be empty."""
+        self._pages = pages
+        self._page: Sequence[T] = ()
+        self._index = 0
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item."""
+        while self._index >= len(self._page):
+            self._page, self._index = await anext(self._pages), 0
+        item = self._page[self._index]
+        self._index += 1
+        return item
+
+    def pages(self) -> AsyncGenerator[Sequence[T], None]:
+        """The pages."""
+        return self._pages
+
+    async def aclose(self) -> None:
+        """Stop fetching."""
+        await self._pages.aclose()

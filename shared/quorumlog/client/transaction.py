@@ -3,8 +3,6 @@
 from typing import Any
 from urllib.parse import quote
 
-import orjson
-
 from quorumlog import header
 from quorumlog.client import checks
 from quorumlog.client.ledger import created
@@ -42,7 +40,7 @@ class TransactionLedger:
         """
         for record in records:
             size_of(record)
-        content_type, body = encoded(records)
+        content_type, body = encoded(records, "entries")
         entry_id = self.entries
         try:
             await self._transport.request(
@@ -62,8 +60,7 @@ class TransactionLedger:
 
     async def close(self) -> dict[str, Any]:
         """Seal the ledger: a commit may name it then."""
-        answer = await self._transport.request("POST", f"{self._path}/close", is_repeatable=True)
-        return answer.json()
+        return await self._transport.call("POST", f"{self._path}/close")
 
 
 class Transaction:
@@ -83,18 +80,13 @@ class Transaction:
 
     async def info(self) -> dict[str, Any]:
         """The transaction as the API shows it: state, ledgers, offsets."""
-        answer = await self._transport.request("GET", self._path, is_repeatable=True)
-        return answer.json()
+        return await self._transport.call("GET", self._path)
 
     async def ledger(
         self, *, partition: int | None = None, attempt: int | None = None
     ) -> TransactionLedger:
         """Create a ledger to write to. Ledgers that the commit does not name are deleted."""
-        wanted = {
-            "transaction": self.transaction_id,
-            "partition": partition,
-            "attempt": attempt,
-        }
+        wanted = {"transaction": self.transaction_id, "partition": partition, "attempt": attempt}
         return TransactionLedger(self._transport, await created(self._transport, wanted))
 
     async def commit(
@@ -111,16 +103,9 @@ class Transaction:
         token = {}
         if writer_token is not None:
             token[header.WRITER_TOKEN] = str(checks.offset("writer_token", writer_token))
-        answer = await self._transport.request(
-            "POST",
-            f"{self._path}/commit",
-            body=orjson.dumps({"ledgers": ledger_ids, "overwrite": overwrite}),
-            headers=token,
-            is_repeatable=True,
-        )
-        return answer.json()
+        wanted = {"ledgers": ledger_ids, "overwrite": overwrite}
+        return await self._transport.call("POST", f"{self._path}/commit", wanted, headers=token)
 
     async def abort(self) -> dict[str, Any]:
         """Abort: nothing of the transaction is published. Raises: TransactionCommitted."""
-        answer = await self._transport.request("POST", f"{self._path}/abort", is_repeatable=True)
-        return answer.json()
+        return await self._transport.call("POST", f"{self._path}/abort")

@@ -8,6 +8,7 @@ service keeps the request beside the change, in one transaction.
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 from uuid import uuid4
@@ -15,7 +16,9 @@ from uuid import uuid4
 from aiohttp import web
 
 from quorumlog.net.identity import Identity
-from quorumlog.net.listen import CODE
+from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text, time_of
+from quorumlog.net.responses import CODE
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.token_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
@@ -27,6 +30,30 @@ AUDITED: Final = web.AppKey("audited", Mapping[tuple[str, str], str])
 ANONYMOUS: Final = "anonymous"
 WHO: Final = ContextVar("who", default=ANONYMOUS)
 """Who sent the request in work to a listener that knows its callers; tasks that the request starts inherit it."""
+
+
+def _time(text: str, pointer: str) -> datetime:
+    try:
+        return time_of(text)
+    except ValueError as error:
+        raise invalid(pointer, "must be a time like 2026-01-02T03:04:05Z") from error
+
+
+SINCE: Final[Parameter[datetime | None]] = Parameter(
+    "since",
+    "query",
+    _time,
+    {"type": "string", "format": "date-time"},
+    "Only what was done at this time or later.",
+    None,
+)
+TARGET: Final = query_text(
+    "target",
+    rf"[^\x00]{{1,{TARGET_CHARS_MAX}}}",
+    "Only what was done to this: `logs/NAME`, `ledgers/ID`, `tokens/ID`, `bookies/NAME`.",
+)
+AFTER: Final = query_integer("after", 0, ID_MAX, "Only rows with numbers above this one.", 0)
+LIMIT: Final = query_integer("limit", 1, 1000, "Rows of a page.", 100)
 
 
 class Audited:

@@ -17,11 +17,11 @@ from typing import Final
 
 import aiohttp
 
-from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.framed import SEND_BYTES_MAX, Framed, connect
 from quorumlog.net.identity import Role
 from quorumlog.net.ports import AddDone, LacDone, ReadDone
 from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.timers import awake, awake_timeout
 from quorumlog.protocol.ids import NO_ENTRY, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -137,11 +137,6 @@ class Channel:
     def is_open(self) -> bool:
         """Whether the connection stands."""
         return self._framed is not None
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Bytes of the requests that are not answered yet."""
-        return self._in_flight_bytes
 
     def has_copy(self, ledger_id: int, name: RowName | None) -> bool:
         """Whether the bookie acknowledged an add that brought a copy of this row, on this connection."""
@@ -376,14 +371,7 @@ class BookieClient:
                 channel.note_copy(run.ledger_id, name, is_kept=answer.status is Status.OK)
             done(answer.status)
 
-        request = channel.request(
-            Op.ADD,
-            member,
-            run.ledger_id,
-            run.first,
-            run.last,
-            settle,
-        )
+        request = channel.request(Op.ADD, member, run.ledger_id, run.first, run.last, settle)
         message = frames.add_request(
             request.request_id, member, ledger_key, run, recovery=recovery, named_by=name, row=copy
         )

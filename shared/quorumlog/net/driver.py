@@ -14,58 +14,34 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from quorumlog.errors import (
-    UNKNOWN,
-    CopyLost,
-    QuorumLogError,
-    RecoveryBlocked,
-    StaleMember,
-    by_code,
-)
+from quorumlog import errors
 from quorumlog.net.ports import Ports
-from quorumlog.protocol.messages import (
-    AddAnswered,
-    BookiesFound,
-    CasStatus,
-    Closed,
-    Confirmed,
-    Effect,
-    EntriesRead,
-    Event,
-    Failed,
-    FenceAnswered,
-    FindBookies,
-    MetadataAnswered,
-    ReadAnswered,
-    ReadMetadata,
-    RecoveryNeeded,
-    Repaired,
-    RowAnswered,
-    SendAdd,
-    SendFence,
-    SendRead,
-    SendRow,
-    StartTimer,
-    Status,
-    TimerFired,
-    UpdateMetadata,
-)
+from quorumlog.net.spread import spread
+from quorumlog.protocol import messages
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
+from quorumlog.protocol.recovery import Recovery
 
 log = logging.getLogger(__name__)
 
-Row = tuple[CasStatus, LedgerMetadata | None]
+Row = tuple[messages.CasStatus, LedgerMetadata | None]
 
-Told = Confirmed | Failed | Closed | Repaired | RecoveryNeeded | EntriesRead
+Told = (
+    messages.Confirmed
+    | messages.Failed
+    | messages.Closed
+    | messages.Repaired
+    | messages.RecoveryNeeded
+    | messages.EntriesRead
+)
 """The effects that are for the machine's owner."""
 
 
 class LedgerMachine(Protocol):
     """A protocol machine: anything with `step`."""
 
-    def step(self, event: Event) -> list[Effect]:
+    def step(self, event: messages.Event) -> list[messages.Effect]:
         """Take an event and return the effects to perform."""
         ...
 
@@ -96,12 +72,12 @@ class Driver:
         self._ledger_id = ledger_id
         self._ports = ports
         self._tell = tell
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[messages.Event] = deque()
         self._is_stepping = False
         self._stopped = False
         self._token = (-1, "")
 
-    def post(self, event: Event) -> None:
+    def post(self, event: messages.Event) -> None:
         """Step the machine with an event: now, or after the event that is being stepped."""
         if self._stopped:
             return
@@ -119,7 +95,7 @@ class Driver:
             # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._tell(Failed("internal-error", detail="the ledger's machine broke"))
+            self._tell(messages.Failed("internal-error", detail="the ledger's machine broke"))
         finally:
             self._is_stepping = False
 
@@ -133,9 +109,9 @@ class Driver:
         self._stopped = True
         self._inbox.clear()
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: messages.Effect) -> None:
         match effect:
-            case SendAdd():
+            case messages.SendAdd():
                 self._ports.bookies.add(
                     effect.member,
                     effect.ledger_key,
@@ -144,13 +120,20 @@ class Driver:
                     recovery=effect.recovery,
                     row=effect.row,
                 )
-            case StartTimer(timer, tag):
+            case messages.StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)
-                self._ports.clock.after(delay_s, self.post, TimerFired(timer, tag))
-            case Confirmed() | Failed() | Closed() | Repaired() | RecoveryNeeded() | EntriesRead():
+                self._ports.clock.after(delay_s, self.post, messages.TimerFired(timer, tag))
+            case (
+                messages.Confirmed()
+                | messages.Failed()
+                | messages.Closed()
+                | messages.Repaired()
+                | messages.RecoveryNeeded()
+                | messages.EntriesRead()
+            ):
                 if not self._stopped:
                     self._tell(effect)
-            case SendRead():
+            case messages.SendRead():
                 self._ports.bookies.read(
                     effect.member,
                     effect.ledger_id,
@@ -161,91 +144,98 @@ class Driver:
                     fence_key=effect.ledger_key if effect.fence else None,
                     from_disk=effect.from_disk,
                 )
-            case SendFence():
+            case messages.SendFence():
                 self._ports.bookies.fence(
                     effect.member,
                     effect.ledger_id,
                     effect.ledger_key,
                     partial(self._fence_done, effect),
                 )
-            case SendRow(member, row):
+            case messages.SendRow(member, row):
                 done = partial(self._row_done, effect)
                 self._ports.bookies.keep_row(member, row.ledger_key, row, done)
-            case FindBookies(attempt, ensemble, exclude):
+            case messages.FindBookies(attempt, ensemble, exclude):
                 members = self._ports.placement.candidates(ensemble, exclude)
-                self.post(BookiesFound(attempt, members))
-            case UpdateMetadata():
+                self.post(messages.BookiesFound(attempt, members))
+            case messages.UpdateMetadata():
                 self._update(effect)
-            case ReadMetadata(attempt):
+            case messages.ReadMetadata(attempt):
                 read = partial(self._ports.metadata.read, self._ledger_id)
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
 
-    def _add_done(self, effect: SendAdd, status: Status) -> None:
+    def _add_done(self, effect: messages.SendAdd, status: messages.Status) -> None:
         run = effect.run
         self.post(
-            AddAnswered(
+            messages.AddAnswered(
                 effect.position, effect.member, effect.generation, run.first, run.last, status
             )
         )
 
-    def _fence_done(self, effect: SendFence, status: Status, lac: int) -> None:
-        self.post(FenceAnswered(effect.position, effect.member, status, lac))
+    def _fence_done(self, effect: messages.SendFence, status: messages.Status, lac: int) -> None:
+        self.post(messages.FenceAnswered(effect.position, effect.member, status, lac))
 
-    def _read_done(self, effect: SendRead, status: Status, run: Run | None, absent: Ranges) -> None:
+    def _read_done(
+        self, effect: messages.SendRead, status: messages.Status, run: Run | None, absent: Ranges
+    ) -> None:
         self.post(
-            ReadAnswered(
+            messages.ReadAnswered(
                 effect.position, effect.member, effect.first, effect.last, status, run, absent
             )
         )
 
-    def _row_done(self, effect: SendRow, status: Status) -> None:
-        self.post(RowAnswered(effect.member, effect.row.version, status))
+    def _row_done(self, effect: messages.SendRow, status: messages.Status) -> None:
+        self.post(messages.RowAnswered(effect.member, effect.row.version, status))
 
-    def _update(self, effect: UpdateMetadata) -> None:
+    def _update(self, effect: messages.UpdateMetadata) -> None:
         # A machine that repeats an attempt number repeats the same change, so the token stays.
         if self._token[0] != effect.attempt:
             self._token = (effect.attempt, str(uuid.uuid4()))
         swap = partial(self._swap, effect, self._token[1])
         self._ports.tasks.start(self._ask_metadata(effect.attempt, swap))
 
-    async def _swap(self, effect: UpdateMetadata, token: str) -> Row:
+    async def _swap(self, effect: messages.UpdateMetadata, token: str) -> Row:
         metadata = self._ports.metadata
         try:
             return await metadata.cas(effect.metadata, effect.missed, attempt=token)
-        except StaleMember as error:
+        except errors.StaleMember as error:
             return await self._refused(error)
 
     async def _ask_metadata(self, attempt: int, ask: Callable[[], Awaitable[Row]]) -> None:
         try:
             status, row = await ask()
-        except CopyLost as error:
+        except errors.CopyLost as error:
             # Rule 18d: whoever goes on by this row loses entries. An operator decides, so the machine ends.
             if not self._stopped:
                 self.stop()
-                self._tell(Failed(error.code, detail=error.detail))
+                self._tell(messages.Failed(error.code, detail=error.detail))
             return
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
-            status, row = CasStatus.UNKNOWN, None
-        self.post(MetadataAnswered(attempt, status, row))
+            status, row = messages.CasStatus.UNKNOWN, None
+        self.post(messages.MetadataAnswered(attempt, status, row))
 
-    async def _refused(self, error: StaleMember) -> Row:
+    async def _refused(self, error: errors.StaleMember) -> Row:
         """The machine chose from a list of bookies that is older than a registration: it chooses again from a new
         list. A change that may be legal later is not settled (rules 6 and 15b).
         """
         try:
             await self._ports.placement.refresh()
-        except QuorumLogError as unavailable:
+        except errors.QuorumLogError as unavailable:
             log.info("bookies-unknown", extra={"why": unavailable.detail})
-            return CasStatus.UNKNOWN, None
+            return messages.CasStatus.UNKNOWN, None
         if not error.members.get("is_final"):
-            return CasStatus.UNKNOWN, None
+            return messages.CasStatus.UNKNOWN, None
         status, row = await self._ports.metadata.read(self._ledger_id)
-        return CasStatus.CONFLICT if status is CasStatus.OK else status, row
+        return messages.CasStatus.CONFLICT if status is messages.CasStatus.OK else status, row
 
 
 async def conclude(
-    machine: LedgerMachine, ledger_id: int, ports: Ports, first: Event, *, deadline_s: float
+    machine: LedgerMachine,
+    ledger_id: int,
+    ports: Ports,
+    first: messages.Event,
+    *,
+    deadline_s: float,
 ) -> LedgerMetadata:
     """Run a recovery or a repair until it ends, and return the row.
 
@@ -256,9 +246,9 @@ async def conclude(
     def told(news: Told) -> None:
         if end.done():
             return
-        if isinstance(news, Closed | Repaired):
+        if isinstance(news, messages.Closed | messages.Repaired):
             end.set_result(news.metadata)
-        elif isinstance(news, Failed):
+        elif isinstance(news, messages.Failed):
             end.set_exception(error_of(news, ledger_id))
 
     driver = Driver(machine, ledger_id, ports, told)
@@ -267,8 +257,8 @@ async def conclude(
         async with asyncio.timeout(deadline_s):
             return await end
     except TimeoutError as error:
-        raise RecoveryBlocked(
-            "it did not end in time", ledger_id=ledger_id, outcome=UNKNOWN
+        raise errors.RecoveryBlocked(
+            "it did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
         ) from error
     finally:
         driver.stop()
@@ -276,8 +266,30 @@ async def conclude(
             end.exception()
 
 
-def error_of(failed: Failed, ledger_id: int) -> QuorumLogError:
+async def recover(
+    row: LedgerMetadata, ports: Ports, *, deadline_s: float, declare_lost: tuple[str, ...] = ()
+) -> tuple[LedgerMetadata, int]:
+    """Recover a ledger that is not CLOSED, by a row that the caller has just read, and send copies of the end (rule 18b): the
+    closed row, and how many bookies have confirmed a copy. If the row has changed since, the machine reads it again.
+
+    Raises: as `conclude`.
+    """
+    extra = {"ledger": row.ledger_id, "state": row.state, "version": row.version}
+    log.info("recovery-begun", extra=extra)
+    closed = await conclude(
+        Recovery(declare_lost=declare_lost),
+        row.ledger_id,
+        ports,
+        messages.RecoverRequested(row),
+        deadline_s=deadline_s,
+    )
+    copies = await spread(closed, ports)
+    log.info("recovered", extra={"ledger": row.ledger_id, "last_entry": closed.last_entry})
+    return closed, copies
+
+
+def error_of(failed: messages.Failed, ledger_id: int) -> errors.QuorumLogError:
     """The error of a failed machine."""
-    return by_code(failed.code)(
+    return errors.by_code(failed.code)(
         failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
     )

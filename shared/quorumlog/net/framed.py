@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest
-from quorumlog.net.listen import is_followed
+from quorumlog.net.connections import is_followed
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, problems
 

@@ -3,6 +3,8 @@
 The internal listener of every service asks an authenticator about each request before anything is done with
 it. A `ClusterSecret` knows one caller, "of this cluster": whoever has the secret is every service and the
 operator too.
+
+Files with credentials are looked at again and again (`Followed`): what changes in them is taken without a restart.
 """
 
 import asyncio
@@ -19,7 +21,6 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from quorumlog.errors import CallerRefused, Unauthenticated
-from quorumlog.net.files import LOOK_S, Followed
 from quorumlog.wire.secret import SecretUnusable, checked_secrets, headers_of, read_secrets
 
 
@@ -145,6 +146,45 @@ def _is_wild(host: str, hosts: frozenset[str]) -> bool:
 
 
 log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""How often files are looked at (taste)."""
+
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Differs once a file, its place or its permissions have changed; None where there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    # Not the time of modification, which a copy may keep, and a new mode does not change.
+    return found.st_ctime_ns, found.st_ino, found.st_size
+
+
+class Followed:
+    """Files that belong together."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """The files as they are now count as known."""
+        self._paths = tuple(paths)
+        self._seen = self._known = self._stamps()
+
+    def have_changed(self) -> bool:
+        """Whether the files have changed, and not since the last look: by then all of them are written. Each change
+        is told once.
+        """
+        found = self._stamps()
+        was_seen, self._seen = found == self._seen, found
+        if not was_seen or found == self._known:
+            return False
+        self._known = found
+        return True
+
+    def _stamps(self) -> tuple[Stamp | None, ...]:
+        return tuple(map(stamp_of, self._paths))
+
 
 _OF_THE_CLUSTER: Final = Identity(None, "cluster")
 

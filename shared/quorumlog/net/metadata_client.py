@@ -4,13 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
-from quorumlog.errors import (
-    AlreadyDone,
-    MetadataUnavailable,
-    NoSuchBookie,
-    NoSuchLedger,
-    VersionConflict,
-)
+from quorumlog import errors
 from quorumlog.net.metadata_requests import (
     MetadataRequests,
     current_of,
@@ -23,35 +17,7 @@ from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.row_copy import RowName
-from quorumlog.wire.bodies import (
-    HELD_MAX,
-    PROOFS_MAX,
-    Body,
-    BookieHeartbeat,
-    BookieList,
-    BookieUses,
-    ClusterId,
-    Cookie,
-    CookiePut,
-    CookieRow,
-    HeartbeatTaken,
-    HeldBody,
-    KeptLedgers,
-    LedgerChange,
-    LedgerCreateBody,
-    LedgerHeads,
-    LedgerHeadsAsk,
-    LedgerListBody,
-    LedgerProof,
-    LedgerProofs,
-    LedgerProofsAsk,
-    LogEnd,
-    MissingWitness,
-    RowDelete,
-    ServiceHeartbeat,
-    ServiceList,
-    WitnessState,
-)
+from quorumlog.wire import bodies
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.rebuild_bodies import RebuildState
 
@@ -73,55 +39,56 @@ class MetadataClient(MetadataRequests):
         path = f"/v1/ledgers/{ledger_id}"
         row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
         if row.ledger_id != ledger_id:
-            raise MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
+            raise errors.MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """The row and a status for a machine: UNKNOWN where no service can tell."""
         try:
             row = await self.get(ledger_id)
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             return _of_missing(error), None
-        except MetadataUnavailable:
+        except errors.MetadataUnavailable:
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row
 
     async def proofs(
         self, held: Mapping[int, Sequence[RowName]], holder: str
-    ) -> Mapping[int, LedgerProof]:
+    ) -> Mapping[int, bodies.LedgerProof]:
         """The rows of some ledgers, by id, on which a deletion may rest: the bookie `holder` names the copies that it
         holds of each (rules 18a, 18c). Raises: MetadataUnavailable.
         """
-        asked: list[HeldBody] = []
+        asked: list[bodies.HeldBody] = []
         for ledger_id, names in held.items():
             attempts = tuple(name.token for name in names if name.token)
-            parts = [attempts[at : at + HELD_MAX] for at in range(0, len(attempts), HELD_MAX)]
-            asked += [HeldBody(ledger_id=ledger_id, attempts=part) for part in parts or [()]]
-        found: dict[int, LedgerProof] = {}
-        for at in range(0, len(asked), PROOFS_MAX):
-            for proof in await self._proofs(asked[at : at + PROOFS_MAX], holder):
+            parts = [
+                attempts[at : at + bodies.HELD_MAX]
+                for at in range(0, len(attempts), bodies.HELD_MAX)
+            ]
+            asked += [bodies.HeldBody(ledger_id=ledger_id, attempts=part) for part in parts or [()]]
+        found: dict[int, bodies.LedgerProof] = {}
+        for at in range(0, len(asked), bodies.PROOFS_MAX):
+            for proof in await self._proofs(asked[at : at + bodies.PROOFS_MAX], holder):
                 before = found.get(proof.ledger_id)
                 if before is None or not before.lost:
                     found[proof.ledger_id] = proof
         return found
 
-    async def _proofs(self, asked: Sequence[HeldBody], holder: str) -> Sequence[LedgerProof]:
-        body = LedgerProofsAsk(holder=holder, ledgers=tuple(asked))
+    async def _proofs(
+        self, asked: Sequence[bodies.HeldBody], holder: str
+    ) -> Sequence[bodies.LedgerProof]:
+        body = bodies.LedgerProofsAsk(holder=holder, ledgers=tuple(asked))
         path = "/v1/ledger-proofs"
-        proofs = (await self.ask("POST", path, body, gives=LedgerProofs, proof=True)).ledgers
+        proofs = (await self.ask("POST", path, body, gives=bodies.LedgerProofs, proof=True)).ledgers
         told = [
             proof.ledger_id if proof.row is None else proof.row.ledger_id for proof in proofs
         ]  # fmt: skip
         if told != [each.ledger_id for each in asked]:
-            raise MetadataUnavailable("the answer is about other ledgers than the question")
+            raise errors.MetadataUnavailable("the answer is about other ledgers than the question")
         return proofs
 
     async def create(
-        self,
-        draft: LedgerMetadata,
-        *,
-        attempt: str | None = None,
-        once: Once | None = None,
+        self, draft: LedgerMetadata, *, attempt: str | None = None, once: Once | None = None
     ) -> LedgerMetadata:
         """Create a ledger; a negative `draft.ledger_id` takes the next free one. A late copy of the client's request
         `once` gets the ledger of the first one.
@@ -129,7 +96,7 @@ class MetadataClient(MetadataRequests):
         Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
         arrived: the same attempt may be sent again then).
         """
-        body = LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
+        body = bodies.LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
         return await self.ask("POST", "/v1/ledgers", body, gives=LedgerMetadata)
 
     async def cas(
@@ -147,22 +114,19 @@ class MetadataClient(MetadataRequests):
         sent. Raises: InvalidRequest for an illegal change; CopyLost where bookies hold copies of rows that the
         database lacks (rule 18d).
         """
-        body = LedgerChange(
-            row=metadata,
-            attempt=attempt or new_attempt(),
-            missed=missed,
-            once=once,
+        body = bodies.LedgerChange(
+            row=metadata, attempt=attempt or new_attempt(), missed=missed, once=once
         )
         path = f"/v1/ledgers/{metadata.ledger_id}"
         try:
             row = await self.ask("PUT", path, body, gives=LedgerMetadata, settles=True)
-        except VersionConflict as error:
+        except errors.VersionConflict as error:
             return CasStatus.CONFLICT, current_of(error, LedgerMetadata)
-        except AlreadyDone as error:
+        except errors.AlreadyDone as error:
             return CasStatus.OK, current_of(error, LedgerMetadata)
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             return _of_missing(error), None
-        except MetadataUnavailable:
+        except errors.MetadataUnavailable:
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row
 
@@ -174,8 +138,10 @@ class MetadataClient(MetadataRequests):
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
         where nothing was sent.
         """
-        body = RowDelete(version=version, row_attempt=row_attempt, attempt=attempt or new_attempt())
-        await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=Body, settles=True)
+        body = bodies.RowDelete(
+            version=version, row_attempt=row_attempt, attempt=attempt or new_attempt()
+        )
+        await self.ask("DELETE", f"/v1/ledgers/{ledger_id}", body, gives=bodies.Body, settles=True)
         return body.attempt
 
     async def list(
@@ -195,7 +161,7 @@ class MetadataClient(MetadataRequests):
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)
         query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        page = await self.ask("GET", "/v1/ledgers", gives=LedgerListBody, query=query)
+        page = await self.ask("GET", "/v1/ledgers", gives=bodies.LedgerListBody, query=query)
         return list(page.ledgers), page.next
 
     async def rows(
@@ -214,45 +180,49 @@ class MetadataClient(MetadataRequests):
         """The state and writer of each of these ledgers, from the primary, by id; for at most HEADS_MAX
         ids. A ledger that is left out was never created, or is lost. Raises: MetadataUnavailable.
         """
-        body = LedgerHeadsAsk(ledgers=tuple(ledger_ids))
-        found = await self.ask("POST", "/v1/ledger-heads", body, gives=LedgerHeads)
+        body = bodies.LedgerHeadsAsk(ledgers=tuple(ledger_ids))
+        found = await self.ask("POST", "/v1/ledger-heads", body, gives=bodies.LedgerHeads)
         return {head.ledger_id: head for head in found.ledgers}
 
     # Bookies and services.
 
-    async def bookies(self) -> BookieList:
+    async def bookies(self) -> bodies.BookieList:
         """The registered bookies and their liveness."""
-        return await self.ask("GET", "/v1/bookies", gives=BookieList)
+        return await self.ask("GET", "/v1/bookies", gives=bodies.BookieList)
 
-    async def cookie(self, name: str) -> CookieRow | None:
+    async def cookie(self, name: str) -> bodies.CookieRow | None:
         """A bookie's cookie, or None where it is not registered."""
         try:
-            return await self.ask("GET", f"/v1/bookies/{quote(name)}/cookie", gives=CookieRow)
-        except NoSuchBookie:
+            return await self.ask(
+                "GET", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.CookieRow
+            )
+        except errors.NoSuchBookie:
             return None
 
-    async def put_cookie(self, name: str, cookie: Cookie, *, version: int | None) -> CookieRow:
+    async def put_cookie(
+        self, name: str, cookie: bodies.Cookie, *, version: int | None
+    ) -> bodies.CookieRow:
         """Register a bookie (no version) or change its cookie. Returns once that is settled.
 
         Raises: VersionConflict, InvalidRequest, and MetadataUnavailable where nothing was sent.
         """
-        body = CookiePut(cookie=cookie, version=version, attempt=new_attempt())
+        body = bodies.CookiePut(cookie=cookie, version=version, attempt=new_attempt())
         path = f"/v1/bookies/{quote(name)}/cookie"
-        return await self.ask("PUT", path, body, gives=CookieRow, settles=True)
+        return await self.ask("PUT", path, body, gives=bodies.CookieRow, settles=True)
 
-    async def log_ends(self, name: str, end: LogEnd) -> CookieRow:
+    async def log_ends(self, name: str, end: bodies.LogEnd) -> bodies.CookieRow:
         """Record how far a bookie's log is on disk.
 
         Raises: VersionConflict (with `current`) where another process is registered,
         NoSuchBookie, MetadataUnavailable.
         """
         path = f"/v1/bookies/{quote(name)}/log-end"
-        return await self.ask("PUT", path, end, gives=CookieRow)
+        return await self.ask("PUT", path, end, gives=bodies.CookieRow)
 
-    async def uses(self, name: str, *, limit: int = 10) -> BookieUses:
+    async def uses(self, name: str, *, limit: int = 10) -> bodies.BookieUses:
         """The ledgers and repairs that name a bookie. Raises: NoSuchBookie, MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/uses"
-        return await self.ask("GET", path, gives=BookieUses, query={"limit": str(limit)})
+        return await self.ask("GET", path, gives=bodies.BookieUses, query={"limit": str(limit)})
 
     async def ledgers_naming(self, name: str) -> set[int]:
         """The ledgers whose rows name a bookie in any incarnation. Raises: MetadataUnavailable."""
@@ -272,43 +242,43 @@ class MetadataClient(MetadataRequests):
         Raises: NoSuchBookie, VersionConflict while the bookie lives or anything names it,
         MetadataUnavailable.
         """
-        await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=Body)
+        await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.Body)
 
-    async def send_bookie_heartbeat(self, name: str, heartbeat: BookieHeartbeat) -> bool:
+    async def send_bookie_heartbeat(self, name: str, heartbeat: bodies.BookieHeartbeat) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/heartbeat"
-        return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+        return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
     async def send_service_heartbeat(
-        self, kind: str, name: str, heartbeat: ServiceHeartbeat
+        self, kind: str, name: str, heartbeat: bodies.ServiceHeartbeat
     ) -> bool:
         """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
-        return (await self.ask("PUT", path, heartbeat, gives=HeartbeatTaken)).recorded
+        return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
-    async def services(self) -> ServiceList:
+    async def services(self) -> bodies.ServiceList:
         """Services whose heartbeat came in time."""
-        return await self.ask("GET", "/v1/services", gives=ServiceList)
+        return await self.ask("GET", "/v1/services", gives=bodies.ServiceList)
 
-    async def missing_witnesses(self) -> Sequence[MissingWitness]:
+    async def missing_witnesses(self) -> Sequence[bodies.MissingWitness]:
         """Answered changes that the database lacks: it went back (rule 18a)."""
-        return (await self.ask("GET", "/v1/witnesses", gives=WitnessState)).missing
+        return (await self.ask("GET", "/v1/witnesses", gives=bodies.WitnessState)).missing
 
-    async def kept_ledgers(self, *, limit: int) -> KeptLedgers:
+    async def kept_ledgers(self, *, limit: int) -> bodies.KeptLedgers:
         """How many ledgers bookies keep for changes that the database lacks, and the first ones (rule 18c)."""
         return await self.ask(
-            "GET", "/v1/kept-ledgers", gives=KeptLedgers, query=query_of(limit=limit)
+            "GET", "/v1/kept-ledgers", gives=bodies.KeptLedgers, query=query_of(limit=limit)
         )
 
     async def cluster_id(self) -> str:
         """The cluster's id; another database is another cluster (rule 18)."""
-        return (await self.ask("GET", "/v1/cluster-id", gives=ClusterId)).cluster_id
+        return (await self.ask("GET", "/v1/cluster-id", gives=bodies.ClusterId)).cluster_id
 
     async def rebuild_state(self) -> RebuildState:
         """Whether the database is empty, or was rebuilt (rule 18d)."""
         return await self.ask("GET", "/v1/rebuild", gives=RebuildState)
 
 
-def _of_missing(error: NoSuchLedger) -> CasStatus:
+def _of_missing(error: errors.NoSuchLedger) -> CasStatus:
     """A row without a tombstone is not deleted but lost: an alarm, not a verdict (rule 18)."""
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN

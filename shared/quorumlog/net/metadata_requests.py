@@ -20,36 +20,12 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from quorumlog import header
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    DatabaseWentBack,
-    Forbidden,
-    ForeignHost,
-    MetadataBusy,
-    MetadataUnavailable,
-    Outcome,
-    QuorumLogError,
-    RouteNotFound,
-    Unauthenticated,
-)
+from quorumlog import errors, header
 from quorumlog.net import audit
-from quorumlog.net.awake import awake, awake_timeout
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
-from quorumlog.wire.bodies import (
-    WITNESSES_MAX,
-    Body,
-    Change,
-    CopyWitnesses,
-    ServiceInfo,
-    WitnessState,
-    json_of,
-    received,
-    witnesses_from_header,
-    witnesses_to_header,
-)
+from quorumlog.net.timers import awake, awake_timeout
+from quorumlog.wire import bodies
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
 
@@ -65,7 +41,7 @@ _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
-_WITNESSES_MAX: Final = 10 * WITNESSES_MAX
+_WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 _SERVER: Final = ExpectedServer(Role.METADATA)
@@ -81,7 +57,7 @@ def new_attempt() -> str:
 class _Unsettled(Exception):
     """One try ended without a verdict; `outcome` says whether the change may have been made."""
 
-    def __init__(self, outcome: Outcome, why: str, *, is_busy: bool = False) -> None:
+    def __init__(self, outcome: errors.Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
         self.outcome, self.is_busy = outcome, is_busy
 
@@ -138,7 +114,7 @@ class MetadataRequests:
         self,
         method: str,
         path: str,
-        body: Body | None = None,
+        body: bodies.Body | None = None,
         *,
         gives: type[T],
         query: Mapping[str, str] | None = None,
@@ -155,8 +131,8 @@ class MetadataRequests:
             await self.confirm()
         clock = awake()
         end = clock.time() + self._deadline_s
-        data = None if body is None else json_of(body)
-        outcome: Outcome = NOT_DONE
+        data = None if body is None else bodies.json_of(body)
+        outcome: errors.Outcome = errors.NOT_DONE
         pause_s = _PAUSE_S[0]
         tries = 0
         while True:
@@ -167,21 +143,22 @@ class MetadataRequests:
             try:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
-            except DatabaseWentBack as error:
-                # Every other service would answer the same. A change that an earlier try may have made is
-                # pursued nevertheless (rule 6).
-                if not (settles and outcome == UNKNOWN):
+            except errors.DatabaseWentBack as error:
+                # The next request presents the witnesses to another service, which may not know of the loss yet (rule 18a).
+                self._turn(current)
+                # A change that an earlier try may have made is pursued nevertheless (rule 6).
+                if not (settles and outcome == errors.UNKNOWN):
                     raise error.with_outcome(outcome) from error
                 why, is_busy = error.detail, False
             except _Unsettled as error:
                 why, is_busy = str(error), error.is_busy
-                if error.outcome == UNKNOWN:
-                    outcome = UNKNOWN
+                if error.outcome == errors.UNKNOWN:
+                    outcome = errors.UNKNOWN
             self._turn(current)
             tries += 1
-            if clock.time() >= end and not (settles and outcome == UNKNOWN):
-                away = MetadataBusy if is_busy else MetadataUnavailable
-                raise away(why, outcome=NOT_DONE if method == "GET" else outcome)
+            if clock.time() >= end and not (settles and outcome == errors.UNKNOWN):
+                away = errors.MetadataBusy if is_busy else errors.MetadataUnavailable
+                raise away(why, outcome=errors.NOT_DONE if method == "GET" else outcome)
             if tries % len(self._urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
@@ -200,11 +177,11 @@ class MetadataRequests:
         headers = dict[str, str]()
         if data is not None:
             headers["Content-Type"] = "application/json"
-        presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
+        presented = self.witnesses[-bodies.WITNESSES_MAX :] if proof or method != "GET" else ()
         if method != "GET" and (audited := audit.current()) is not None:
             headers[header.AUDITED] = audited.body.to_header()
         if presented:
-            headers[header.WITNESSES] = witnesses_to_header(presented)
+            headers[header.WITNESSES] = bodies.witnesses_to_header(presented)
         try:
             async with (
                 awake_timeout(limit_s),
@@ -220,10 +197,10 @@ class MetadataRequests:
             ):
                 answered = await response.read()
         except aiohttp.ClientConnectorError as error:
-            raise _Unsettled(NOT_DONE, f"{url}: {error}") from error
+            raise _Unsettled(errors.NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Unsettled(UNKNOWN, f"{url}: {error!r}") from error
-        witnesses = witnesses_from_header(response.headers.get(header.WITNESSES, ""))
+            raise _Unsettled(errors.UNKNOWN, f"{url}: {error!r}") from error
+        witnesses = bodies.witnesses_from_header(response.headers.get(header.WITNESSES, ""))
         is_proven = bool(presented and witnesses)
         if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)
@@ -232,43 +209,47 @@ class MetadataRequests:
             found = _parsed(gives, response.status, answered)
             if found is None:
                 # Something between here and the service answered instead (rule 4).
-                raise _Unsettled(UNKNOWN, f"{url}: not an answer of the service")
+                raise _Unsettled(errors.UNKNOWN, f"{url}: not an answer of the service")
             if proof and not is_proven:
-                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
+                raise _Unsettled(
+                    errors.NOT_DONE, f"{url}: does not say that the database is the same"
+                )
             return found
         problem = from_answer(response.status, answered, response.headers)
-        if isinstance(problem, DatabaseWentBack):
+        if isinstance(problem, errors.DatabaseWentBack):
             raise problem
         if _is_verdict(problem):
             if proof and not is_proven:
-                raise _Unsettled(NOT_DONE, f"{url}: does not say that the database is the same")
+                raise _Unsettled(
+                    errors.NOT_DONE, f"{url}: does not say that the database is the same"
+                )
             raise problem
         raise _Unsettled(
             problem.outcome,
             f"{url}: {problem.code}: {problem.detail}",
-            is_busy=isinstance(problem, MetadataBusy),
+            is_busy=isinstance(problem, errors.MetadataBusy),
         )
 
     async def confirm(self) -> None:
         """Present the remembered witnesses, and remember those of the service. Raises:
         DatabaseWentBack, MetadataUnavailable.
         """
-        await self.ask("POST", "/v1/witnesses", gives=WitnessState)
+        await self.ask("POST", "/v1/witnesses", gives=bodies.WitnessState)
 
     async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
         """Confirm as `confirm`, with witnesses of copies of rows, which this client does not remember (rule 18c)."""
-        body = CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
-        await self.ask("POST", "/v1/witnesses/copies", body, gives=WitnessState)
+        body = bodies.CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
+        await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
         """Confirm periodically, for ever, so that every service learns what any service answered."""
         while True:
             # The service itself reports a database that went back.
-            with contextlib.suppress(QuorumLogError):
+            with contextlib.suppress(errors.QuorumLogError):
                 await self.confirm()
             await asyncio.sleep(every_s)
 
-    async def changes(self) -> AsyncGenerator[Change]:
+    async def changes(self) -> AsyncGenerator[bodies.Change]:
         """Changes as they are committed, for ever, without the heartbeats.
 
         Yields a `gap` first, and whenever changes may have been missed: rows that were read before may
@@ -282,12 +263,12 @@ class MetadataRequests:
             self._turn(self._current)
             await asyncio.sleep(_jitter.uniform(0.1, 1.0))
 
-    async def own_services(self) -> Sequence[ServiceInfo]:
+    async def own_services(self) -> Sequence[bodies.ServiceInfo]:
         """The configured metadata services, each with its own health: `ready`, `not-ready`, or `lost`
         where it does not answer.
         """
 
-        async def asked(url: str) -> ServiceInfo:
+        async def asked(url: str) -> bodies.ServiceInfo:
             state = "lost"
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with (
@@ -295,11 +276,13 @@ class MetadataRequests:
                     self._session.get(f"{url}/health/ready", ssl=_SERVER) as answer,
                 ):
                     state = "ready" if answer.status == 200 else "not-ready"
-            return ServiceInfo(kind="metadata", id=url.partition("://")[2], url=url, state=state)
+            return bodies.ServiceInfo(
+                kind="metadata", id=url.partition("://")[2], url=url, state=state
+            )
 
         return await asyncio.gather(*map(asked, self._urls))
 
-    async def _stream(self, url: str) -> AsyncGenerator[Change]:
+    async def _stream(self, url: str) -> AsyncGenerator[bodies.Change]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)
         async with self._session.get(
             f"{url}/v1/changes", timeout=timeout, read_bufsize=_LINE_BYTES_MAX, ssl=_SERVER
@@ -309,21 +292,21 @@ class MetadataRequests:
             async for line in response.content:
                 change = _change_of(line)
                 if change.kind == "hello":
-                    change = Change(kind="gap")
+                    change = bodies.Change(kind="gap")
                 if change.kind != "heartbeat":
                     yield change
 
 
-def _change_of(line: bytes) -> Change:
+def _change_of(line: bytes) -> bodies.Change:
     """A line of the stream of changes. One that a later release has more kinds or states for says that something
     changed. Raises: ValueError where the line is no JSON object.
     """
     try:
-        return received(Change, line)
+        return bodies.received(bodies.Change, line)
     except ValidationError:
         if not isinstance(orjson.loads(line), dict):
             raise
-        return Change(kind="gap")
+        return bodies.Change(kind="gap")
 
 
 def query_of(**parameters: str | int | None) -> dict[str, str]:
@@ -336,27 +319,29 @@ def shown_in(shown: Sequence[str] | None) -> dict[str, str]:
     return {} if shown is None else {"shown": ",".join(shown)}
 
 
-def current_of(error: QuorumLogError, model: type[T]) -> T:
+def current_of(error: errors.QuorumLogError, model: type[T]) -> T:
     """The current row, which the answer to a lost compare-and-swap carries."""
-    return received(model, orjson.dumps(error.members["current"]))
+    return bodies.received(model, orjson.dumps(error.members["current"]))
 
 
 def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
     """The parsed answer, or None where the service did not write it. A proxy's blank page is no answer:
     an empty answer of the service is a 204, and every other has a body.
     """
-    if gives is Body:
+    if gives is bodies.Body:
         return gives() if status == NO_CONTENT and not answered else None
     try:
-        return received(gives, answered)
+        return bodies.received(gives, answered)
     except ValidationError:
         return None
 
 
-def _is_verdict(error: QuorumLogError) -> bool:
+def _is_verdict(error: errors.QuorumLogError) -> bool:
     """Whether the service itself has decided; everything else is tried again."""
-    if isinstance(error, RouteNotFound | ForeignHost | Unauthenticated | Forbidden):
+    if isinstance(
+        error, errors.RouteNotFound | errors.ForeignHost | errors.Unauthenticated | errors.Forbidden
+    ):
         # Another kind of service answers at this address, or one of another name; or the service does not know
         # this process, which says nothing of the request of this process's own caller.
         return False
-    return type(error) is not QuorumLogError and error.status < 500 and not error.retryable
+    return type(error) is not errors.QuorumLogError and error.status < 500 and not error.retryable

@@ -5,23 +5,8 @@ from urllib.parse import quote
 
 from quorumlog.errors import NoSuchRepair
 from quorumlog.net.metadata_requests import MetadataRequests, query_of
+from quorumlog.wire import repair_bodies as bodies
 from quorumlog.wire.bodies import Body
-from quorumlog.wire.repair_bodies import (
-    Lease,
-    LeaseTake,
-    Ranges,
-    RangesBody,
-    RepairAdd,
-    RepairClaim,
-    RepairFail,
-    RepairItem,
-    RepairList,
-    RepairProgress,
-    RepairsAdd,
-    RepairSettings,
-    RepairSettingsPut,
-    RepairSummary,
-)
 
 
 class RepairClient:
@@ -34,68 +19,74 @@ class RepairClient:
 
     async def list(
         self, *, after: str | None = None, limit: int = 100
-    ) -> tuple[tuple[RepairItem, ...], str | None]:
+    ) -> tuple[tuple[bodies.RepairItem, ...], str | None]:
         """One page of the queue, and the `after` of the next one."""
         query = query_of(limit=limit, after=after)
-        page = await self._client.ask("GET", "/v1/repairs", gives=RepairList, query=query)
+        page = await self._client.ask("GET", "/v1/repairs", gives=bodies.RepairList, query=query)
         return page.repairs, page.next
 
-    async def add(self, items: Sequence[RepairAdd]) -> None:
+    async def add(self, items: Sequence[bodies.RepairAdd]) -> None:
         """Add ranges that members lack."""
-        body = RepairsAdd(items=tuple(items))
+        body = bodies.RepairsAdd(items=tuple(items))
         await self._client.ask("POST", "/v1/repairs", body, gives=Body)
 
-    async def claim(self, *, lease_s: float, limit: int = 1) -> tuple[RepairItem, ...]:
+    async def claim(self, *, lease_s: float, limit: int = 1) -> tuple[bodies.RepairItem, ...]:
         """Claim items to work on. A claim whose answer was lost ends with its lease."""
-        body = RepairClaim(worker=self._worker, lease_s=lease_s, limit=limit)
+        body = bodies.RepairClaim(worker=self._worker, lease_s=lease_s, limit=limit)
         path = "/v1/repairs/claim"
-        return (await self._client.ask("POST", path, body, gives=RepairList)).repairs
+        return (await self._client.ask("POST", path, body, gives=bodies.RepairList)).repairs
 
-    async def progress(self, item: RepairItem, done: Ranges, *, lease_s: float) -> Ranges:
+    async def progress(
+        self, item: bodies.RepairItem, done: bodies.Ranges, *, lease_s: float
+    ) -> bodies.Ranges:
         """Record that the member durably has the ranges `done`; returns the ranges that remain.
 
         Raises: VersionConflict when the claim is over or the item changed since.
         """
-        body = RepairProgress(
+        body = bodies.RepairProgress(
             ranges=done, worker=self._worker, version=item.version, lease_s=lease_s
         )
         try:
-            answer = await self._client.ask("POST", _path(item, "progress"), body, gives=RangesBody)
+            answer = await self._client.ask(
+                "POST", _path(item, "progress"), body, gives=bodies.RangesBody
+            )
         except NoSuchRepair:
             return ()  # an earlier try of this call completed the item
         return answer.ranges
 
-    async def fail(self, item: RepairItem, detail: str) -> None:
+    async def fail(self, item: bodies.RepairItem, detail: str) -> None:
         """Release an item after a failure. Raises: VersionConflict when the claim is over."""
-        body = RepairFail(worker=self._worker, version=item.version, detail=detail)
+        body = bodies.RepairFail(worker=self._worker, version=item.version, detail=detail)
         await self._client.ask("POST", _path(item, "fail"), body, gives=Body)
 
-    async def summary(self) -> RepairSummary:
+    async def summary(self) -> bodies.RepairSummary:
         """The queue in numbers."""
-        return await self._client.ask("GET", "/v1/repairs/summary", gives=RepairSummary)
+        return await self._client.ask("GET", "/v1/repairs/summary", gives=bodies.RepairSummary)
 
     async def hurry(self) -> None:
         """Retry items now that wait after a failure."""
         await self._client.ask("POST", "/v1/repairs/hurry", Body(), gives=Body)
 
-    async def settings(self) -> RepairSettings:
+    async def settings(self) -> bodies.RepairSettings:
         """The settings that operators chose for all of autorecovery."""
-        return await self._client.ask("GET", "/v1/repair-settings", gives=RepairSettings)
+        return await self._client.ask("GET", "/v1/repair-settings", gives=bodies.RepairSettings)
 
-    async def change_settings(self, change: RepairSettingsPut) -> RepairSettings:
+    async def change_settings(self, change: bodies.RepairSettingsPut) -> bodies.RepairSettings:
         """Change the given settings, for all processes; they survive restarts."""
         path = "/v1/repair-settings"
-        return await self._client.ask("PATCH", path, change, gives=RepairSettings)
+        return await self._client.ask("PATCH", path, change, gives=bodies.RepairSettings)
 
-    async def trigger(self) -> RepairSettings:
+    async def trigger(self) -> bodies.RepairSettings:
         """Make the auditor look at everything now, and retry items that wait."""
-        return await self._client.ask("POST", "/v1/repairs/trigger", Body(), gives=RepairSettings)
+        return await self._client.ask(
+            "POST", "/v1/repairs/trigger", Body(), gives=bodies.RepairSettings
+        )
 
-    async def take_lease(self, name: str, *, ttl_s: float) -> Lease:
+    async def take_lease(self, name: str, *, ttl_s: float) -> bodies.Lease:
         """Take or renew a lease; the answer may name another holder."""
-        body = LeaseTake(holder=self._worker, ttl_s=ttl_s)
-        return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=Lease)
+        body = bodies.LeaseTake(holder=self._worker, ttl_s=ttl_s)
+        return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=bodies.Lease)
 
 
-def _path(item: RepairItem, verb: str) -> str:
+def _path(item: bodies.RepairItem, verb: str) -> str:
     return f"/v1/repairs/{item.ledger_id}/{quote(item.member)}/{verb}"

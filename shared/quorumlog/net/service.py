@@ -30,30 +30,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from quorumlog import header
 from quorumlog.errors import QuorumLogError, ShuttingDown
-from quorumlog.net import audit, memory, trace
+from quorumlog.net import audit, identity, memory, responses, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
+from quorumlog.net.connections import HEAD_LINE_BYTES, ListenLimits
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.identity import (
-    ANONYMOUS,
-    ANYBODY,
-    CALLER,
-    Authenticator,
-    ClusterSecret,
-    Credentials,
-)
-from quorumlog.net.listen import (
-    HEAD_LINE_BYTES,
-    ListenLimits,
-    PortUnusable,
-    error_of_http,
-    forgotten,
-    html_response,
-    in_words,
-    listening,
-    problem_response,
-    request_id,
-    telling,
-)
+from quorumlog.net.listen import PortUnusable, in_words, listening, telling
 from quorumlog.net.memory import keep_freed, trim_forever
 from quorumlog.net.openapi import describe, openapi_page
 from quorumlog.net.operations import Operation
@@ -65,9 +46,6 @@ from quorumlog.wire.secret import checked_secrets, is_loopback, is_on_this_machi
 from quorumlog.wire.versions import RELEASE
 
 log = logging.getLogger(__name__)
-
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The key of a request's id in the request."""
 
 METRICS: Final = web.AppKey("metrics", CollectorRegistry)
 """Where a service registers its own metrics."""
@@ -81,7 +59,7 @@ HOSTS: Final = web.AppKey("hosts", Hosts)
 VERSIONS: Final = web.AppKey("versions", dict[str, str])
 """The release of the process, and the formats that it reads and writes, by name."""
 
-AUTHENTICATOR: Final = web.AppKey("authenticator", Authenticator)
+AUTHENTICATOR: Final = web.AppKey("authenticator", identity.Authenticator)
 """Who knows the callers of an internal listener; absent where anybody may call."""
 
 _OPEN: Final = frozenset(("/health/live", "/health/ready"))
@@ -239,16 +217,16 @@ class ServiceSettings(Settings):
         return url_of(self.advertised_url, self.host, self.port, is_tls=self.tls is not None)
 
     @cached_property
-    def authenticator(self) -> Authenticator | None:
+    def authenticator(self) -> identity.Authenticator | None:
         """Knows the callers of the internal listener. Certificates say more than a secret, so they decide."""
         return self.secret if self.tls is None else PeerCertificate(self.tls)
 
     @property
-    def credentials(self) -> Credentials:
+    def credentials(self) -> identity.Credentials:
         """What this process shows to other services."""
         if self.tls is not None:
             return self.tls.credentials
-        return ANONYMOUS if self.secret is None else self.secret.credentials
+        return identity.ANONYMOUS if self.secret is None else self.secret.credentials
 
     @cached_property
     def tls(self) -> Tls | None:
@@ -268,11 +246,13 @@ class ServiceSettings(Settings):
         return {} if self.tls is None else {"internal": self.tls}
 
     @cached_property
-    def secret(self) -> ClusterSecret | None:
+    def secret(self) -> identity.ClusterSecret | None:
         """The cluster's secret."""
         if self.cluster_secret is None:
             return None
-        return ClusterSecret(self.cluster_secret.get_secret_value(), self.file_of("cluster_secret"))
+        return identity.ClusterSecret(
+            self.cluster_secret.get_secret_value(), self.file_of("cluster_secret")
+        )
 
     def listen_limits(self) -> ListenLimits:
         """The limits of the listening socket. A gateway adds what a list may show, up to 6.7 KB (`wire/bodies.py`, SHOWN), to
@@ -306,7 +286,7 @@ def add_shared_routes(
     drain: Callable[[], Awaitable[None]] | None = None,
     waits_for: Callable[[], Sequence[str]] = tuple,
     hosts: Hosts | None = None,
-    authenticator: Authenticator | None = None,
+    authenticator: identity.Authenticator | None = None,
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -348,18 +328,14 @@ def add_shared_routes(
     @cache
     def openapi() -> Mapping[str, Any]:
         return describe(
-            operations,
-            title=title,
-            version=RELEASE,
-            description=description,
-            has_tokens=has_tokens,
+            operations, title=title, version=RELEASE, description=description, has_tokens=has_tokens
         )
 
     async def openapi_json(_request: web.Request) -> web.Response:
         return _json(openapi())
 
     async def documentation(_request: web.Request) -> web.Response:
-        return html_response(openapi_page(openapi()))
+        return responses.html_response(openapi_page(openapi()))
 
     app.router.add_get("/health/live", health_live)
     app.router.add_get("/health/ready", health_ready)
@@ -384,7 +360,7 @@ def check_caller(request: web.Request) -> None:
     # By the route that was found: a path may be written in many ways.
     resource = request.match_info.route.resource
     if resource is None or resource.canonical not in _OPEN:
-        request[CALLER] = authenticator.identify(request)
+        request[identity.CALLER] = authenticator.identify(request)
 
 
 @web.middleware
@@ -393,8 +369,8 @@ async def answers_problems(request: web.Request, handler: Handler) -> web.Stream
 
     For services without needs of their own; the gateway has its own middleware.
     """
-    instance = request_id(request.headers.get(header.REQUEST_ID))
-    request[REQUEST_ID] = instance
+    instance = responses.request_id(request.headers.get(header.REQUEST_ID))
+    request[responses.REQUEST_ID] = instance
     trace.begin(instance, request.headers.get(trace.HEADER))
     resource = request.match_info.route.resource
     audited = None if resource is None else audit.begin(request, resource.canonical)
@@ -418,19 +394,21 @@ async def _answered(
         hosts.check_origin(request)
         check_caller(request)
         if audited is not None:
-            audited.who = audit.who_is(request.get(CALLER, ANYBODY))
+            audited.who = audit.who_is(request.get(identity.CALLER, identity.ANYBODY))
         return await handler(request)
     except QuorumLogError as error:
-        return problem_response(error, instance)
+        return responses.problem_response(error, instance)
     except web.HTTPException as error:
-        return problem_response(error_of_http(error, request.method, request.path), instance)
+        return responses.problem_response(
+            responses.error_of_http(error, request.method, request.path), instance
+        )
     except asyncio.CancelledError:
         raise
     except ConnectionError as error:
-        raise forgotten(error) from None
+        raise responses.forgotten(error) from None
     except Exception:
         log.exception("unhandled-error", extra={"request_id": instance, "path": request.path})
-        return problem_response(QuorumLogError(), instance)
+        return responses.problem_response(QuorumLogError(), instance)
 
 
 def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:

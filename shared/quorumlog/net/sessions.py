@@ -2,16 +2,14 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import aiohttp
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
-from aiohttp.client_proto import ResponseHandler
 
 from quorumlog.net import trace
+from quorumlog.net.aiohttp_parts import Connector
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 
 
@@ -38,12 +36,8 @@ class ExpectedServer(aiohttp.Fingerprint):
         return f"{self.role} {self.name}".rstrip()
 
 
-class _Connector(aiohttp.TCPConnector):
-    """Takes the free connection that was used last; aiohttp takes the one that was free longest.
-
-    In aiohttp's order each connection that a burst once needed gets its turn before it counts as
-    idle, so a process that always asks something (a heartbeat is enough) would keep them all.
-    """
+class _Connector(Connector):
+    """Connections with the newest certificates of this process, whose guard judges who answers."""
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(limit=0)
@@ -51,40 +45,22 @@ class _Connector(aiohttp.TCPConnector):
         if credentials.guard is not None:
             credentials.guard.watch(self)
 
-    def transports(self) -> Iterator[asyncio.Transport]:
-        """Of all connections, free ones too."""
-        free = (protocol for kept in self._conns.values() for protocol, _ in kept)
-        for protocol in (*free, *self._acquired):
-            if protocol.transport is not None:
-                yield protocol.transport
-
-    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
-        super()._release(key, protocol, should_close=should_close)
-        # Appended at the end; the next one is taken from the front.
-        if (free := self._conns.get(key)) is not None:
-            free.rotate()
-
-    async def _wrap_create_connection(
-        self, *args: Any, req: ClientRequest, **kwargs: Any
-    ) -> tuple[asyncio.Transport, ResponseHandler]:
-        """Connect, and have the guard judge who answers."""
-        made = await super()._wrap_create_connection(*args, req=req, **kwargs)
-        guard, expected = self._credentials.guard, req.ssl
-        if req.is_ssl() and guard is not None:
-            assert isinstance(expected, ExpectedServer), "each request passes `_ask_a_service`"
-            try:
-                guard.check_server(made[0], expected.role, expected.name)
-            except ssl.CertificateError as error:
-                made[0].abort()
-                raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
-        return made
-
-    def _get_ssl_context(self, req: ClientRequest) -> ssl.SSLContext | None:
-        """The newest context: aiohttp would keep the one of its construction."""
-        if not req.is_ssl():
-            return None
+    def context(self) -> ssl.SSLContext:
+        """The newest context."""
         newest = self._credentials.client_context
         return _verifying_context() if newest is None else newest()
+
+    def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
+        """Have the guard judge who answers. Raises: ClientConnectorCertificateError."""
+        guard, expected = self._credentials.guard, request.ssl
+        if guard is None:
+            return
+        assert isinstance(expected, ExpectedServer), "each request passes `_ask_a_service`"
+        try:
+            guard.check_server(transport, expected.role, expected.name)
+        except ssl.CertificateError as error:
+            transport.abort()
+            raise aiohttp.ClientConnectorCertificateError(request.connection_key, error) from error
 
 
 @cache

@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
-from quorumlog.net.files import LOOK_S, Followed
-from quorumlog.net.identity import Credentials, HoldsConnections, Identity, Role
+from quorumlog.net.identity import LOOK_S, Credentials, Followed, HoldsConnections, Identity, Role
 from quorumlog.wire.secret import client_context, load_own
 
 log = logging.getLogger(__name__)

@@ -81,6 +81,8 @@ class Bookies:
     registered: Mapping[str, Registered] = field(default_factory=dict)
     holding: frozenset[str] = frozenset()
     """Who holds anything of the ledger that is judged."""
+    copying: frozenset[str] = frozenset()
+    """Who holds a copy of its metadata."""
 
     def lost_of(self, row: LedgerMetadata) -> int:
         """How many bookies may have held a later row and lost it, or do not answer."""
@@ -103,7 +105,10 @@ class Bookies:
             # A member that answers has its own cookie, which the rebuild writes last; the database's may be older.
             is_older = found.incarnation < incarnation and answers != incarnation
             is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
-            is_unproven = is_later and name not in self.holding
+            # A new directory may have a fence or entries of a recovery that began earlier. Who acknowledged an entry of a
+            # writer has a copy (rule 18b).
+            proven = self.holding if row.state is State.CLOSED else self.copying
+            is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
                 return (
                     f"the row names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
@@ -148,6 +153,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
         bookies,
         silent=bookies.silent | (in_limbo & bookies.answering.keys()),
         holding=frozenset(member_name(bookie.member) for bookie in held),
+        copying=frozenset(member_name(bookie.member) for bookie in held if bookie.rows),
     )
     if problem := _contradiction(known.row, rows, keys):
         return Decision(Action.CONFLICT, why=problem)

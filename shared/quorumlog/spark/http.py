@@ -160,6 +160,13 @@ class Gateways:
         """The JSON of a GET."""
         return self.request("GET", path, params=params, is_repeatable=True).json()
 
+    def post(
+        self, path: str, value: Any = None, params: Mapping[str, str | int] | None = None
+    ) -> Any:
+        """The JSON of a POST that may be repeated, or None."""
+        answer = self.request("POST", path, value=value, params=params, is_repeatable=True)
+        return answer.json() if answer.body else None
+
     def pages(self, path: str, name: str, **only: str) -> list[Any]:
         """All items of a list, or those that match `only`."""
         found: list[Any] = []
@@ -220,14 +227,11 @@ class Gateways:
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
-        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
-        more: dict[str, Any] = {}
-        if parts.scheme == "https":
-            kind, more = (
-                http.client.HTTPSConnection,
-                {"context": self._context or ssl.create_default_context()},
-            )
-        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S, **more)
+        address, is_tls = (parts.hostname or "", parts.port), parts.scheme == "https"
+        connection = http.client.HTTPConnection(*address, timeout=_TIMEOUT_S)
+        if is_tls:
+            context = self._context or ssl.create_default_context()
+            connection = http.client.HTTPSConnection(*address, timeout=_TIMEOUT_S, context=context)
         connection.connect()
         return connection
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 from quorumlog import header
 from quorumlog.spark import config
@@ -56,9 +56,10 @@ COLUMNS: Final = {
 _TOKENS: Final = ("token", "token.file", "token.function")
 _TLS: Final = ("tls.ca", "tls.certificate", "tls.key")
 _CONNECTION: Final = ("gateway.url", *_TOKENS, *_TLS, "ledger.password")
+_SUBJECTS: Final = ("subscribe", "subscribePattern", "assign", "ledgers")
 READ_OPTIONS: Final = (
     *_CONNECTION,
-    *("subscribe", "subscribePattern", "assign", "ledgers"),
+    *_SUBJECTS,
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
@@ -186,11 +187,7 @@ class ReadSubject:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """From the option `subscribe`, `subscribePattern`, `assign` or `ledgers`."""
-        given = [
-            name
-            for name in ("subscribe", "subscribePattern", "assign", "ledgers")
-            if name in options
-        ]
+        given = [name for name in _SUBJECTS if name in options]
         if len(given) != 1:
             raise BadOption(
                 "exactly one of subscribe, subscribePattern, assign and ledgers says what to read; "
@@ -250,7 +247,8 @@ class ReadOptions:
         """Parse all options of batch and streaming reads. Raises: BadOption."""
         _check_names(options, READ_OPTIONS, WRITE_OPTIONS, "writes")
         subject = ReadSubject.of(options)
-        _check_places(options, subject)
+        starting, ending = _start(options), _place(options, "endingOffsets", LATEST)
+        _check_places(options, subject, {"startingOffsets": starting, "endingOffsets": ending})
         late = options.get("startingOffsetsByTimestampStrategy", "error")
         if late not in ("error", "latest"):
             raise BadOption("startingOffsetsByTimestampStrategy is error or latest")
@@ -261,8 +259,8 @@ class ReadOptions:
         return cls(
             ClusterAccess.of(options),
             subject,
-            _start(options),
-            _place(options, "endingOffsets", LATEST) or "latest",
+            starting,
+            ending or "latest",
             _time(options, "startingTimestamp"),
             _time(options, "endingTimestamp"),
             late == "latest",
@@ -349,15 +347,14 @@ def _check_names(
         raise BadOption(f"there is no option {name}: {hint}")
 
 
-def _check_places(options: Mapping[str, str], subject: ReadSubject) -> None:
+def _check_places(
+    options: Mapping[str, str], subject: ReadSubject, places: Mapping[str, StartChoice | None]
+) -> None:
     """Raise BadOption where a place is given for a log that is not read."""
-    for option in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
+    for option in (*places, "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
-    for option, place in (
-        ("startingOffsets", _start(options)),
-        ("endingOffsets", _place(options, "endingOffsets", LATEST)),
-    ):
+    for option, place in places.items():
         for name in place if isinstance(place, Mapping) else ():
             if not subject.has(name):
                 raise BadOption(f"{option} names the log {name}, which is not read")
@@ -432,10 +429,8 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
     word = text.strip().lower()
     if word == "earliest" and end == LATEST:
         raise BadOption(f"{option} can't be earliest")
-    if word == "earliest":
-        return "earliest"
-    if word == "latest":
-        return "latest"
+    if word in ("earliest", "latest"):
+        return cast("OffsetChoice", word)
     places = {}
     for name, by_partition in _object(text, option).items():
         is_right = isinstance(by_partition, dict) and list(by_partition) == ["0"]

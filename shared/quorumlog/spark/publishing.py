@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from quorumlog.errors import (
@@ -69,13 +70,10 @@ class ProgressPublisher:
         self.begun: Mapping[str, int] = {}
         """Where the query begins, if it has no checkpoint yet."""
         self._away_until_s = float("-inf")
-        self._gateways_: Gateways | None = None
 
-    @property
+    @cached_property
     def _gateways(self) -> Gateways:
-        if self._gateways_ is None:
-            self._gateways_ = self._access.connect(deadline_s=_DEADLINE_S)
-        return self._gateways_
+        return self._access.connect(deadline_s=_DEADLINE_S)
 
     def publish(self, committed: Mapping[str, int]) -> None:
         """Publish the offsets that Spark has committed, and what could not be published before."""
@@ -102,12 +100,12 @@ class ProgressPublisher:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._gateways_ is not None:
-            self._gateways_.close()
+        if "_gateways" in self.__dict__:
+            self._gateways.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the connection: it stays at the driver."""
-        return {**self.__dict__, "_gateways_": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
     # --- one log -----------------------------------------------------------------------------------
 

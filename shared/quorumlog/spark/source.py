@@ -28,8 +28,7 @@ from pyspark.sql.types import DataType, StructType
 from quorumlog.spark import options as opt
 from quorumlog.spark.options import ReadOptions, WriteOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
-from quorumlog.spark.reading import read_range
-from quorumlog.spark.rows import check_schema
+from quorumlog.spark.rows import check_schema, read_range
 from quorumlog.spark.streaming import StreamReader
 from quorumlog.spark.writing import (
     TaskMessage,

@@ -8,6 +8,7 @@ valid. As in batch reads, nothing above the last add confirmed is read.
 import json
 import time
 from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,7 +29,7 @@ from quorumlog.spark.plan import (
     stream_plan,
 )
 from quorumlog.spark.publishing import PUBLISHED, ProgressPublisher
-from quorumlog.spark.reading import page_sizes, read_range
+from quorumlog.spark.rows import page_sizes, read_range
 from quorumlog.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -83,13 +84,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offset | None = None
         name = parsed.published_as
         self._publisher = None if name is None else ProgressPublisher(parsed.connection, name)
-        self._gateways_: Gateways | None = None
 
-    @property
+    @cached_property
     def _gateways(self) -> Gateways:
-        if self._gateways_ is None:
-            self._gateways_ = self._options.connection.connect()
-        return self._gateways_
+        return self._options.connection.connect()
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
         """Where a query without a checkpoint begins."""
@@ -177,9 +175,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_of(self, whole: LogExtent) -> int:
         """Where a log ends for this run."""
-        return (
-            whole.end if self._target is None else min(whole.end, self._target.get(whole.name, 0))
-        )
+        target = whole.end if self._target is None else self._target.get(whole.name, 0)
+        return min(whole.end, target)
 
     def _waits(self, rows: int) -> bool:
         """Whether there are too few records for a batch, and there is time to wait for more."""
@@ -234,14 +231,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connection: the query has ended."""
-        if self._gateways_ is not None:
-            self._gateways_.close()
+        if "_gateways" in self.__dict__:
+            self._gateways.close()
         if self._publisher is not None:
             self._publisher.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the options only: the connection stays at the driver."""
-        return {**self.__dict__, "_gateways_": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
 
 def _plain(offset: Offset) -> dict[str, int]:

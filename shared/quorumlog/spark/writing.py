@@ -39,8 +39,8 @@ from quorumlog.errors import (
 )
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
-from quorumlog.spark.rows import body, by_log, crc32, sizes
-from quorumlog.wire.columns import MEDIA
+from quorumlog.spark.rows import by_log, crc32, sizes
+from quorumlog.wire.columns import MEDIA, stream
 
 _WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
 """The ledger takes no more entries from this writer: the writer seals it and continues in another."""
@@ -143,7 +143,7 @@ def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> 
         wanted |= {"app": whose.app, "version": whose.version}
     if options.expires_in_s is not None:
         wanted["expires_in_s"] = options.expires_in_s
-    found = gateways.request("POST", "/v1/transactions", value=wanted, is_repeatable=True).json()
+    found = gateways.post("/v1/transactions", wanted)
     return str(found["transaction"]), found["state"] == "COMMITTED"
 
 
@@ -275,7 +275,7 @@ class LogRowsWriter:
                 self._gateways.request(
                     "POST",
                     path,
-                    body=body(table),
+                    body=stream(table.schema, table.to_batches()),
                     headers={"Content-Type": MEDIA},
                     params={"expect": self._next},
                     # Repeatable: a second append would get another id than it expects.
@@ -285,10 +285,7 @@ class LogRowsWriter:
                 self._speaks_arrow = False
             else:
                 return
-        value = {"entries": _json(table)}
-        self._gateways.request(
-            "POST", path, value=value, params={"expect": self._next}, is_repeatable=True
-        )
+        self._gateways.post(path, {"entries": _json(table)}, params={"expect": self._next})
 
     def _check_room(self) -> None:
         """Raise TooManyLedgers where as many other partitions have ledgers as a commit may have: before this
@@ -308,17 +305,8 @@ class LogRowsWriter:
     def _open(self) -> int:
         self._check_room()
         partition, attempt = self._at
-        found = self._gateways.request(
-            "POST",
-            "/v1/ledgers",
-            value={
-                "transaction": self._transaction,
-                "partition": partition,
-                "attempt": attempt,
-            },
-            is_repeatable=True,
-        ).json()
-        ledger = int(found["ledger_id"])
+        wanted = {"transaction": self._transaction, "partition": partition, "attempt": attempt}
+        ledger = int(self._gateways.post("/v1/ledgers", wanted)["ledger_id"])
         self._ledger = ledger
         self._next = self._rows = self._bytes = self._crc32 = 0
         return ledger
@@ -333,9 +321,9 @@ class LogRowsWriter:
         try:
             if is_lost:
                 raise WriterLost
-            found = self._gateways.request("POST", f"{path}/close", is_repeatable=True).json()
+            found = self._gateways.post(f"{path}/close")
         except _WRITER_GONE:
-            found = self._gateways.request("POST", f"{path}/recover", is_repeatable=True).json()
+            found = self._gateways.post(f"{path}/recover")
         end = int(found["last_entry"])
         assert end >= self._next - 1, f"ledger {ledger} ends at {end}, below what was acknowledged"
         assert is_lost or end == self._next - 1, f"ledger {ledger} ends at {end}: not ours alone"
@@ -434,12 +422,7 @@ def _commit(
         raise WriteOver(log)
     path = f"/v1/transactions/{transaction}"
     try:
-        found = gateways.request(
-            "POST",
-            f"{path}/commit",
-            value={"ledgers": ledgers, "overwrite": overwrite},
-            is_repeatable=True,
-        ).json()
+        found = gateways.post(f"{path}/commit", {"ledgers": ledgers, "overwrite": overwrite})
     except QuorumLogError as error:
         # An ended transaction is forgotten after days: then nobody knows what an earlier try did.
         is_forgotten = isinstance(error, NoSuchTransaction) and error.outcome != UNKNOWN
@@ -496,12 +479,8 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
     """
     with options.connection.connect() as gateways:
         for transaction in transactions:
-            try:
-                gateways.request(
-                    "POST", f"/v1/transactions/{transaction}/abort", is_repeatable=True
-                )
-            except (TransactionCommitted, NoSuchTransaction):
-                continue
+            with contextlib.suppress(TransactionCommitted, NoSuchTransaction):
+                gateways.post(f"/v1/transactions/{transaction}/abort")
 
 
 def query_of(options: WriteOptions) -> Whose:

@@ -14,8 +14,8 @@ from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.recent import RecentRuns
 from services.gateway.engine.rows import LedgerRows
+from services.gateway.engine.tails import RecentRuns
 
 ME = Writer("me", "http://me")
 MEMBERS = ("b1@1", "b2@1", "b3@1")

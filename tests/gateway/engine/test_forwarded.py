@@ -57,7 +57,7 @@ class Asking:
         return answer.status, told
 
     async def stored(self) -> list[bytes]:
-        page = await self.world.engine.read(self.ledger_id, 0, password="secret")
+        page = await self.world.engine.reads.read(self.ledger_id, 0, password="secret")
         return [bytes(run.payload(at)) for run in page.runs for at in range(run.count)]
 
 

@@ -6,9 +6,9 @@ from loadtest.stores import Stores
 from quorumlog.net.timers import Timers
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine import Engine
-from services.gateway.logs.values import Append
 from tests.gateway.engine.support import World, ledger, world_of
 from tests.support.waiting import until
 

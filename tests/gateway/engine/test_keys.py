@@ -129,7 +129,7 @@ class Changing:
 
 async def allowed(store: Changing, password: str) -> LedgerMetadata:
     """The row for whoever has the ledger's password, by the shipped code."""
-    engine = SimpleNamespace(_rows=store, metadata=store, _gatekeeper=Gatekeeper())
+    engine = SimpleNamespace(rows=store, metadata=store, _gatekeeper=Gatekeeper())
     return await Engine._allowed(cast(Any, engine), ROW.ledger_id, password)
 
 

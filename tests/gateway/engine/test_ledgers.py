@@ -19,6 +19,7 @@ from quorumlog.errors import (
     NotYetConfirmed,
     Overloaded,
     OwnedByLog,
+    QuorumLogError,
     UnexpectedEntryId,
     WriterLost,
     WrongPassword,
@@ -40,7 +41,7 @@ async def test_acknowledged_entries_are_readable_through_any_gateway(stores: Sto
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
-            await world.engine.append(row.ledger_id, [b"%d" % number])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number])
             wanted = [b"%d" % n for n in range(number + 1)]
             assert await payloads(world.engine, row.ledger_id) == wanted
             assert await payloads(world.other, row.ledger_id) == wanted
@@ -52,7 +53,9 @@ async def test_appends_through_any_gateway_get_contiguous_ids(stores: Stores) ->
 
         done = await asyncio.gather(
             *[
-                (world.engine, world.other)[n % 2].append(row.ledger_id, [b"%d" % n] * (1 + n % 3))
+                (world.engine, world.other)[n % 2].appends.append(
+                    row.ledger_id, [b"%d" % n] * (1 + n % 3)
+                )
                 for n in range(60)
             ]
         )
@@ -75,13 +78,13 @@ async def test_a_close_ends_the_ledger_for_everybody(stores: Stores) -> None:
         assert await world.other.close(row.ledger_id) == closed
         for engine in (world.engine, world.other):
             with pytest.raises(LedgerClosed) as refused:
-                await engine.append(row.ledger_id, [b"three"])
+                await engine.appends.append(row.ledger_id, [b"three"])
             assert refused.value.outcome == NOT_DONE
-            page = await engine.read(row.ledger_id, 0)
+            page = await engine.reads.read(row.ledger_id, 0)
             assert (page.closed, page.last_entry, page.next) == (True, 1, 2)
             assert page.lac_source == "metadata"
             with pytest.raises(NoSuchEntry):
-                await engine.entry(row.ledger_id, 2)
+                await engine.reads.entry(row.ledger_id, 2)
 
 
 async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
@@ -91,21 +94,23 @@ async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
         row = await ledger(world.engine, b"one")
 
         for engine in (world.engine, world.other):
-            assert (await engine.entry(row.ledger_id, 0)).payload == b"one"
+            assert bytes((await engine.reads.entry(row.ledger_id, 0)).runs[0].payload(0)) == b"one"
             with pytest.raises(NotYetConfirmed):
-                await engine.entry(row.ledger_id, 1)
-            page = await engine.read(row.ledger_id, 1)
+                await engine.reads.entry(row.ledger_id, 1)
+            page = await engine.reads.read(row.ledger_id, 1)
             assert (page.runs, page.next, page.closed) == ((), 1, False)
 
 
 async def test_an_append_that_expects_another_id_writes_nothing(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        assert await world.other.append(row.ledger_id, [b"a"], expect=0) == EntriesAppended(0, 0, 0)
+        assert await world.other.appends.append(row.ledger_id, [b"a"], expect=0) == EntriesAppended(
+            0, 0, 0
+        )
 
         for engine in (world.engine, world.other):
             with pytest.raises(UnexpectedEntryId) as refused:
-                await engine.append(row.ledger_id, [b"b"], expect=7)
+                await engine.appends.append(row.ledger_id, [b"b"], expect=7)
             assert refused.value.members["next_entry_id"] == 1
 
         assert await payloads(world.other, row.ledger_id) == [b"a"]
@@ -119,18 +124,18 @@ async def test_passwords_are_asked_for_everywhere_and_stored_nowhere(stores: Sto
         for engine in (world.engine, world.other):
             for wrong in (None, "other"):
                 for refused in (
-                    engine.append(row.ledger_id, [b"x"], password=wrong),
-                    engine.read(row.ledger_id, 0, password=wrong),
+                    engine.appends.append(row.ledger_id, [b"x"], password=wrong),
+                    engine.reads.read(row.ledger_id, 0, password=wrong),
                     engine.close(row.ledger_id, password=wrong),
                     engine.recover(row.ledger_id, password=wrong),
                     engine.delete(row.ledger_id, password=wrong),
-                    engine.last_add_confirmed(row.ledger_id, password=wrong),
+                    engine.reads.last_add_confirmed(row.ledger_id, password=wrong),
                 ):
                     with pytest.raises(WrongPassword):
                         await refused
-            await engine.append(row.ledger_id, [b"x"], password="pässword")
+            await engine.appends.append(row.ledger_id, [b"x"], password="pässword")
 
-        page = await world.other.read(row.ledger_id, 0, password="pässword")
+        page = await world.other.reads.read(row.ledger_id, 0, password="pässword")
         assert [run.count for run in page.runs] == [2]
         with pytest.raises(InvalidRequest):
             await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
@@ -141,8 +146,8 @@ async def test_a_changed_password_is_the_only_one_at_each_gateway_and_entries_of
 ) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, password="old", digest=DigestKind.HMAC_SHA256)
-        await world.engine.append(row.ledger_id, [b"before"], password="old")
-        await world.other.append(row.ledger_id, [b"too"], password="old")
+        await world.engine.appends.append(row.ledger_id, [b"before"], password="old")
+        await world.other.appends.append(row.ledger_id, [b"too"], password="old")
         with pytest.raises(WrongPassword):
             await world.other.change_password(row.ledger_id, "new", password="wrong")
 
@@ -155,17 +160,17 @@ async def test_a_changed_password_is_the_only_one_at_each_gateway_and_entries_of
 
             async def is_refused(engine: Engine = engine) -> bool:
                 try:
-                    await engine.append(row.ledger_id, [b"late"], password="old")
+                    await engine.appends.append(row.ledger_id, [b"late"], password="old")
                 except WrongPassword:
                     return True
                 return False
 
             await until(is_refused, "the gateway refuses appends with the old password")
             with pytest.raises(WrongPassword):
-                await engine.read(row.ledger_id, 0, password="old")
-            await engine.append(row.ledger_id, [b"after"], password="new")
+                await engine.reads.read(row.ledger_id, 0, password="old")
+            await engine.appends.append(row.ledger_id, [b"after"], password="new")
         closed = await world.other.close(row.ledger_id, password="new")
-        page = await world.other.read(row.ledger_id, 0, password="new")
+        page = await world.other.reads.read(row.ledger_id, 0, password="new")
         read = [bytes(run.payload(n)) for run in page.runs for n in range(run.count)]
         assert [value for value in read if value != b"late"] == [
             b"before",
@@ -187,7 +192,7 @@ async def test_a_writer_hears_of_a_changed_password_whose_row_it_keeps_no_more(
 
         async def is_refused() -> bool:
             try:
-                await world.engine.append(row.ledger_id, [b"late"], password="old")
+                await world.engine.appends.append(row.ledger_id, [b"late"], password="old")
             except WrongPassword:
                 return True
             return False
@@ -195,8 +200,8 @@ async def test_a_writer_hears_of_a_changed_password_whose_row_it_keeps_no_more(
         await until(is_refused, "the writer refuses appends with the old password")
         await ledger(world.engine)
         with pytest.raises(WrongPassword):
-            await world.engine.append(row.ledger_id, [b"late"], password="old")
-        await world.engine.append(row.ledger_id, [b"after"], password="new")
+            await world.engine.appends.append(row.ledger_id, [b"late"], password="old")
+        await world.engine.appends.append(row.ledger_id, [b"after"], password="new")
 
 
 async def test_a_ledger_without_a_password_gets_none(stores: Stores) -> None:
@@ -210,7 +215,7 @@ async def test_a_ledger_without_a_password_gets_none(stores: Stores) -> None:
 async def test_a_deleted_ledger_is_gone_and_its_id_is_not_reused(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ledger_id=ASSIGNED_ID_END)
-        await world.engine.append(ASSIGNED_ID_END, [b"x"])
+        await world.engine.appends.append(ASSIGNED_ID_END, [b"x"])
 
         await world.other.delete(ASSIGNED_ID_END)
 
@@ -229,13 +234,13 @@ async def test_the_ledger_api_refuses_ledgers_of_logs(stores: Stores) -> None:
         row = await ledger(world.engine, log="events")
         for engine in (world.engine, world.other):
             for refused in (
-                engine.append(row.ledger_id, [b"x"]),
+                engine.appends.append(row.ledger_id, [b"x"]),
                 engine.close(row.ledger_id),
                 engine.delete(row.ledger_id),
             ):
                 with pytest.raises(OwnedByLog):
                     await refused
-        submitted = world.engine.submit(row.ledger_id, [b"x"])
+        submitted = world.engine.handles.get(row.ledger_id).append([b"x"])
         assert await submitted == EntriesAppended(0, 0, 0)
         assert (await world.engine.close_for_log(row.ledger_id)).last_entry == 0
 
@@ -248,7 +253,7 @@ async def test_a_repeated_creation_gets_the_same_ledger_and_no_second_handle(
 
         for engine in (world.engine, world.other):
             assert (await ledger(engine, once=once("k"))).ledger_id == row.ledger_id
-            await engine.append(row.ledger_id, [b"x"])
+            await engine.appends.append(row.ledger_id, [b"x"])
 
         assert await payloads(world.other, row.ledger_id) == [b"x"] * 3
 
@@ -269,7 +274,8 @@ async def test_a_ledger_needs_as_many_bookies_as_its_ensemble_has(stores: Stores
         await until(fails, "the third bookie is known to be lost")
         row = await ledger(world.engine, allow_degraded=True)
         assert dict(row.extra)[DEGRADED] == "true"
-        assert await world.engine.ready() is not None
+        with pytest.raises(QuorumLogError):
+            await world.engine.ready()
 
 
 async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: Stores) -> None:
@@ -278,7 +284,7 @@ async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: 
         await world.gateways[0].kill()
 
         with pytest.raises(WriterLost) as lost:
-            await world.other.append(row.ledger_id, [b"three"])
+            await world.other.appends.append(row.ledger_id, [b"three"])
         assert lost.value.outcome == NOT_DONE
         with pytest.raises(WriterLost):
             await world.other.close(row.ledger_id)
@@ -291,7 +297,7 @@ async def test_a_writer_that_is_gone_is_lost_and_the_ledger_recoverable(stores: 
 async def test_draining_closes_open_ledgers_and_refuses_new_work(stores: Stores) -> None:
     async with world_of(stores) as world:
         rows = [await ledger(world.engine) for _ in range(10)]
-        appends = [world.engine.submit(row.ledger_id, [b"x"]) for row in rows]
+        appends = [world.engine.handles.get(row.ledger_id).append([b"x"]) for row in rows]
 
         await world.engine.drain()
 
@@ -300,7 +306,7 @@ async def test_draining_closes_open_ledgers_and_refuses_new_work(stores: Stores)
             closed = await world.other.get(row.ledger_id)
             assert (closed.state, closed.last_entry) == (State.CLOSED, 0)
             with pytest.raises(LedgerClosed):
-                await world.engine.append(row.ledger_id, [b"y"])
+                await world.engine.appends.append(row.ledger_id, [b"y"])
 
 
 async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
@@ -324,7 +330,7 @@ async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
         assert row.state is State.CLOSED
         assert not world.engine.handles.live
         with pytest.raises(LedgerClosed):
-            await world.engine.append(row.ledger_id, [b"x"])
+            await world.engine.appends.append(row.ledger_id, [b"x"])
 
 
 async def test_one_peer_does_not_get_the_last_open_ledgers_and_an_end_frees_a_place(
@@ -422,7 +428,7 @@ async def test_a_ledger_whose_bookies_registered_anew_meanwhile_is_placed_at_tho
         async def stale() -> BookieList:
             return listed
 
-        monkeypatch.setattr(world.engine._directory, "_fetch", stale)
+        monkeypatch.setattr(world.engine.directory, "_fetch", stale)
         with pytest.raises(NotEnoughBookies, match=r"registered anew .* registered: bookie-"):
             await ledger(world.engine)
         assert await world.metadata.list() == ([row], None)

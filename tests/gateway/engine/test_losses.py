@@ -46,7 +46,7 @@ async def closed(world: World, **options: Any) -> LedgerMetadata:
     row = await ledger(world.engine, **options)
     password = options.get("password")
     batch = [b"%d" % n for n in range(10)]
-    await world.engine.append(row.ledger_id, batch, password=password)
+    await world.engine.appends.append(row.ledger_id, batch, password=password)
     return await world.engine.close(row.ledger_id, password=password)
 
 
@@ -62,16 +62,16 @@ async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_ever
         assert now.lost_entries == ((3, 5),)
         assert await world.metadata.get(row.ledger_id) == now
         for engine in (world.engine, world.other):
-            page = await engine.read(row.ledger_id, 0)
+            page = await engine.reads.read(row.ledger_id, 0)
             assert (page.next, page.runs[-1].last) == (3, 2)
             for entry_id in (3, 5):
                 # The bookies have it all the while: what was given up is not asked for.
                 with pytest.raises(EntryLost) as lost:
-                    await engine.entry(row.ledger_id, entry_id)
+                    await engine.reads.entry(row.ledger_id, entry_id)
                 assert (lost.value.entry_id, lost.value.members["next"]) == (entry_id, 6)
             assert await payloads(engine, row.ledger_id, 6) == [b"6", b"7", b"8", b"9"]
             with pytest.raises(NoSuchEntry):
-                await engine.entry(row.ledger_id, 10)
+                await engine.reads.entry(row.ledger_id, 10)
         # A repeat changes nothing; what is new alone is asked for.
         assert await world.other.accept_loss(row.ledger_id, 3, 5) == now
         assert (await world.other.accept_loss(row.ledger_id, 2, 6)).lost_entries == ((2, 6),)
@@ -138,7 +138,7 @@ async def test_only_entries_of_a_closed_ledger_are_declared_lost_and_only_with_t
     async with world_of(stores) as world:
         told = Told(world)
         living = await ledger(world.engine)
-        await world.engine.append(living.ledger_id, [b"one"])
+        await world.engine.appends.append(living.ledger_id, [b"one"])
         row = await closed(world, password="secret")
 
         with pytest.raises(LossNotProven):

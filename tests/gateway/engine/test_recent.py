@@ -18,12 +18,13 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Run
 from quorumlog.wire.frames import Op
-from services.gateway.engine import Engine, add_metrics
-from services.gateway.engine.recent import (
+from services.gateway.engine import Engine
+from services.gateway.engine.tails import (
     RECENT_BYTES_MAX,
     RECENT_RUN_BYTES_MAX,
     RecentRuns,
 )
+from services.gateway.metrics import EngineMetrics
 from tests.gateway.engine.hands import Hand, Told, handle_of
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.support.waiting import turns, until
@@ -60,7 +61,7 @@ def reads(world: World) -> int:
 
 async def page(engine: Engine, ledger_id: int, first: int, **limits: Any) -> tuple[Any, ...]:
     """A page as its reader sees it."""
-    found = await engine.read(ledger_id, first, **limits)
+    found = await engine.reads.read(ledger_id, first, **limits)
     return shown(found.runs), found.next, found.last_add_confirmed, found.closed, found.lac_source
 
 
@@ -70,17 +71,17 @@ async def test_a_reader_at_the_tail_of_a_ledger_asks_no_bookie_at_its_writers_ga
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
-            await world.engine.append(row.ledger_id, [b"%d" % number, b"x"])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number, b"x"])
             found = await page(world.engine, row.ledger_id, 2 * number)
             assert found[0] == [(2 * number, b"%d" % number), (2 * number + 1, b"x")]
-        assert (await world.engine.entry(row.ledger_id, 7)).payload == b"x"
+        assert bytes((await world.engine.reads.entry(row.ledger_id, 7)).runs[0].payload(0)) == b"x"
         assert reads(world) == 0
 
         assert len(await payloads(world.other, row.ledger_id)) == 10
         assert reads(world) > 0
 
         registry = CollectorRegistry()
-        add_metrics(world.engine, registry)
+        registry.register(EngineMetrics(world.engine))
         assert b"quorumlog_gateway_recent_reads_total 6.0" in generate_latest(registry)
 
 
@@ -89,7 +90,7 @@ async def test_what_is_not_acknowledged_is_not_shown_from_memory(stores: Stores)
     async with world_of(stores, bookies=3, gateways=1, times=patient) as world:
         row = await ledger(world.engine, b"one")
         gate = Gate(world.of(row))
-        submitted = world.engine.submit(row.ledger_id, [b"two"])
+        submitted = world.engine.handles.get(row.ledger_id).append([b"two"])
         asked = world.of(row)
         await until(
             lambda: all(any(add.first == 1 for add in each.seen) for each in asked),
@@ -109,7 +110,7 @@ async def test_pages_from_memory_are_those_that_bookies_give(stores: Stores) -> 
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for each in sizes:
-            await world.engine.append(row.ledger_id, [b"x" * size for size in each])
+            await world.engine.appends.append(row.ledger_id, [b"x" * size for size in each])
 
         last = sum(map(len, sizes)) - 1
         for first in range(last + 2):
@@ -130,12 +131,12 @@ async def test_pages_from_memory_are_those_that_bookies_give(stores: Stores) -> 
 async def test_the_password_is_asked_for_before_memory_is(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
         row = await ledger(world.engine, password="secret")
-        await world.engine.append(row.ledger_id, [b"x"], password="secret")
+        await world.engine.appends.append(row.ledger_id, [b"x"], password="secret")
 
         for wrong in (None, "other"):
             with pytest.raises(WrongPassword):
-                await world.engine.read(row.ledger_id, 0, password=wrong)
-        assert shown((await world.engine.read(row.ledger_id, 0, password="secret")).runs)
+                await world.engine.reads.read(row.ledger_id, 0, password=wrong)
+        assert shown((await world.engine.reads.read(row.ledger_id, 0, password="secret")).runs)
 
 
 async def test_a_ledger_that_has_ended_is_read_from_bookies(stores: Stores) -> None:
@@ -153,7 +154,7 @@ async def test_a_ledger_that_has_ended_is_read_from_bookies(stores: Stores) -> N
 async def test_a_handle_that_has_ended_shows_nothing_from_memory() -> None:
     hand = Hand()
     handle = handle_of(hand, Told())
-    _ = handle.append([b"x"], 1)
+    _ = handle.append([b"x"])
     await turns()
     for done in hand.adds:
         done(Status.OK)
@@ -174,7 +175,7 @@ async def test_while_all_bookies_are_away_the_tail_is_shown_at_its_writers_gatew
 
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
         with pytest.raises(EntryUnavailable):
-            await world.other.entry(row.ledger_id, 0)
+            await world.other.reads.entry(row.ledger_id, 0)
 
 
 def test_a_large_run_and_what_is_before_it_is_read_from_bookies() -> None:

@@ -7,7 +7,7 @@ from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.ports import Ports
 from quorumlog.net.timers import Tasks
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.gateway.engine.recoveries import Recoveries
+from services.gateway.engine.ends import Ends
 from tests.metadata.support import DRAFT
 from tests.support.virtual import run_virtual
 
@@ -31,8 +31,8 @@ def test_a_background_recovery_is_retried_through_any_outage() -> None:
     async def main() -> None:
         rows, tasks = Away(), Tasks()
         none = cast(Any, None)
-        recoveries = Recoveries(cast(Any, rows), Ports(none, none, none, none, tasks))
-        recoveries.start_background(7)
+        ends = Ends(cast(Any, rows), Ports(none, none, none, none, tasks))
+        ends.start_recovery(7)
         async with asyncio.timeout(OUTAGE_S + 3600):
             await rows.read.wait()
         await tasks.close()

@@ -57,6 +57,6 @@ async def test_a_writer_that_refuses_a_gateway_is_lost_to_it_and_says_nothing_of
         peers, writer = Peers(session), Writer("w", url, url)
 
         with pytest.raises(WriterLost) as told:
-            await peers.append(writer, 7, FRAMES, b"", None, None)
+            await peers.send(writer, "POST", "/v1/ledgers/7/entries", 5.0, media=FRAMES)
 
     assert told.value.outcome == outcome

@@ -8,7 +8,7 @@ import pytest
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.wire.bodies import HEADS_MAX
-from services.gateway.rereads import Rereads
+from services.gateway.engine.rows import Rereads
 from tests.support.virtual import run_virtual
 
 SOON_S = 60.0

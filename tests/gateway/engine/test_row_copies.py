@@ -5,21 +5,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
 
-import asyncpg
 import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
+from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.frames import Message, Op, Request
 from services.gateway.engine.losses import LossAcceptance
-from services.gateway.logs.values import Append
 from tests.gateway.engine.support import MemoryBookie, World, ledger, world_of
+from tests.metadata.support import swapped
+from tests.support.database import connected, sql
 from tests.support.framed import Line
 from tests.support.replicas import HeldEntries
 from tests.support.waiting import until, within
@@ -90,7 +91,7 @@ ENDS = pytest.mark.parametrize("end", [closed, closed_elsewhere, recovered, drai
 async def test_an_answered_end_is_kept_by_the_members(stores: Stores, end: End) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
-        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        await world.engine.appends.append(row.ledger_id, [b"one", b"two"])
 
         done = await end(world, row.ledger_id)
 
@@ -101,7 +102,7 @@ async def test_an_answered_end_is_kept_by_the_members(stores: Stores, end: End) 
 async def test_an_end_is_not_answered_before_its_copies(stores: Stores, end: End) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=2)
-        await world.engine.append(row.ledger_id, [b"one"])
+        await world.engine.appends.append(row.ledger_id, [b"one"])
         slow = Withheld(*world.of(row)[:2])
 
         asking = asyncio.ensure_future(end(world, row.ledger_id))
@@ -120,8 +121,7 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
     stores: Stores,
 ) -> None:
     """The gateways stood still meanwhile, and rows were rebuilt without copies of the ends."""
-    async with world_of(stores) as world:
-        database = await asyncpg.connect(stores.postgres_dsn)
+    async with world_of(stores) as world, connected(stores) as database:
         for end in (closed, recovered):
             row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
             slow = Withheld(*world.of(row))
@@ -141,17 +141,18 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
             with pytest.raises(DatabaseWentBack) as told:
                 await asking
             assert told.value.outcome == UNKNOWN
-        await database.close()
 
 
 READS = pytest.mark.parametrize(
     "read",
     [
-        lambda world, ledger_id: world.other.last_add_confirmed(ledger_id),
-        lambda world, ledger_id: world.other.last_add_confirmed(ledger_id, after=0, wait_s=60),
-        lambda world, ledger_id: world.other.read(ledger_id, 0),
+        lambda world, ledger_id: world.other.reads.last_add_confirmed(ledger_id),
+        lambda world, ledger_id: world.other.reads.last_add_confirmed(
+            ledger_id, after=0, wait_s=60
+        ),
+        lambda world, ledger_id: world.other.reads.read(ledger_id, 0),
         lambda world, ledger_id: world.other.get(ledger_id),
-        lambda world, ledger_id: world.other.append(ledger_id, [b"late"]),
+        lambda world, ledger_id: world.other.appends.append(ledger_id, [b"late"]),
     ],
     ids=["lac", "wait", "read", "row", "append"],
 )
@@ -190,11 +191,11 @@ async def test_an_end_that_was_told_costs_later_readers_nothing(stores: Stores) 
         await closing
         told = slow.count
 
-        await world.engine.read(row.ledger_id, 0)
+        await world.engine.reads.read(row.ledger_id, 0)
         assert slow.count == told
-        await world.other.read(row.ledger_id, 0)
+        await world.other.reads.read(row.ledger_id, 0)
         by_other = slow.count
-        await world.other.read(row.ledger_id, 0)
+        await world.other.reads.read(row.ledger_id, 0)
 
         assert slow.count == by_other > told
 
@@ -203,16 +204,15 @@ async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) ->
     """What bookies know as confirmed is read all the same."""
     async with world_of(stores) as world:
         row, slow, closing = await unkept(world)
-        reading = asyncio.ensure_future(world.other.last_add_confirmed(row.ledger_id))
+        reading = asyncio.ensure_future(world.other.reads.last_add_confirmed(row.ledger_id))
         await until(lambda: slow.count >= 4, "the members are asked for the reader too")
-        database = await asyncpg.connect(stores.postgres_dsn)
-        await database.execute(
+        await sql(
+            stores,
             "UPDATE ledgers SET version = 1,"
             ' body = body || \'{"state": "OPEN", "last_entry": null, "length": null}\''
             " WHERE ledger_id = $1",
             row.ledger_id,
         )
-        await database.close()
         slow.allowed.set()
 
         told = await reading
@@ -226,7 +226,7 @@ async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) ->
 async def test_a_close_is_answered_although_no_member_keeps_its_row(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
         row = await ledger(world.engine)
-        await world.engine.append(row.ledger_id, [b"one"])
+        await world.engine.appends.append(row.ledger_id, [b"one"])
         Withheld(*world.bookies.values())
 
         done = await world.engine.close(row.ledger_id)
@@ -240,7 +240,7 @@ async def test_a_repeated_close_brings_the_copies_that_the_first_one_did_not(
 ) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
-        await world.engine.append(row.ledger_id, [b"one"])
+        await world.engine.appends.append(row.ledger_id, [b"one"])
         for bookie in world.bookies.values():
             bookie.is_silent = True
         closing = asyncio.ensure_future(world.engine.close(row.ledger_id))
@@ -272,7 +272,7 @@ async def test_members_know_no_ledger_of_a_log_before_its_place(stores: Stores) 
         row = await ledger(world.engine, log="a-log")
         placed = replace(row, first_offset=7)
 
-        world.engine.place_in_log(row.ledger_id, 7)
+        world.engine.handles.place_in_log(row.ledger_id, 7)
 
         async def is_known() -> bool:
             return keepers(world, placed) == world.of(placed)
@@ -283,10 +283,9 @@ async def test_members_know_no_ledger_of_a_log_before_its_place(stores: Stores) 
 async def test_rows_that_others_changed_are_kept_by_the_members(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
-        await world.engine.append(row.ledger_id, [b"one"])
+        await world.engine.appends.append(row.ledger_id, [b"one"])
         closed = await world.engine.close(row.ledger_id)
-        _, changed = await world.metadata.cas(closed.given_up(0, 0, ()))
-        assert changed is not None
+        changed = await swapped(world.metadata, closed.given_up(0, 0, ()))
         never = row.ledger_id + 1
 
         await world.other.copy_rows([never, row.ledger_id])
@@ -302,7 +301,7 @@ async def test_an_accepted_loss_is_kept_by_the_members(
     monkeypatch.setattr(LossAcceptance, "_prove", proven)
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
-        await world.engine.append(row.ledger_id, [b"one", b"two"])
+        await world.engine.appends.append(row.ledger_id, [b"one", b"two"])
         await world.engine.close(row.ledger_id)
 
         done = await world.other.accept_loss(row.ledger_id, 1, 1)
@@ -368,20 +367,19 @@ async def test_a_deletion_that_the_database_lost_before_members_knew_is_not_told
     async with world_of(stores) as world:
         row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
         row = await world.engine.close(row.ledger_id)
-        database = await asyncpg.connect(stores.postgres_dsn)
-        get = "SELECT body::text FROM ledgers WHERE ledger_id = $1"
-        body = await database.fetchval(get, row.ledger_id)
-        slow = Withheld(*world.of(row))
-        deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
-        async with within("the members are asked"):
-            await slow.asked.wait()
-        await database.execute(
-            "UPDATE ledgers SET version = $2, body = $3::text::jsonb WHERE ledger_id = $1",
-            row.ledger_id,
-            row.version,
-            body,
-        )
-        await database.close()
+        async with connected(stores) as database:
+            get = "SELECT body::text FROM ledgers WHERE ledger_id = $1"
+            body = await database.fetchval(get, row.ledger_id)
+            slow = Withheld(*world.of(row))
+            deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
+            async with within("the members are asked"):
+                await slow.asked.wait()
+            await database.execute(
+                "UPDATE ledgers SET version = $2, body = $3::text::jsonb WHERE ledger_id = $1",
+                row.ledger_id,
+                row.version,
+                body,
+            )
         slow.allowed.set()
 
         with pytest.raises(DatabaseWentBack) as told_of:
@@ -439,7 +437,9 @@ async def test_members_hear_of_a_shared_ledgers_deletion_also_after_that_of_its_
 ) -> None:
     async with world_of(stores, gateways=1) as world:
         rows, logs = await a_log(world), world.gateways[0].logs
-        await logs.fork(logs.draft("fork", LogSettings(Quorum(3, 3, 3))), await logs.row("log"), 2)
+        await logs.fork(
+            logs.draft("fork", LogSettings(Quorum(3, 3, 3))), await logs.rows.row("log"), 2
+        )
         await logs.delete("log")
         assert [told(world, row) for row in rows[:2]] == [[], []], "the fork names them"
 

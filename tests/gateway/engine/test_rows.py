@@ -20,7 +20,7 @@ from services.gateway.engine import rows as rows_module
 from services.gateway.engine.rows import LedgerRows
 from tests.gateway.engine.hands import ROW, Failing, Primary, rows_of
 from tests.gateway.engine.hands import closed as closed_at
-from tests.metadata.support import DRAFT, Service, serving
+from tests.metadata.support import DRAFT, Service, serving, swapped
 from tests.support.waiting import until
 
 
@@ -42,8 +42,7 @@ class LateAnswers(MetadataClient):
 
 async def closed(service: Service, row: LedgerMetadata) -> None:
     """The ledger ends, in two changes."""
-    _, recovering = await service.client.cas(row.in_recovery())
-    assert recovering is not None
+    recovering = await swapped(service.client, row.in_recovery())
     await service.client.cas(recovering.closed(last_entry=-1, length=0))
 
 

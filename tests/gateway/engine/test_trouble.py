@@ -31,12 +31,12 @@ from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.wire.frames import Message, Op, Request
-from services.gateway.engine import add_metrics
 from services.gateway.engine import handles as handles_module
 from services.gateway.engine import rows as engine_rows
 from services.gateway.engine.handle import RUN_BYTES_MAX, RUNS_IN_FLIGHT, WriteHandle
-from services.gateway.engine.recent import RECENT_RUN_BYTES_MAX
+from services.gateway.engine.tails import RECENT_RUN_BYTES_MAX
 from services.gateway.interface import FRAMES
+from services.gateway.metrics import EngineMetrics
 from tests.gateway.engine.support import Gate, World, ledger, payloads, world_of
 from tests.net.peer import ok
 from tests.support.framed import Line
@@ -53,7 +53,7 @@ async def test_a_bookie_that_dies_is_replaced_and_no_append_fails(stores: Stores
 
         await dead.stop()
         for number in range(1, 20):
-            await world.engine.append(row.ledger_id, [b"%d" % number])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number])
 
         async def is_replaced() -> bool:
             now = await world.metadata.get(row.ledger_id)
@@ -68,12 +68,12 @@ async def test_a_striped_ledger_survives_the_loss_of_a_bookie(stores: Stores) ->
     async with world_of(stores, bookies=6) as world:
         row = await ledger(world.engine, ensemble_size=5, write_quorum=3, ack_quorum=2)
         wanted = [b"%d" % number for number in range(120)]
-        await world.engine.append(row.ledger_id, wanted[:50])
+        await world.engine.appends.append(row.ledger_id, wanted[:50])
         await world.of(row)[2].stop()
 
-        await world.other.append(row.ledger_id, wanted[50:90])
+        await world.other.appends.append(row.ledger_id, wanted[50:90])
         for data in wanted[90:]:
-            await world.engine.append(row.ledger_id, [data])
+            await world.engine.appends.append(row.ledger_id, [data])
 
         assert await payloads(world.other, row.ledger_id) == wanted
         closed = await world.other.close(row.ledger_id)
@@ -87,14 +87,14 @@ async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stor
 
         await world.of(row)[0].stop()
         for number in range(1, 5):
-            await world.engine.append(row.ledger_id, [b"%d" % number])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number])
 
         async def is_told() -> bool:
             return row.ledger_id in (await world.engine.cluster())["degraded_ledgers"]
 
         await until(is_told, "the ledger is called degraded")
         registry = CollectorRegistry()
-        add_metrics(world.engine, registry)
+        registry.register(EngineMetrics(world.engine))
         assert registry.get_sample_value("quorumlog_gateway_degraded_ledgers") == 1
         assert registry.get_sample_value("quorumlog_gateway_open_ledgers") == 1
         assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(5)]
@@ -110,7 +110,7 @@ async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
             bookie.is_silent = True
 
         with pytest.raises(QuorumTimeout) as failed:
-            await world.other.append(row.ledger_id, [b"maybe"])
+            await world.other.appends.append(row.ledger_id, [b"maybe"])
         assert failed.value.outcome == UNKNOWN
         for bookie in world.of(row):
             bookie.is_silent = False
@@ -129,9 +129,9 @@ async def test_a_recovery_fences_the_writer_and_its_gateway_learns_the_end(store
 
         assert (recovered.state, recovered.last_entry) == (State.CLOSED, 0)
         with pytest.raises((LedgerFenced, LedgerClosed)):
-            await world.engine.append(row.ledger_id, [b"two"])
+            await world.engine.appends.append(row.ledger_id, [b"two"])
         with pytest.raises(LedgerClosed):
-            await world.engine.append(row.ledger_id, [b"two"])
+            await world.engine.appends.append(row.ledger_id, [b"two"])
         assert await world.engine.close(row.ledger_id) == recovered
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
@@ -180,7 +180,7 @@ async def test_appends_in_flight_during_a_recovery_are_recovered_or_fail(stores:
             number = 0
             while not stop.is_set():
                 data = b"%d" % number
-                done = await world.engine.append(row.ledger_id, [data])
+                done = await world.engine.appends.append(row.ledger_id, [data])
                 acknowledged.append((done.first, data))
                 number += 1
 
@@ -229,7 +229,7 @@ async def test_a_failed_handles_ledger_is_recovered(
 
         monkeypatch.setattr(writer.LedgerWriter, "step", broken)
         with pytest.raises(QuorumLogError) as failed:
-            await world.engine.append(row.ledger_id, [b"two"])
+            await world.engine.appends.append(row.ledger_id, [b"two"])
         assert failed.value.outcome == UNKNOWN
 
         async def is_closed() -> bool:
@@ -238,7 +238,7 @@ async def test_a_failed_handles_ledger_is_recovered(
         await until(is_closed, "the ledger is recovered")
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
         with pytest.raises(LedgerClosed):
-            await world.engine.append(row.ledger_id, [b"three"])
+            await world.engine.appends.append(row.ledger_id, [b"three"])
 
 
 async def test_a_close_by_an_older_row_than_a_bookie_holds_is_told_as_such(
@@ -276,14 +276,14 @@ async def test_unreadable_entries_are_unavailable_not_absent(
 
         for engine in (world.engine, world.other):
             with pytest.raises(EntryUnavailable):
-                await engine.entry(row.ledger_id, 0)
+                await engine.reads.entry(row.ledger_id, 0)
             with pytest.raises(EntryUnavailable):
-                await engine.read(row.ledger_id, 0)
+                await engine.reads.read(row.ledger_id, 0)
         for bookie in world.of(row):
             await bookie.start()
 
         async def is_back() -> bool:
-            return not any((await world.other.entry(row.ledger_id, 0)).payload)
+            return not any((await world.other.reads.entry(row.ledger_id, 0)).runs[0].payload(0))
 
         await until(is_back, "the entry is read", passing=(EntryUnavailable,))
 
@@ -300,7 +300,7 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
             bookie.ledgers.clear()
 
         with pytest.raises(EntryUnavailable):
-            await world.other.entry(row.ledger_id, 0)
+            await world.other.reads.entry(row.ledger_id, 0)
 
 
 async def test_without_metadata_open_and_cached_ledgers_still_work(
@@ -312,7 +312,7 @@ async def test_without_metadata_open_and_cached_ledgers_still_work(
         async with world.outage():
             for number in range(1, 4):
                 for engine in (world.engine, world.other):
-                    await engine.append(row.ledger_id, [b"%d" % number])
+                    await engine.appends.append(row.ledger_id, [b"%d" % number])
                     assert (await payloads(engine, row.ledger_id))[-1] == b"%d" % number
             with pytest.raises(MetadataUnavailable):
                 await world.other.get(row.ledger_id)
@@ -330,11 +330,11 @@ async def test_an_unknown_ledger_is_not_taken_for_one_without_a_transaction(
 ) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
         row = await ledger(world.engine)
-        assert await world.other.transaction_of(row.ledger_id + 1) is None
+        assert await world.other.appends.transaction_of(row.ledger_id + 1) is None
         async with world.outage():
             with pytest.raises(MetadataUnavailable):
-                await world.other.transaction_of(row.ledger_id)
-            assert await world.engine.transaction_of(row.ledger_id) is None
+                await world.other.appends.transaction_of(row.ledger_id)
+            assert await world.engine.appends.transaction_of(row.ledger_id) is None
 
 
 async def test_bytes_in_flight_are_limited_and_released(stores: Stores) -> None:
@@ -344,13 +344,15 @@ async def test_bytes_in_flight_are_limited_and_released(stores: Stores) -> None:
     ) as world:
         row = await ledger(world.engine)
         gate = Gate(world.of(row))
-        submitted = [world.engine.submit(row.ledger_id, [bytes(30_000)]) for _ in range(3)]
+        submitted = [
+            world.engine.handles.get(row.ledger_id).append([bytes(30_000)]) for _ in range(3)
+        ]
         with pytest.raises(Overloaded):
-            await world.engine.submit(row.ledger_id, [bytes(30_000)])
+            await world.engine.handles.get(row.ledger_id).append([bytes(30_000)])
         gate.open()
 
         await asyncio.gather(*submitted)
-        assert (await world.engine.append(row.ledger_id, [bytes(90_000)])).first == 3
+        assert (await world.engine.appends.append(row.ledger_id, [bytes(90_000)])).first == 3
 
 
 async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) -> None:
@@ -362,7 +364,7 @@ async def test_appends_are_batched_while_two_runs_are_in_flight(stores: Stores) 
         runs = world.engine.handles.by_ledger[row.ledger_id]._runs
         submitted = []
         for number in range(100):
-            submitted.append(world.engine.submit(row.ledger_id, [b"%d" % number]))
+            submitted.append(world.engine.handles.get(row.ledger_id).append([b"%d" % number]))
             await turns(3)
         assert [last for last, _ in runs] == [*range(RUNS_IN_FLIGHT)]
         gate.open()
@@ -381,7 +383,7 @@ async def test_what_has_gathered_is_cut_into_runs_of_a_bounded_size(stores: Stor
         row = await ledger(world.engine)
         one = world.of(row)[0]
 
-        done = await world.engine.append(row.ledger_id, [bytes(size) for size in sizes])
+        done = await world.engine.appends.append(row.ledger_id, [bytes(size) for size in sizes])
 
         assert (done.first, done.last) == (0, len(sizes) - 1)
         await until(lambda: len(one.entries(row.ledger_id)) == len(sizes), "the bookie has all")
@@ -394,7 +396,7 @@ async def test_appends_of_one_turn_of_the_loop_are_one_run(stores: Stores) -> No
         row = await ledger(world.engine)
 
         done = await asyncio.gather(
-            *[world.engine.submit(row.ledger_id, [b"%d" % n]) for n in range(50)]
+            *[world.engine.handles.get(row.ledger_id).append([b"%d" % n]) for n in range(50)]
         )
 
         assert [d.first for d in done] == list(range(50))
@@ -410,7 +412,7 @@ async def test_appends_of_one_turn_of_the_loop_are_one_run(stores: Stores) -> No
 async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
-        await world.other.read(row.ledger_id, 0)
+        await world.other.reads.read(row.ledger_id, 0)
 
         async def never(request: Request, _line: Line) -> Message | None:
             if request.op is Op.ADD:
@@ -422,12 +424,12 @@ async def test_a_forwarded_append_that_breaks_after_sending_is_unknown(stores: S
         for bookie in world.of(row):
             bookie.behave = never
         with pytest.raises(QuorumLogError) as lost:
-            await world.other.append(row.ledger_id, [b"x"])
+            await world.other.appends.append(row.ledger_id, [b"x"])
         await asyncio.gather(*killing)
 
         assert lost.value.outcome == UNKNOWN
         with pytest.raises(WriterLost):
-            await world.other.append(row.ledger_id, [b"y"])
+            await world.other.appends.append(row.ledger_id, [b"y"])
 
 
 async def test_another_process_at_the_writers_address_is_not_the_writer(stores: Stores) -> None:
@@ -436,7 +438,9 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
         stranger = Writer("another-instance", world.engine.writer.url_inside)
 
         with pytest.raises(WriterLost):
-            await world.other.peers.append(stranger, row.ledger_id, FRAMES, b"", None, None)
+            await world.other.peers.send(
+                stranger, "POST", f"/v1/ledgers/{row.ledger_id}/entries", 5.0, media=FRAMES
+            )
 
         assert stranger.id in world.other.peers._gone
         assert await payloads(world.engine, row.ledger_id) == []
@@ -455,10 +459,10 @@ async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
         )
 
         with pytest.raises(LedgerClosed) as closed:
-            await world.engine.append(rows[0].ledger_id, [b"y"])
+            await world.engine.appends.append(rows[0].ledger_id, [b"y"])
         assert closed.value.outcome == NOT_DONE
         with pytest.raises(NoSuchLedger):
-            await world.engine.append(rows[1].ledger_id, [b"y"])
+            await world.engine.appends.append(rows[1].ledger_id, [b"y"])
 
 
 async def test_a_failed_handle_goes_when_its_ledger_is_deleted(stores: Stores) -> None:
@@ -471,7 +475,7 @@ async def test_a_failed_handle_goes_when_its_ledger_is_deleted(stores: Stores) -
             lambda: not world.engine.handles.by_ledger, "the writer's gateway has heard of it"
         )
         with pytest.raises(NoSuchLedger):
-            await world.engine.append(row.ledger_id, [b"x"])
+            await world.engine.appends.append(row.ledger_id, [b"x"])
 
 
 async def test_no_handle_is_kept_for_a_ledger_that_is_known_to_have_ended(
@@ -484,13 +488,13 @@ async def test_no_handle_is_kept_for_a_ledger_that_is_known_to_have_ended(
         late, forgotten, again, closing = [
             engine.handles.by_ledger[(await ledger(engine)).ledger_id] for _ in range(4)
         ]
-        engine._rows.deleted(late.ledger_id)  # heard while its own close of the row was under way
+        engine.rows.deleted(late.ledger_id)  # heard while its own close of the row was under way
         late._fail(Failed("writer-lost"), is_final=True)
         assert late.ledger_id not in engine.handles.by_ledger
 
-        engine._rows.deleted(forgotten.ledger_id)
-        engine._rows.deleted(1 << 40)
-        assert not engine._rows.is_deleted(forgotten.ledger_id)  # one beyond the bound
+        engine.rows.deleted(forgotten.ledger_id)
+        engine.rows.deleted(1 << 40)
+        assert not engine.rows.is_deleted(forgotten.ledger_id)  # one beyond the bound
         forgotten._fail(Failed("no-such-ledger"), is_final=True)
         assert forgotten.ledger_id not in engine.handles.by_ledger
 
@@ -523,10 +527,10 @@ async def test_readers_of_a_lost_writers_ledger_get_the_bookies_lac(stores: Stor
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
-            await world.engine.append(row.ledger_id, [b"%d" % number])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number])
         await world.gateways[0].kill()
 
-        page = await world.other.read(row.ledger_id, 0)
+        page = await world.other.reads.read(row.ledger_id, 0)
 
         assert page.lac_source == "bookies"
         assert not page.closed
@@ -543,7 +547,7 @@ async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
         row = await ledger(world.engine)
         ledger_id = row.ledger_id
         for number in range(5):
-            await world.engine.append(ledger_id, [b"%d" % number])
+            await world.engine.appends.append(ledger_id, [b"%d" % number])
 
         async def is_told() -> bool:
             now = await world.engine.get(ledger_id)
@@ -554,7 +558,7 @@ async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
         await until(is_told, "every member knows the LAC")
         await world.gateways[0].kill()
 
-        page = await world.other.read(ledger_id, 0)
+        page = await world.other.reads.read(ledger_id, 0)
         assert (page.lac_source, page.last_add_confirmed, page.closed) == ("bookies", 4, False)
         assert await payloads(world.other, ledger_id) == [b"%d" % n for n in range(5)]
         closed = await world.other.recover(ledger_id)
@@ -596,7 +600,7 @@ async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledg
         away = world.of(row)[2]
         away.is_silent = True
         for number in range(1, 5):
-            await world.engine.append(row.ledger_id, [b"%d" % number])
+            await world.engine.appends.append(row.ledger_id, [b"%d" % number])
         assert set(away.entries(row.ledger_id)) < set(range(5))
         away.is_silent = False
 
@@ -627,7 +631,7 @@ async def test_a_write_handle_that_breaks_ends_every_append_and_its_ledger_is_re
         row = await ledger(world.engine, b"kept")
         with monkeypatch.context() as patched:
             patched.setattr(WriteHandle, "_cut_run", broken)
-            appends = (world.engine.append(row.ledger_id, [b"%d" % n]) for n in range(3))
+            appends = (world.engine.appends.append(row.ledger_id, [b"%d" % n]) for n in range(3))
             async with within("every append ends"):
                 ended = await asyncio.gather(*appends, return_exceptions=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from loadtest.stores import Stores
-from services.gateway.engine.waiters import LacWaiters
+from services.gateway.engine.tails import LacWaiters
 from tests.gateway.engine.support import World, ledger, world_of
 from tests.support.waiting import turns, within
 
@@ -48,7 +48,7 @@ async def test_a_woken_waiter_is_not_kept_and_says_so(wake: Callable[[LacWaiters
 async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asyncio.Task[int]]:
     async def wait(number: int) -> int:
         engine = (world.engine, world.other)[number % 2]
-        known = await engine.last_add_confirmed(ledger_id, after=after, wait_s=60)
+        known = await engine.reads.last_add_confirmed(ledger_id, after=after, wait_s=60)
         return known.last_add_confirmed
 
     return [asyncio.ensure_future(wait(number)) for number in range(20)]
@@ -60,7 +60,7 @@ async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         waiting = await waiting_tails(world, row.ledger_id, -1)
-        await world.engine.append(row.ledger_id, [b"x", b"y"])
+        await world.engine.appends.append(row.ledger_id, [b"x", b"y"])
         async with within("all are woken"):
             assert await asyncio.gather(*waiting) == [1] * 20
 
@@ -74,5 +74,5 @@ async def test_a_wait_at_the_tail_times_out(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for engine in (world.engine, world.other):
-            known = await engine.last_add_confirmed(row.ledger_id, after=-1, wait_s=0.01)
+            known = await engine.reads.last_add_confirmed(row.ledger_id, after=-1, wait_s=0.01)
             assert (known.last_add_confirmed, known.closed) == (-1, False)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from quorumlog.errors import LogReplaced, NotEnoughBookies
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogState
-from services.gateway.logs.values import Append, Since
+from quorumlog.protocol.log.messages import Append
+from services.gateway.logs import values
+from services.gateway.logs.handle import LogHandle
+from services.gateway.logs.offsets import read_head
+from services.gateway.logs.reading import LogReader
+from services.gateway.logs.store import LogRows
+from services.gateway.logs.values import Since
 from services.gateway.streams.config import Forked, StreamConfig
 from tests.gateway.streams.test_streams import (
     CLOSED,
@@ -24,6 +31,8 @@ from tests.gateway.streams.test_streams import (
     served,
 )
 from tests.logs.support import Answer
+from tests.mutants.guards import always
+from tests.mutants.hunt import Guard, Patch, applied, stand_in
 
 FORK = "/v1/stream/fork"
 FORK_LOG = "durable-stream.fork"
@@ -91,7 +100,7 @@ async def test_a_fork_of_a_batch_ends_within_it_whatever_follows_there(http: Ser
     inner = await forked(http, {"Stream-Forked-From": FORK}, path=f"{FORK}-in")
     assert inner.status == 201
     assert await read(http, f"{FORK}-in") == b'[1,2,3,"x"]'
-    page = await http.gateway.logs.read(FORK_LOG, 1)
+    page = await http.gateway.logs.reader.read(FORK_LOG, 1)
     assert [(found.first_offset, found.count) for found in page.batches] == [(1, 2), (3, 1)]
     beyond = {"Stream-Forked-From": f"{FORK}-2", "Stream-Fork-Offset": place(0)}
     for sub, status in ((2, 201), (3, 400)):
@@ -178,12 +187,12 @@ async def test_a_repeat_gives_the_fork_the_ledger_that_its_creation_could_not(
     await http.put(TEXT, b"a")
     logs = http.gateway.logs
     with monkeypatch.context() as patch:
-        patch.setattr(logs.ownership, "force", fails)
+        patch.setattr(LogHandle, "force", fails)
         assert (await forked(http)).status == 201
-    assert (await logs.row(FORK_LOG)).own == ()
+    assert (await logs.rows.row(FORK_LOG)).own == ()
 
     assert (await forked(http)).status == 200
-    assert len((await logs.row(FORK_LOG)).own) == 1
+    assert len((await logs.rows.row(FORK_LOG)).own) == 1
 
 
 async def test_of_creations_at_once_one_is_new_and_its_body_stays(http: Served) -> None:
@@ -200,7 +209,7 @@ async def test_of_creations_at_once_one_is_new_and_its_body_stays(http: Served) 
 async def test_a_creation_that_broke_off_is_found_by_nobody_and_is_finished(http: Served) -> None:
     await http.put(TEXT, b"hello")
     await http.post(TEXT, b"world")
-    source = await http.gateway.logs.row("durable-stream.chat_2F42")
+    source = await http.gateway.logs.rows.row("durable-stream.chat_2F42")
     config = StreamConfig("text/plain", forked=Forked(source.name, 1, 2, source.created_at))
     await http.gateway.logs.fork(LogMetadata(FORK_LOG, config.settings("records")), source, 1)
 
@@ -263,7 +272,7 @@ async def test_a_source_that_a_batch_has_ended_is_forked_before_its_row_says_so(
     await http.put(TEXT, b"a")
     name = "durable-stream.chat_2F42"
     await http.gateway.logs.append(name, Append.of((Record(b"b"),), is_end=True))
-    assert (await http.gateway.logs.row(name)).state is LogState.OPEN
+    assert (await http.gateway.logs.rows.row(name)).state is LogState.OPEN
 
     assert (await forked(http)).status == 201
 
@@ -293,11 +302,11 @@ async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(
     await http.put(TEXT, b"old")
     await forked(http)
     other = http.gateway.cluster.gateway()
-    before = await other.logs.read(FORK_LOG, 0)
+    before = await other.logs.reader.read(FORK_LOG, 0)
     await http.ask("DELETE", FORK)
     await http.ask("PUT", FORK, headers=TEXT, body=b"new")
 
-    after = await other.logs.read(FORK_LOG, 0)
+    after = await other.logs.reader.read(FORK_LOG, 0)
     await other.end()
 
     found = [[each.record.value for each in page.records] for page in (before, after)]
@@ -314,29 +323,29 @@ async def test_a_page_has_records_of_one_stream_only(
     logs = http.gateway.logs
     if before:
         await forked(http)  # which rolls the source
-    row = await logs.row(LOG)
+    row = await logs.rows.row(LOG)
     row = replace(row, items=row.items[:1])  # as it is between the two steps of a roll
     await http.ask("DELETE", STREAM)
     await http.put(TEXT, b"new")
     await http.post(TEXT, b"newer")
 
     if before:
-        monkeypatch.setattr(logs._rows, "known", lambda _name: row)
-        page = await logs.read(LOG, 0)
+        monkeypatch.setattr(logs.rows, "known", lambda _name: row)
+        page = await logs.reader.read(LOG, 0)
         assert ([bytes(value) for value in page.values], page.is_at_end) == ([b"old"], False)
     else:
         with pytest.raises(LogReplaced):
-            await logs.read(LOG, 0, row=row, wait_s=60)
+            await logs.reader.read(LOG, 0, row=row, wait_s=60)
 
 
 async def test_a_search_for_a_time_ends_within_what_a_fork_has(http: Served) -> None:
     await http.put(TEXT, b"a")
     await http.post(TEXT, b"b")
     await forked(http, at(1))
-    row = await http.gateway.logs.row(FORK_LOG)
-    first = (await http.gateway.logs.read(FORK_LOG, 0)).records[0]
+    row = await http.gateway.logs.rows.row(FORK_LOG)
+    first = (await http.gateway.logs.reader.read(FORK_LOG, 0)).records[0]
 
-    found = await http.gateway.logs.read(FORK_LOG, Since(first.timestamp_ms + 1))
+    found = await http.gateway.logs.reader.read(FORK_LOG, Since(first.timestamp_ms + 1))
 
     assert (found.records, found.next) == ([], 1)
     assert [item.first_offset for item in row.own] == [1]
@@ -348,3 +357,81 @@ async def test_a_forks_json_crosses_its_border_in_one_array(http: Served) -> Non
     await http.ask("POST", FORK, headers=JSON, body=b'[{"n":1},{"n":2}]')
 
     assert orjson.loads(await read(http)) == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+# --- guards that are taken out one by one: a claim above must fail -------------------------------
+
+
+def all_of_them(_original: Any) -> Any:
+    return lambda _self, count: count
+
+
+def whoever_wrote_it(_original: Any) -> Any:
+    """A takeover learns from the last ledger, though it was made for the source."""
+    return property(
+        lambda log: next((i for i in reversed(log.items) if i.first_offset is not None), None)
+    )
+
+
+@stand_in
+async def with_the_sources_end(original: Any, self: LogReader, item: Any, page: Any) -> bool:
+    """A reader takes each ledger for the log's own."""
+    page.row = replace(page.row, forked_at=None)
+    return bool(await original(self, item, page))
+
+
+@stand_in
+async def by_anybody(_original: Any, self: LogReader, row: LogMetadata) -> Any:
+    """The last batch of a closed log is that of its last ledger, whoever wrote it."""
+    item = row.last_item
+    assert item is not None
+    last = (await self._engine.get(item.ledger_id)).last_entry
+    return await read_head(self._engine, item.ledger_id, last or 0)
+
+
+GUARDS: Final = (
+    Patch(values.Page, "own", all_of_them).guard(
+        "a read of a fork goes on where the fork ends in a ledger",
+        "rule 27a",
+        test_a_fork_of_a_batch_ends_within_it_whatever_follows_there,
+    ),
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
+        "a takeover of a fork learns from the source's ledger",
+        "rule 27a",
+        test_how_the_source_ended_says_nothing_of_a_fork,
+    ),
+    Patch(LogMetadata, "base", whoever_wrote_it).guard(
+        "a takeover of a fork learns the source's sequence",
+        "rule 27a",
+        test_a_sequence_of_the_source_is_none_of_the_forks,
+    ),
+    Patch(LogReader, "_fill_from", with_the_sources_end).guard(
+        "a reader of a fork takes the source's end for the fork's",
+        "rule 27a",
+        test_how_the_source_ended_says_nothing_of_a_fork,
+    ),
+    Patch(LogReader, "last_batch", by_anybody).guard(
+        "a closed fork knows the source's last producer",
+        "rule 27a",
+        test_a_fork_that_is_closed_with_nothing_of_its_own_knows_no_producer_of_the_source,
+    ),
+    Patch(
+        LogRows, "known", lambda _original: lambda self, name: self._rows.get(name, (None,))[0]
+    ).guard(
+        "a stream is read by a row from before",
+        "rule 27a",
+        test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream,
+    ),
+    Patch(LogMetadata, "is_sealed_below", always(True)).guard(
+        "a fork within an open ledger needs no roll",
+        "rule 27a",
+        test_a_fork_within_an_open_ledger_has_what_was_there_and_the_source_goes_on,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+async def test_a_guard_that_is_taken_out_is_missed(guard: Guard) -> None:
+    with applied(guard), pytest.raises(AssertionError):
+        async with served() as http:
+            await guard.claim(http)

@@ -8,8 +8,9 @@ import pytest
 
 from quorumlog.errors import EntryUnavailable
 from quorumlog.protocol.batch import Record
-from services.gateway.logs import rows
-from services.gateway.logs.values import Append, LogBatches
+from quorumlog.protocol.log.messages import Append
+from services.gateway.logs import store
+from services.gateway.logs.values import LogBatches
 from services.gateway.streams.reads import KeptPages
 from tests.gateway.streams.test_streams import LOG, STREAM, Served, place, served
 from tests.logs.support import Answer
@@ -28,7 +29,7 @@ async def http() -> AsyncIterator[Served]:
 def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Where the log was read, read by read, by whatever row."""
     places: list[Any] = []
-    read, full_page = http.gateway.logs.read, http.gateway.logs.full_page
+    read, full_page = http.gateway.logs.reader.read, http.gateway.logs.reader.full_page
 
     async def counted(name: str, start: Any, **options: Any) -> LogBatches:
         places.append(start)
@@ -38,8 +39,8 @@ def asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         places.append(start)
         return await full_page(row, start, **options)
 
-    monkeypatch.setattr(http.gateway.logs, "read", counted)
-    monkeypatch.setattr(http.gateway.logs, "full_page", counted_too)
+    monkeypatch.setattr(http.gateway.logs.reader, "read", counted)
+    monkeypatch.setattr(http.gateway.logs.reader, "full_page", counted_too)
     return places
 
 
@@ -103,14 +104,14 @@ async def test_a_page_at_the_tail_is_not_kept(http: Served) -> None:
 def rows_asked(http: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Logs whose row the primary was asked for. A row is recent for as long as the test lasts."""
     names: list[str] = []
-    get = http.gateway.logs._rows._store.get
+    get = http.gateway.logs.rows._store.get
 
     async def counted(name: str) -> Any:
         names.append(name)
         return await get(name)
 
-    monkeypatch.setattr(http.gateway.logs._rows._store, "get", counted)
-    monkeypatch.setattr(rows, "RECENT_S", 1e6)
+    monkeypatch.setattr(http.gateway.logs.rows._store, "get", counted)
+    monkeypatch.setattr(store, "RECENT_S", 1e6)
     return names
 
 
@@ -119,7 +120,7 @@ async def test_who_catches_up_asks_for_the_row_at_the_beginning_and_at_the_tail(
 ) -> None:
     await fill(http, *"abcde")
     rows_asked.clear()
-    http.gateway.logs._rows.changed(LOG)
+    http.gateway.logs.rows.changed(LOG)
 
     pages = [await get(http, at) for at in ("-1", 2, 4)]
 
@@ -173,7 +174,7 @@ async def test_who_reads_what_nobody_can_read_now_waits_for_it_once(
     async def silent(*_given: Any, **_named: Any) -> NoReturn:
         raise EntryUnavailable("no bookie answers", ledger_id=1, entry_id=0)
 
-    monkeypatch.setattr(http.gateway.logs._reader._engine, "read", silent)
+    monkeypatch.setattr(http.gateway.logs.reader._engine, "read", silent)
 
     assert (await get(http, 0)).status == 503
     assert asked == [0]
@@ -192,7 +193,7 @@ async def test_a_deletion_by_another_gateway_is_told_once_the_row_is_not_recent(
     assert shown(await get(http, "-1")) == (200, "ab", "2", False)
     assert rows_asked == []
     assert (await get(http, "now")).status == 404, "the tail is always asked for"
-    monkeypatch.setattr(rows, "RECENT_S", -1.0)
+    monkeypatch.setattr(store, "RECENT_S", -1.0)
     assert (await get(http, "-1")).status == 404
 
 
@@ -224,7 +225,7 @@ async def test_nothing_is_told_of_records_that_were_truncated(http: Served) -> N
 
 async def test_beyond_the_bound_the_page_that_was_not_asked_for_longest_goes(http: Served) -> None:
     await fill(http, "a")
-    row = await http.gateway.logs.row(LOG)
+    row = await http.gateway.logs.rows.row(LOG)
     kept = KeptPages(bytes_max=3 * MIB)
 
     def page(at: int) -> LogBatches:

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 
 from loadtest.stores import Stores
-from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import AuditClient, LogClient, TokenClient, TransactionClient
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.gateway_clients import AuditClient, LogClient, TokenClient, TransactionClient
+from quorumlog.net.listen import listening
 from quorumlog.net.timers import Tasks
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
-from quorumlog.net.listen import ListenLimits, listening
-from quorumlog.net.log_client import TokenClient
+from quorumlog.net.connections import ListenLimits
+from quorumlog.net.gateway_clients import TokenClient
+from quorumlog.net.listen import listening
 from quorumlog.net.metadata_requests import MetadataRequests
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.token_bodies import TokenList, TokenQuotas, TokenRow
 from services.gateway.app import build_app
 from services.gateway.edge.access import callers as callers_module
-from services.gateway.edge.access.callers import Callers
+from services.gateway.edge.access.callers import TICKET_S, Callers, Ticket
 from services.gateway.edge.access.jwts import Jwts
 from services.gateway.edge.access.scopes import Caller, Kind, Scope
-from services.gateway.edge.access.tickets import TICKET_S, Ticket
 from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.interface import LedgerOptions

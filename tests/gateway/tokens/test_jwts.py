@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stores import StoreServers
-from quorumlog.net.log_client import TokenClient
+from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.wire.token_bodies import IssuedToken
 from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.jwts import QUOTAS_CLAIM, Jwts

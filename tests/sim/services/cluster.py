@@ -28,12 +28,12 @@ from services.autorecovery.steering import PacedBookies, Steering
 from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
 from services.gateway.edge.entries import EntryRoutes
-from services.gateway.edge.http.limits import Limits
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.ledgers import LedgerRoutes
-from services.gateway.engine import Engine, EngineConfig
+from services.gateway.engine import Engine
 from services.gateway.engine.engine import _HEARTBEAT_S
 from services.gateway.engine.peers import Peers
+from services.gateway.interface import EngineConfig
 from services.gateway.internal import ledger_routes
 from tests.sim.plan import MS, SECOND
 from tests.sim.services.database import Database
@@ -109,7 +109,7 @@ class Gateway(Process):
             HoldingsClient(directory, session),
         )
         self.client = metadata
-        work: list[Work] = [directory.follow, self.engine._rows.follow]
+        work: list[Work] = [directory.follow, self.engine.rows.follow]
         if net.plan.has_restores:
             work.append(partial(metadata.keep_confirmed, _HEARTBEAT_S))
         for one in work:

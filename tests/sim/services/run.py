@@ -202,7 +202,7 @@ class Run:
         was_deleted = self.judge.is_deleted(ledger_id)
         try:
             done: EntriesAppended = await self._gone_with(
-                gateway.engine.append(ledger_id, payloads)
+                gateway.engine.appends.append(ledger_id, payloads)
             )
         except QuorumLogError as error:
             self.net.note("client", "append", ledger_id, outcome_of(error))
@@ -264,7 +264,7 @@ class Run:
         nothing is in the way of what they are sent, and they answer in time.
         """
         net = self.net
-        was_healed, began, away = net.is_healed, net.now, self._away()
+        was_healed, began, away, unlisted = net.is_healed, net.now, self._away(), self._unlisted()
         gateways = list(self.cluster.gateways)
         row: LedgerMetadata = await self._gone_with(call)
         is_late = net.now - began >= MachineTimes().add_s * SECOND
@@ -277,7 +277,7 @@ class Run:
                     row,
                     lambda member: self._keeps_end(row, member),
                     lambda member: member_name(member) in away or self._is_lost(member),
-                    self._others(row, away),
+                    self._others(row, away | unlisted | self._unlisted()),
                 )
             )
         return row
@@ -288,8 +288,17 @@ class Run:
         return {
             node.name
             for node in self.cluster.nodes.values()
-            if not node.is_serving or any(g.engine._directory.is_down(node.me) for g in gateways)
+            if not node.is_serving or any(g.engine.directory.is_down(node.me) for g in gateways)
         }
+
+    def _unlisted(self) -> set[str]:
+        """Bookies that some gateway can't choose: they fill up or drain, or it has not heard of them yet (seed 201819)."""
+        lists = [gateway.engine.directory.bookies for gateway in self.cluster.gateways]
+        writable = [
+            {bookie.id for bookie in found if bookie.state == "writable"} for found in lists
+        ]
+        nodes = self.cluster.nodes.values()
+        return {node.name for node in nodes if any(node.me not in found for found in writable)}
 
     def _others(self, row: LedgerMetadata, away: Collection[str]) -> Collection[str]:
         """The bookies that are no members, if all of them live: one that is away may be asked in another one's place."""
@@ -351,7 +360,7 @@ class Run:
         operators = Process("clients", net)
         for gateway in self.cluster.gateways:
             with contextlib.suppress(QuorumLogError):
-                await gateway.engine._directory.refresh()
+                await gateway.engine.directory.refresh()
         for fault in plan.faults:
             net.after(
                 fault.at, self.cluster.strike, fault.kind, fault.lasts, fault.target, fault.other
@@ -513,6 +522,8 @@ class Run:
                 for member in row.all_members
                 if row.state is State.CLOSED
                 and self.cluster.nodes[member_name(member)].is_serving
+                # The target of a repair that came to nothing may have lost its disk since (seed 204267).
+                and not self._is_lost(member)
                 and not self._has_copy(row, member)
             ]
         return wrong

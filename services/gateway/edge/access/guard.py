@@ -9,20 +9,9 @@ from aiohttp import hdrs, web
 from quorumlog.errors import NoSuchLedger, NoSuchTransaction, Unauthenticated
 from quorumlog.net import audit
 from quorumlog.protocol.metadata import LedgerMetadata
+from services.gateway.edge.access import scopes
 from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.quotas import Flow
-from services.gateway.edge.access.scopes import (
-    CALLER,
-    SCOPES,
-    Access,
-    Caller,
-    Kind,
-    Named,
-    check_named,
-    no_ledger,
-    no_transaction,
-    place_of,
-)
 from services.gateway.edge.operations import LEDGER_ID, NAME, TICKET, PublicOperation
 from services.gateway.edge.transactions import TRANSACTION
 from services.gateway.logs.transactions import Transactions
@@ -40,7 +29,7 @@ class Unguarded(Exception):
 
 def table_of(
     app: web.Application, operations: Iterable[PublicOperation]
-) -> Mapping[tuple[str, str], Access]:
+) -> Mapping[tuple[str, str], scopes.Access]:
     """What each route needs, by its method and path. Raises: Unguarded for a route of no operation."""
     declared = {(operation.method, operation.path): operation.scope for operation in operations}
     table = {}
@@ -59,7 +48,7 @@ class Guard:
 
     def __init__(
         self,
-        table: Mapping[tuple[str, str], Access],
+        table: Mapping[tuple[str, str], scopes.Access],
         callers: Callers,
         *,
         ledger: Callable[[int], Awaitable[LedgerMetadata]],
@@ -80,10 +69,10 @@ class Guard:
         Raises: Unauthenticated, Forbidden; NoSuchLedger, NoSuchTransaction; MetadataUnavailable; ConnectionError.
         """
         access = self._table.get((request.method, path))
-        if access is None or access.named is Named.NOTHING:
+        if access is None or access.named is scopes.Named.NOTHING:
             return  # no such route, or one for all
         caller = await self._identify(request)
-        request[CALLER] = caller
+        request[scopes.CALLER] = caller
         audit.identified(caller.who)
         if (connection := request.transport) is None:
             raise ConnectionResetError  # the client left meanwhile
@@ -96,7 +85,7 @@ class Guard:
             flow = request[_FLOW] = Flow(request, connection, announced)
             caller.usage.flows.add(flow)
         if access.scopes <= caller.everywhere:
-            request[SCOPES] = caller.everywhere
+            request[scopes.SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
             raise caller.lacks(access.scopes, "anything")
         else:
@@ -104,7 +93,7 @@ class Guard:
             if connection.is_closing():
                 raise ConnectionResetError  # the client left, or its token ended meanwhile
 
-    async def _identify(self, request: web.Request) -> Caller:
+    async def _identify(self, request: web.Request) -> scopes.Caller:
         """Raises: Unauthenticated, MetadataUnavailable."""
         given = request.headers.get(hdrs.AUTHORIZATION)
         ticket = request.query.get(TICKET.name) if request.method == hdrs.METH_GET else None
@@ -119,38 +108,42 @@ class Guard:
         """The request is over, with an answer that was sent or is about to be."""
         if (connection := request.get(_CONNECTION)) is None:
             return
-        caller = request[CALLER]
+        caller = request[scopes.CALLER]
         caller.connections.discard(connection)
         if caller.usage is not None:
             flow = request[_FLOW]
             caller.usage.flows.discard(flow)
             caller.usage.charge(flow.more() + _unsent_bytes(request, response))
 
-    async def _check(self, request: web.Request, access: Access) -> None:
+    async def _check(self, request: web.Request, access: scopes.Access) -> None:
         given = request.match_info
         match access.named:
-            case Named.LOG:
-                check_named(request, access, Kind.LOGS, given[NAME.name])
-            case Named.STREAM:
-                check_named(request, access, Kind.LOGS, self._stream_log(given["path"]))
-            case Named.LEDGER:
+            case scopes.Named.LOG:
+                scopes.check_named(request, access, scopes.Kind.LOGS, given[NAME.name])
+            case scopes.Named.STREAM:
+                scopes.check_named(
+                    request, access, scopes.Kind.LOGS, self._stream_log(given["path"])
+                )
+            case scopes.Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
-                absent = no_ledger(ledger_id)
+                absent = scopes.no_ledger(ledger_id)
                 try:
                     row = await self._ledger(ledger_id)
                 except NoSuchLedger as error:
                     raise absent from error
-                check_named(request, access, *place_of(row), absent)
-            case Named.TRANSACTION:
+                scopes.check_named(request, access, *scopes.place_of(row), absent)
+            case scopes.Named.TRANSACTION:
                 assert self._transactions is not None, "there is such a route"
                 asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
                 log = await log_of_transaction(self._transactions, asked)
-                check_named(request, access, Kind.LOGS, log, no_transaction(asked))
-            case Named.CLUSTER:
-                check_named(request, access, Kind.CLUSTER, "")
-            case Named.EVERYTHING:
-                raise request[CALLER].lacks(access.scopes, "everything")
-            case Named.SOME | Named.NOTHING:
+                scopes.check_named(
+                    request, access, scopes.Kind.LOGS, log, scopes.no_transaction(asked)
+                )
+            case scopes.Named.CLUSTER:
+                scopes.check_named(request, access, scopes.Kind.CLUSTER, "")
+            case scopes.Named.EVERYTHING:
+                raise request[scopes.CALLER].lacks(access.scopes, "everything")
+            case scopes.Named.SOME | scopes.Named.NOTHING:
                 pass
 
 
@@ -159,7 +152,7 @@ async def log_of_transaction(transactions: Transactions, asked: str) -> str:
     try:
         return (await transactions.get(asked)).log
     except NoSuchTransaction as error:
-        raise no_transaction(asked) from error
+        raise scopes.no_transaction(asked) from error
 
 
 def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
@@ -171,6 +164,6 @@ def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> 
 
 def needed(operation: PublicOperation) -> str:
     """What a token needs for an operation, for its description."""
-    if operation.scope.named is Named.NOTHING:
+    if operation.scope.named is scopes.Named.NOTHING:
         return ""
     return f"Where tokens are required: {operation.scope}."

@@ -19,7 +19,7 @@ import jwt
 from pydantic import ValidationError
 
 from quorumlog.errors import Unauthenticated
-from quorumlog.net.files import stamp_of
+from quorumlog.net.identity import stamp_of
 from quorumlog.wire.token_bodies import GRANT, IssuedToken, TokenQuotas
 from services.gateway.edge.access.quotas import Usage
 from services.gateway.edge.access.scopes import Caller

@@ -7,14 +7,15 @@ so the bytes of an incomplete message count as a body's do.
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog.errors import Overloaded, QuorumLogError, TooLarge
+from quorumlog.net.aiohttp_parts import bytes_in, drop_parser, messages_in, take_parser
 from quorumlog.net.budget import PEER
 from services.gateway.edge.access.scopes import caller_of
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.limits import Room
 
 _CONTROL_HEAD_BYTES: Final = 6
 """What a control frame of a client has besides its payload: its head and its mask (RFC 6455, 5.2)."""
@@ -29,23 +30,6 @@ parsed yet."""
 LARGE_BYTES: Final = 1 << 20
 """The end of a message with so many bytes takes 3 ms, and 40 ms with the most that a message may have (measured): it is joined,
 unmasked, copied and decoded at once."""
-
-
-class _InTurns:
-    """aiohttp's queue of a socket's messages, whose readers give others their turn: aiohttp takes all that come until the
-    peer's close frame without a pause, and a peer may go on sending.
-    """
-
-    def __init__(self, queue: Any) -> None:
-        self._queue, self._turn = queue, 0
-        self.feed_data, self.set_exception = queue.feed_data, queue.set_exception
-
-    async def read(self) -> WSMessage:
-        self._turn = (self._turn + 1) % TURN_MESSAGES
-        if not self._turn:
-            await asyncio.sleep(0)
-        message: WSMessage = await self._queue.read()
-        return message
 
 
 class Arrivals:
@@ -66,10 +50,8 @@ class Arrivals:
         refuse: Callable[[QuorumLogError], None],
     ) -> None:
         """`socket` is prepared; `refuse` gets the error once there is no room for more."""
-        # aiohttp's compiled reader, and its queue of whole messages.
-        self._parser: Any = socket._parser  # noqa: SLF001
-        self._queue: Any = socket._reader  # noqa: SLF001
-        socket._reader = cast("Any", _InTurns(self._queue))  # noqa: SLF001
+        self._protocol = request.protocol
+        self._parser, self._queue = take_parser(socket, self._protocol, self, TURN_MESSAGES)
         self._socket, self._room, self._bodies = socket, room, room.bodies
         self._refuse = refuse
         self._usage = caller_of(request).usage
@@ -82,8 +64,6 @@ class Arrivals:
         self._partial = 0
         self._taken = 0
         self._held = 0
-        self._protocol = request.protocol
-        self._protocol._payload_parser = self  # noqa: SLF001
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Parse a chunk, or keep it until its turn. True ends the reading."""
@@ -131,10 +111,11 @@ class Arrivals:
 
     def _look(self) -> None:
         """Subtract the messages that became complete from the bytes of the incomplete message."""
-        for message, size in islice(self._queue._buffer, self._looked, None):  # noqa: SLF001
+        messages = messages_in(self._queue)
+        for message, size in islice(messages, self._looked, None):
             is_data = message.type in _DATA
             self._partial = 0 if is_data else max(self._partial - size - _CONTROL_HEAD_BYTES, 0)
-        self._looked = len(self._queue._buffer)  # noqa: SLF001
+        self._looked = len(messages)
 
     def feed_eof(self) -> None:
         """End the queue after what came: the connection is lost."""
@@ -143,7 +124,8 @@ class Arrivals:
 
     def _drop(self) -> None:
         """Free what came of an incomplete message, and read no further."""
-        self._parser = self._socket._parser = None  # noqa: SLF001
+        self._parser = None
+        drop_parser(self._socket)
         self._partial = 0
         self._late.clear()
 
@@ -152,7 +134,7 @@ class Arrivals:
         many messages have come. Raises: Overloaded.
         """
         while True:
-            if self._queue._buffer:  # noqa: SLF001
+            if messages_in(self._queue):
                 # At once: no wait that could be cut short, nor a place for one.
                 message = await self._socket.receive()
             else:
@@ -188,7 +170,7 @@ class Arrivals:
 
     def _count(self) -> None:
         """Bring the room's count up to date. Raises: Overloaded; the bytes are in memory and count."""
-        held = self._partial + self._taken + self._queue._size  # noqa: SLF001
+        held = self._partial + self._taken + bytes_in(self._queue)
         more, self._held = held - self._held, held
         if more <= 0:
             self._bodies.give(self._peer, -more)

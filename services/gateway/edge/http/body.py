@@ -10,22 +10,21 @@ from typing import Any, Final, TypeVar
 from aiohttp import hdrs, web
 from pydantic import BaseModel, ValidationError
 
-from quorumlog.errors import (
-    BadRequest,
-    RequestTimeout,
-    TooLarge,
-    UnsupportedMediaType,
-)
-from quorumlog.net.awake import awake_timeout
+from quorumlog.errors import BadRequest, RequestTimeout, TooLarge, UnsupportedMediaType
 from quorumlog.net.bodies import invalid_of
 from quorumlog.net.budget import PEER
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
+from quorumlog.net.timers import awake_timeout
 from quorumlog.wire import strict
 from services.gateway.edge.http import codings
-from services.gateway.edge.http.limits import CONTROL_BYTES_MAX, CONTROL_MARKS_MAX, INLINE_BYTES_MAX
+from services.gateway.edge.http.limits import (
+    CONTROL_BYTES_MAX,
+    CONTROL_MARKS_MAX,
+    INLINE_BYTES_MAX,
+    Room,
+)
 from services.gateway.edge.http.media import check_charset
-from services.gateway.edge.http.room import Room
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -171,14 +170,12 @@ async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
     data = await read(request, room, min(room.limits.body_bytes_max, CONTROL_BYTES_MAX))
     if not data:
         return {}
-    value = await in_turn(request, room, data, _of_control)
+    value: Any = await in_turn(
+        request, room, data, lambda data: strict.loads(data, CONTROL_MARKS_MAX)
+    )
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")
     return value
-
-
-def _of_control(data: bytes) -> Any:
-    return strict.loads(data, CONTROL_MARKS_MAX)
 
 
 async def expect_nothing(request: web.Request, room: Room) -> None:

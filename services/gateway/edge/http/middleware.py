@@ -17,23 +17,16 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog import header
-from quorumlog.errors import (
-    BadRequest,
-    MetadataUnavailable,
-    MethodNotAllowed,
-    QuorumLogError,
-    ShuttingDown,
-)
-from quorumlog.net import audit, trace
+from quorumlog import errors, header
+from quorumlog.net import audit, responses, trace
 from quorumlog.net.budget import PEER, peer_of
+from quorumlog.net.connections import as_sent
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import as_sent, error_of_http, forgotten, problem_response, request_id
 from quorumlog.net.service import check_caller
 from services.gateway.edge import arrow
 from services.gateway.edge.access.guard import Guard
-from services.gateway.edge.http.packing import PACKS, pack
-from services.gateway.edge.http.room import Room
+from services.gateway.edge.http.codings import PACKS, pack
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.sending import large_bytes, send_whole
 
 EXPOSED: Final = (
@@ -99,7 +92,6 @@ def _answer_preflight(request: web.Request, response: web.StreamResponse) -> Non
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID: Final = web.RequestKey("request_id", str)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 _KNOWN: Final = _SAFE | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE, hdrs.METH_PATCH}
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -180,8 +172,8 @@ def edge_middleware(
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.perf_counter()
         request = as_sent(request)
-        instance = request_id(request.headers.get("X-Request-Id"))
-        request[REQUEST_ID] = instance
+        instance = responses.request_id(request.headers.get("X-Request-Id"))
+        request[responses.REQUEST_ID] = instance
         trace.begin(instance, request.headers.get(trace.HEADER))
         resource = request.match_info.route.resource
         route = "none" if resource is None else resource.canonical
@@ -199,7 +191,9 @@ def edge_middleware(
                     # Takes no place: it must not starve behind those of clients.
                     check_caller(request)
                 else:
-                    _admit(request, is_draining)
+                    # Before a byte of the body is read.
+                    if is_draining() and request.method not in _SAFE:
+                        raise errors.ShuttingDown("this gateway is about to end; ask another one")
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
@@ -212,9 +206,9 @@ def edge_middleware(
                     large = size
                 elif isinstance(response, web.Response):
                     pack(request, room, response)
-            except QuorumLogError as error:
-                response = problem_response(error, instance)
-                if isinstance(error, MetadataUnavailable):
+            except errors.QuorumLogError as error:
+                response = responses.problem_response(error, instance)
+                if isinstance(error, errors.MetadataUnavailable):
                     # A balancer of connections may give the next one to a gateway that reaches the service.
                     response.force_close()
             except web.HTTPException as error:
@@ -222,12 +216,14 @@ def edge_middleware(
             except (asyncio.CancelledError, ConnectionError):
                 raise
             except web.RequestPayloadError:
-                response = problem_response(BadRequest("the body is broken or cut short"), instance)
+                response = responses.problem_response(
+                    errors.BadRequest("the body is broken or cut short"), instance
+                )
             except Exception:
                 log.exception(
                     "unhandled-error", extra={"request_id": instance, "path": request.path}
                 )
-                response = problem_response(QuorumLogError(), instance)
+                response = responses.problem_response(errors.QuorumLogError(), instance)
             finally:
                 if place:
                     room.requests.give(peer)
@@ -245,24 +241,20 @@ def edge_middleware(
                     return await send_whole(request, room, response)
             return response
         except ConnectionError as error:
-            raise forgotten(error) from None
+            raise responses.forgotten(error) from None
         finally:
             room.let_go(request)
 
     return edge
 
 
-def _admit(request: web.Request, is_draining: Callable[[], bool]) -> None:
-    """Refuse a request that can't be taken now, before a byte of its body is read."""
-    if is_draining() and request.method not in _SAFE:
-        raise ShuttingDown("this gateway is about to end; ask another one")
-
-
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
     """The answer to an error of aiohttp's: a problem, and for OPTIONS the methods of the path."""
-    problem = error_of_http(error, request.method, request.path)
+    problem = responses.error_of_http(error, request.method, request.path)
     is_server = request.raw_path == "*"  # the server as a whole (RFC 9110, 9.3.7)
-    if request.method == hdrs.METH_OPTIONS and (is_server or isinstance(problem, MethodNotAllowed)):
+    if request.method == hdrs.METH_OPTIONS and (
+        is_server or isinstance(problem, errors.MethodNotAllowed)
+    ):
         allow = ", ".join(sorted(_KNOWN)) if is_server else problem.headers["Allow"]
         return web.Response(status=204, headers={"Allow": allow, "Cache-Control": "no-store"})
-    return problem_response(problem, instance)
+    return responses.problem_response(problem, instance)

@@ -9,8 +9,9 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from services.gateway.edge.http.packing import Packer, begin
-from services.gateway.edge.http.room import Room
+from quorumlog.net.responses import REQUEST_ID
+from services.gateway.edge.http.codings import Packer, begin
+from services.gateway.edge.http.limits import Room
 
 LARGE_BYTES: Final = 64 << 10
 """Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""
@@ -94,3 +95,28 @@ async def _write_slices(
     view = memoryview(data)
     for start in range(0, len(view), _SLICE_BYTES):
         await response.write(view[start : start + _SLICE_BYTES])
+
+
+async def opened(
+    request: web.Request, media: str, headers: dict[str, str] | None = None
+) -> web.StreamResponse:
+    """A streamed answer whose head is sent."""
+    response = stream_head(request, media, headers)
+    await response.prepare(request)
+    return response
+
+
+def stream_head(
+    request: web.Request, media: str, headers: dict[str, str] | None = None
+) -> web.StreamResponse:
+    """A streamed answer whose head is not sent yet."""
+    return web.StreamResponse(
+        headers={
+            "Content-Type": media,
+            "Cache-Control": "no-store",
+            "Vary": "Accept",
+            "X-Accel-Buffering": "no",
+            "X-Request-Id": request[REQUEST_ID],
+            **(headers or {}),
+        }
+    )

@@ -45,7 +45,7 @@ from quorumlog.protocol.log.messages import (
 )
 from quorumlog.protocol.log.pipeline import PendingAppend
 from quorumlog.protocol.log.row import LogMetadata
-from quorumlog.protocol.log.takeover import is_last, no_room
+from quorumlog.protocol.log.takeover import is_written, no_room
 from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Transaction
@@ -310,8 +310,8 @@ class Job:
         row, answer = (
             (value.log, value.transaction) if isinstance(value, Committed) else (value, None)
         )
-        if row is None or not is_last(row, self.new):
-            # Another owner did it, or has taken over since: this one has no ledger to go on in.
+        if row is None or not is_written(row, self.new):
+            # Another owner did it, or has taken over or closed the log since: this one has no ledger to go on in.
             return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
         return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)

@@ -40,7 +40,7 @@ from quorumlog.protocol.log.messages import (
     TakeoverDone,
 )
 from quorumlog.protocol.log.producers import ProducerTable
-from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata
+from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, Answer, LogItem, LogMetadata, LogState
 from quorumlog.protocol.once import Once
 
 
@@ -267,7 +267,7 @@ class Takeover:
         elif value.created_at != self._log.created_at:
             # It was done, and the log was deleted and created again since (rule 27b).
             self._give_up(None)
-        elif self._new is not None and not is_last(value, self._new):
+        elif self._new is not None and not is_written(value, self._new):
             self._give_up(None)  # it was done, and another one has taken over since
         else:
             self._done(value)
@@ -304,6 +304,11 @@ def ending(name: str) -> WriterLost:
     return WriterLost("this gateway is about to end", log=name, retryable=True)
 
 
-def is_last(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether a row names this ledger last: its writer owns the log."""
-    return log.last_item is not None and log.last_item.ledger_id == ledger_id
+def is_written(log: LogMetadata, ledger_id: int) -> bool:
+    """Whether the writer of this ledger owns the log: the log is OPEN, and names the ledger last, without an end."""
+    last = log.last_item
+    return (
+        log.state is LogState.OPEN
+        and last is not None
+        and (last.ledger_id, last.last_offset) == (ledger_id, None)
+    )

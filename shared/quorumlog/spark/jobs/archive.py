@@ -51,16 +51,36 @@ class File:
     """The sum of the records' digests, which does not depend on the records' order."""
 
 
+def _age(text: str) -> dt.timedelta:
+    """An age in seconds. Raises: typer.BadParameter."""
+    try:
+        age = dt.timedelta(seconds=float(text))
+    except (OverflowError, ValueError):
+        raise typer.BadParameter(f"{text!r} is not a valid float.") from None
+    if age < dt.timedelta():
+        raise typer.BadParameter(f"{text} is not in the range x>=0.0.")
+    return age
+
+
 def run(
     spark: SparkSession,
     gateway: str | Sequence[str],
     *,
-    log: str,
-    path: str,
-    through: int | None = None,
-    older_than: dt.timedelta | None = None,
-    truncate: bool = False,
-    dry_run: bool = False,
+    log: Annotated[str, typer.Option(help="The log.")],
+    path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
+    through: Annotated[
+        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
+    ] = None,
+    older_than: Annotated[
+        dt.timedelta | None,
+        typer.Option(
+            parser=_age, metavar="SECONDS", help="Only ledgers of at least this age (seconds)."
+        ),
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Then drop archived ledgers from the log.")
+    ] = False,
+    dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
     """Archive records that are not archived yet: below an offset, or in whole ledgers of at least a
     given age. By default: all sealed ledgers. The frame has a row per file (`FILES`). Raises:
@@ -87,42 +107,37 @@ def run(
         if not dry_run and (end > start or truncate):
             store = _Store(spark, path, log, row["created_at"])
             if end > start:
-                files = _archive(spark, gateways, gateway, row, (start, end), store)
+                files = _archive(gateways, gateway, store, (start, end), row["archived_through"])
                 report |= {"files": len(files), "manifest": store.manifest(start, end)}
             if truncate:
                 row["archived_through"] = report["through"]
-                report["first_offset"], notes = _truncate(spark, gateways, row, end, store)
-        frame = spark.createDataFrame([tuple(asdict(file).values()) for file in files], FILES)
+                report["first_offset"], notes = _truncate(gateways, row, end, store)
+        frame = job.frame_of(spark, files, FILES)
         return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes)
 
 
 def _archive(
-    spark: SparkSession,
     gateways: Gateways,
     gateway: str | Sequence[str],
-    row: Mapping[str, Any],
-    span: tuple[int, int],
     store: "_Store",
+    span: tuple[int, int],
+    known: int | None,
 ) -> list[File]:
-    """Copy a range and record that in the log. Raises: JobFailed, where another run was faster too."""
-    (start, end), log, known = span, row["name"], row["archived_through"]
+    """Copy a range and record that in the log, which is archived through `known`. Raises: JobFailed, where another run
+    was faster too.
+    """
+    (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
 
     def check() -> None:
         now = gateways.get(f"/v1/logs/{log}")
-        if (now["archived_through"], now["created_at"]) != (known, row["created_at"]):
+        if (now["archived_through"], now["created_at"]) != (known, store.created_at):
             raise job.JobFailed(_RIVAL)
 
-    files = _copy(spark, gateway, log, span, store, check)
+    files = _copy(gateway, store, span, check)
     try:
-        gateways.request(
-            "POST",
-            f"/v1/logs/{log}/archived",
-            value={"through": end, "expect": known},
-            params={"created": row["created_at"]},
-            is_repeatable=True,
-        )
+        gateways.post(f"/v1/logs/{log}/archived", {"through": end, "expect": known}, params=meant)
     except VersionConflict:
         store.withdraw(files, start, end)
         raise job.JobFailed(_RIVAL) from None
@@ -139,7 +154,7 @@ def _archive(
 
 
 def _truncate(
-    spark: SparkSession, gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
+    gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
 ) -> tuple[int, list[str]]:
     """Drop the log's ledgers below `end`, as far as the archive at this path has all records from the log's
     first offset on: after the truncation there may be no other copy. So every file of every manifest is
@@ -153,7 +168,11 @@ def _truncate(
         paths = [store.at(file.file) for file in files]
         covered = min(end, manifest["through"])
         try:
-            _verify(spark.read.parquet(*paths), manifest["first"], manifest["through"], _sum(files))
+            frame, digest = (
+                store.spark.read.parquet(*paths),
+                sum(int(file.digest) for file in files),
+            )
+            _verify(frame, manifest["first"], manifest["through"], digest)
         except (PySparkException, Py4JError) as error:
             raise job.JobFailed(
                 f"nothing was truncated: the archive of {manifest['first']} to {covered - 1} can't be read:"
@@ -162,18 +181,12 @@ def _truncate(
     if store.manifests_from(first, end, row["archived_through"]) != manifests:
         raise job.JobFailed(f"nothing was truncated: {_RIVAL}")
     if covered > first:
-        path = f"/v1/logs/{row['name']}/truncate"
+        path, meant = f"/v1/logs/{store.log}/truncate", {"created": store.created_at}
         try:
-            answer = gateways.request(
-                "POST",
-                path,
-                value={"before": covered},
-                params={"created": row["created_at"]},
-                is_repeatable=True,
-            )
+            answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
             raise job.JobFailed(f"the log was not truncated for certain: {error.detail}") from None
-        first = int(answer.json()["first_offset"])
+        first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
         "Truncate with the --path where earlier records were archived"
@@ -204,19 +217,13 @@ def _end(
 
 
 def _copy(
-    spark: SparkSession,
-    gateway: str | Sequence[str],
-    log: str,
-    span: tuple[int, int],
-    store: "_Store",
-    check: Callable[[], None],
+    gateway: str | Sequence[str], store: "_Store", span: tuple[int, int], check: Callable[[], None]
 ) -> list[File]:
     """Write to a temporary folder, read back, compare, and move into place after calling `check`."""
-    start, end = span
-    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
+    (start, end), spark, log = span, store.spark, store.log
     records = (
         spark.read.format("quorumlog")
-        .option("gateway.url", urls)
+        .option("gateway.url", job.urls_of(gateway))
         .option("assign", json.dumps({log: [0]}))
         .option("startingOffsets", json.dumps({log: {"0": start}}))
         .option("endingOffsets", json.dumps({log: {"0": end}}))
@@ -257,10 +264,6 @@ def _copy(
         store.remove([aside])
 
 
-def _sum(files: Sequence[File]) -> int:
-    return sum(int(file.digest) for file in files)
-
-
 def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
     """Read files back and compare, with digests computed from the files' content."""
     anew = f.xxhash64(*_DIGESTED)
@@ -298,25 +301,25 @@ class _Store:
         assert jvm is not None, "a classic session"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        self._root, self._log, self._run = root.rstrip("/"), log, uuid.uuid4().hex[:8]
-        self._created_at = created_at
+        self._root, self._run = root.rstrip("/"), uuid.uuid4().hex[:8]
+        self.spark, self.log, self.created_at = spark, log, created_at
         self._files: Any = self._path(self._root).getFileSystem(configuration)
         self._leftovers: list[str] = []
         """Files of this run's range, or beyond, that existed when the run began."""
 
     def aside(self) -> str:
         """A run's temporary folder; Spark ignores names that begin with a point."""
-        return f"{self._root}/.archive-{self._log}-{self._run}"
+        return f"{self._root}/.archive-{self.log}-{self._run}"
 
     def manifest(self, start: int, end: int) -> str:
         """The path of a range's manifest, which names the range's files."""
-        return f"{self._root}/_manifests/{self._log}/{start}-{end}.json"
+        return f"{self._root}/_manifests/{self.log}/{start}-{end}.json"
 
     def publish(self, staged: Sequence[File], start: int, end: int) -> list[File]:
         """Move files into place, and write the manifest."""
         placed = []
         for number, item in enumerate(staged):
-            folder = f"{self._root}/log={self._log}/date={item.date}"
+            folder = f"{self._root}/log={self.log}/date={item.date}"
             self._files.mkdirs(self._path(folder))
             target = f"{folder}/{start}-{end}-{self._run}-{number}.parquet"
             if not self._files.rename(self._path(item.file), self._path(target)):
@@ -327,8 +330,8 @@ class _Store:
         self._leftovers = [path for path in self._leftovers if not path.endswith(own)]
         text = json.dumps(
             {
-                "log": self._log,
-                "created_at": self._created_at,
+                "log": self.log,
+                "created_at": self.created_at,
                 "run": self._run,
                 "leftovers": [self._relative(path) for path in self._leftovers],
                 "first": start,
@@ -353,9 +356,9 @@ class _Store:
         manifests = self._ranges("_manifests/")
         # Each run has compared the creation before it wrote, so that one manifest speaks for all.
         of_place = next(filter(None, (self._said(path) for *_, path in manifests)), None)
-        if of_place is not None and of_place["created_at"] != self._created_at:
+        if of_place is not None and of_place["created_at"] != self.created_at:
             raise job.JobFailed(
-                f"{self._root} has the archive of an earlier log {self._log}, which was deleted: choose another path"
+                f"{self._root} has the archive of an earlier log {self.log}, which was deleted: choose another path"
             )
         for path in [path for _, through, path in manifests if through == start][-1:]:
             # The run of that manifest won, and may have died before it removed its leftovers.
@@ -369,7 +372,7 @@ class _Store:
             names = [
                 item.getPath().getName() for item in self._files.listStatus(self._path(self._root))
             ]
-            aside = re.compile(rf"\.archive-{re.escape(self._log)}-[0-9a-f]{{8}}")
+            aside = re.compile(rf"\.archive-{re.escape(self.log)}-[0-9a-f]{{8}}")
             self._leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
 
     def remove_leftovers(self) -> None:
@@ -398,7 +401,7 @@ class _Store:
                 said
                 for first, through, path in ranges
                 if first <= start < through <= archived
-                and (said := self._said(path)).get("created_at") == self._created_at
+                and (said := self._said(path)).get("created_at") == self.created_at
             ]
             if not fitting:
                 break
@@ -412,7 +415,7 @@ class _Store:
 
     def _relative(self, path: str) -> str:
         """A file's path as a manifest has it, also where Hadoop lists the file as `file:/…`."""
-        folders = (f"/log={self._log}/", f"/_manifests/{self._log}/", f"/.archive-{self._log}-")
+        folders = (f"/log={self.log}/", f"/_manifests/{self.log}/", f"/.archive-{self.log}-")
         return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
     def _said(self, manifest: str) -> dict[str, Any]:
@@ -436,7 +439,7 @@ class _Store:
     def _ranges(self, kind: str) -> list[tuple[int, int, str]]:
         """The range of each data file (`log=`) or manifest (`_manifests/`) of the log, and its path, in order."""
         ranges: list[tuple[int, int, str]] = []
-        folder = self._path(f"{self._root}/{kind}{self._log}")
+        folder = self._path(f"{self._root}/{kind}{self.log}")
         found = self._files.listFiles(folder, True) if self._files.exists(folder) else None
         while found is not None and found.hasNext():
             path = found.next().getPath().toString()
@@ -445,43 +448,12 @@ class _Store:
         return sorted(ranges)
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help=__doc__)
-def _main(
-    gateway: job.GatewayOption,
-    log: Annotated[str, typer.Option(help="The log.")],
-    path: Annotated[str, typer.Option(help="A folder, or any path that Hadoop can write to.")],
-    through: Annotated[
-        int | None, typer.Option(min=0, help="Up to this offset, exclusive.")
-    ] = None,
-    older_than: Annotated[
-        float | None, typer.Option(min=0.0, help="Only ledgers of at least this age (seconds).")
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Then drop archived ledgers from the log.")
-    ] = False,
-    dry_run: job.DryRunOption = False,
-    as_json: job.JsonOption = False,
-) -> None:
-    if through is not None and older_than is not None:
+def _check(given: Mapping[str, Any]) -> None:
+    if given["through"] is not None and given["older_than"] is not None:
         raise typer.BadParameter("either --through or --older-than")
 
-    def work(spark: SparkSession) -> job.JobResult:
-        return run(
-            spark,
-            gateway,
-            log=log,
-            path=path,
-            through=through,
-            older_than=None if older_than is None else dt.timedelta(seconds=older_than),
-            truncate=truncate,
-            dry_run=dry_run,
-        )
 
-    job.main("archive", work, as_json=as_json)
-
+app = job.program("archive", run, __doc__, _check)
 
 if __name__ == "__main__":
     app()

@@ -57,6 +57,24 @@ _PLACES: Final = {
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
 
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Raise JobFailed, which has one line, for the errors that a function may well have."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise job.JobFailed(job.first_line(error)) from None
+    except PySparkException as error:
+        raise job.JobFailed(job.cause_of(error)) from None
+    except QuorumLogError as error:
+        raise job.JobFailed(f"{error.code}: {error.detail}") from None
+    except TooManyLedgers as error:
+        raise job.JobFailed(f"{error}, or --partitions") from None
+    except (BadRows, WriteOver) as error:
+        raise job.JobFailed(str(error)) from None
+
+
+@_one_line_errors()
 def run(
     spark: SparkSession,
     gateway: str | Sequence[str],
@@ -83,31 +101,28 @@ def run(
     has a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
     """
     most = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
-    with _one_line_errors():
-        if frame is None:
-            frame = _read(spark, path, query, kind, options or {})
-        columns = _columns(value, key)
-        if path is not None and order is not FileOrder.NONE:
-            count = min(most, _ledgers_of(spark, path, options or {}))
-            records = _in_order(frame, columns, _PLACES[order], count)
-        elif partitions is not None:
-            records = _in_order(frame, columns, (), most)
-        else:
-            records = frame.select(*columns)
+    if frame is None:
+        frame = _read(spark, path, query, kind, options or {})
+    columns = _columns(value, key)
+    if path is not None and order is not FileOrder.NONE:
+        count = min(most, _ledgers_of(spark, path, options or {}))
+        records = _in_order(frame, columns, _PLACES[order], count)
+    elif partitions is not None:
+        records = _in_order(frame, columns, (), most)
+    else:
+        records = frame.select(*columns)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
     if path is not None:
         report["order"] = order.value
     if dry_run:
-        with _one_line_errors():
-            _ensure(gateway, log, create, dry_run=True)
-            counts = records.groupBy(f.spark_partition_id()).count().collect()
+        _ensure(gateway, log, create, dry_run=True)
+        counts = records.groupBy(f.spark_partition_id()).count().collect()
         report |= {"rows": sum(row["count"] for row in counts), "ledgers": len(counts)}
         return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
-    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
-    with _one_line_errors():
-        _ensure(gateway, log, create)
-        job.say(f"ingest: onto {log}")
-        done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
+    _ensure(gateway, log, create)
+    job.say(f"ingest: onto {log}")
+    urls = job.urls_of(gateway)
+    done = append_batches(records, log=log, app=app, version=version, gateway_url=urls)
     rows = [(item.log, item.transaction, *ledger) for item in done for ledger in item.ledgers]
     report |= {
         "rows": sum(item.rows for item in done),
@@ -120,6 +135,7 @@ def run(
     return job.JobResult(spark.createDataFrame(rows, RECEIPTS), report)
 
 
+@_one_line_errors()
 def stream(
     spark: SparkSession,
     gateway: str | Sequence[str],
@@ -141,46 +157,27 @@ def stream(
     Raises: JobFailed.
     """
     reader = spark.readStream.format(kind).options(**(options or {}))
-    urls = gateway if isinstance(gateway, str) else ",".join(gateway)
     report: dict[str, Any] = {"job": "ingest", "dry_run": dry_run, "log": log}
-    with _one_line_errors():
-        frame = (reader.schema(schema) if schema else reader).load(path)
-        records = frame.select(*_columns(value, key))
-        _ensure(gateway, log, create, dry_run=dry_run)
-        if dry_run:
-            return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
-        running = (
-            records.writeStream.format("quorumlog")
-            .option("gateway.url", urls)
-            .option("topic", log)
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start()
-        )
-        running.awaitTermination()
+    frame = (reader.schema(schema) if schema else reader).load(path)
+    records = frame.select(*_columns(value, key))
+    _ensure(gateway, log, create, dry_run=dry_run)
+    if dry_run:
+        return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
+    running = (
+        records.writeStream.format("quorumlog")
+        .option("gateway.url", job.urls_of(gateway))
+        .option("topic", log)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    running.awaitTermination()
     progress = running.recentProgress
     report |= {
         "batches": sum(item["numInputRows"] > 0 for item in progress),
         "rows": sum(item["numInputRows"] for item in progress),
     }
     return job.JobResult(spark.createDataFrame([], RECEIPTS), report)
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Raise JobFailed, which has one line, for the errors that a block may well have."""
-    try:
-        yield
-    except AnalysisException as error:
-        raise job.JobFailed(job.first_line(error)) from None
-    except PySparkException as error:
-        raise job.JobFailed(job.cause_of(error)) from None
-    except QuorumLogError as error:
-        raise job.JobFailed(f"{error.code}: {error.detail}") from None
-    except TooManyLedgers as error:
-        raise job.JobFailed(f"{error}, or --partitions") from None
-    except (BadRows, WriteOver) as error:
-        raise job.JobFailed(str(error)) from None
 
 
 def _read(
@@ -246,39 +243,20 @@ def _ensure(
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings of a log, from `name=value` each. Raises: JobFailed."""
+    """Settings of a log, from `name=value` each. Raises: BadParameter."""
     found: dict[str, Any] = {}
     for text in texts:
         parts = _SETTING.fullmatch(text)
         if parts is None:
-            raise job.JobFailed(f"{text!r} is no setting: name=value")
+            raise typer.BadParameter(f"{text!r} is no setting: name=value")
         found[parts[1]] = int(parts[2]) if parts[2].isdecimal() else parts[2]
     return found
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    return {name: value for name, _, value in (text.partition("=") for text in texts)}
-
-
-def _check_usage(
-    of_batches: Mapping[str, Any], of_streams: Mapping[str, Any], *, is_stream: bool, path: Any
-) -> None:
-    """Raise BadParameter where options do not go together."""
-    for name, value in (of_batches if is_stream else of_streams).items():
-        if value is not None:
-            raise typer.BadParameter(f"{name} is {'not ' if is_stream else ''}for --stream")
-    if is_stream and (path is None or of_streams["--checkpoint"] is None):
-        raise typer.BadParameter("--stream needs --path and --checkpoint")
-    if not is_stream and (path is None) == (of_batches["--query"] is None):
-        raise typer.BadParameter("name what to read: either --path or --query")
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help=__doc__)
-def _main(
-    gateway: job.GatewayOption,
+def _asked(
+    spark: SparkSession,
+    gateway: str | Sequence[str],
+    *,
     log: Annotated[str, typer.Option(help="The log.")],
     path: Annotated[str | None, typer.Option(help="Files to read.")] = None,
     query: Annotated[
@@ -290,8 +268,8 @@ def _main(
     ] = None,
     value: Annotated[str, typer.Option(help="SQL expression for a record's value.")] = AS_JSON,
     key: Annotated[str | None, typer.Option(help="SQL expression for a record's key.")] = None,
-    txn_app: Annotated[
-        str | None, typer.Option("--app", help="The app whose version this is; with --version.")
+    app: Annotated[
+        str | None, typer.Option(help="The app whose version this is; with --version.")
     ] = None,
     version: Annotated[int | None, typer.Option(min=0, help="A repeat is a no-op.")] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The most ledgers.")] = None,
@@ -315,69 +293,43 @@ def _main(
         str | None, typer.Option(help="Of a stream's files, where they carry none: a string, …")
     ] = None,
     dry_run: job.DryRunOption = False,
-    as_json: job.JsonOption = False,
-) -> None:
-    _check_usage(
-        {
-            "--query": query,
-            "--app": txn_app,
-            "--version": version,
-            "--partitions": partitions,
-            "--order": order,
-        },
-        {"--checkpoint": checkpoint, "--schema": schema},
-        is_stream=is_stream,
-        path=path,
+) -> job.JobResult:
+    """What the command line asks for: `run` or `stream`."""
+    given: dict[str, Any] = {"log": log, "path": path, "kind": kind, "value": value, "key": key}
+    given |= {"create": _settings(setting or ()) if create else None, "dry_run": dry_run}
+    given["options"] = {
+        name: text for name, _, text in (one.partition("=") for one in option or ())
+    }
+    if is_stream:
+        return stream(spark, gateway, checkpoint=checkpoint or "", schema=schema, **given)
+    given |= {"query": query, "app": app, "version": version, "partitions": partitions}
+    return run(spark, gateway, order=order or FileOrder.NAME, **given)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise BadParameter where options do not go together."""
+    is_stream, path = given["is_stream"], given["path"]
+    of_batches, of_streams = (
+        ("query", "app", "version", "partitions", "order"),
+        ("checkpoint", "schema"),
     )
-    if setting and not create:
+    for name in of_batches if is_stream else of_streams:
+        if given[name] is not None:
+            raise typer.BadParameter(f"--{name} is {'not ' if is_stream else ''}for --stream")
+    if is_stream and (path is None or given["checkpoint"] is None):
+        raise typer.BadParameter("--stream needs --path and --checkpoint")
+    if not is_stream and (path is None) == (given["query"] is None):
+        raise typer.BadParameter("name what to read: either --path or --query")
+    if given["setting"] and not given["create"]:
         raise typer.BadParameter("--setting is for a log that --create makes")
-    if (txn_app is None) != (version is None):
+    if (given["app"] is None) != (given["version"] is None):
         raise typer.BadParameter("--app and --version go together")
-    if not all("=" in text for text in option or ()):
+    if not all("=" in text for text in given["option"] or ()):
         raise typer.BadParameter("--option is name=value")
-    try:
-        made = _settings(setting or ()) if create else None
-    except job.JobFailed as error:
-        raise typer.BadParameter(str(error)) from None
+    _settings(given["setting"] or ())
 
-    def work(spark: SparkSession) -> job.JobResult:
-        if not is_stream:
-            return run(
-                spark,
-                gateway,
-                log=log,
-                path=path,
-                query=query,
-                kind=kind,
-                options=_pairs(option or ()),
-                value=value,
-                key=key,
-                app=txn_app,
-                version=version,
-                partitions=partitions,
-                order=order or FileOrder.NAME,
-                create=made,
-                dry_run=dry_run,
-            )
-        assert path is not None, "as was checked"
-        assert checkpoint is not None, "as was checked"
-        return stream(
-            spark,
-            gateway,
-            log=log,
-            path=path,
-            checkpoint=checkpoint,
-            kind=kind,
-            schema=schema,
-            options=_pairs(option or ()),
-            value=value,
-            key=key,
-            create=made,
-            dry_run=dry_run,
-        )
 
-    job.main("ingest", work, as_json=as_json)
-
+app = job.program("ingest", _asked, __doc__, _check)
 
 if __name__ == "__main__":
     app()

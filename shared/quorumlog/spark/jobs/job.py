@@ -1,10 +1,13 @@
 """Shared by all jobs: report, session, exit status."""
 
+import inspect
+import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import orjson
@@ -80,17 +83,18 @@ class JobResult:
 def gateways(urls: str | Sequence[str]) -> Gateways:
     """A connection to gateways, with the environment's token and certificates. Raises: JobFailed."""
     try:
-        return ClusterAccess.of({"gateway.url": _checked(urls)}).connect()
+        return ClusterAccess.of({"gateway.url": urls_of(urls)}).connect()
     except BadOption as error:
         raise JobFailed(str(error)) from None
 
 
 def services(urls: str) -> Gateways:
     """A connection to services behind the gateways, which get no token. Raises: JobFailed."""
-    return Gateways(_checked(urls), headers=operator_headers(urls.split(",")))
+    return Gateways(urls_of(urls), headers=operator_headers(urls.split(",")))
 
 
-def _checked(urls: str | Sequence[str]) -> str:
+def urls_of(urls: str | Sequence[str]) -> str:
+    """URLs in the form of the option `gateway.url`. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
         raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
@@ -119,10 +123,46 @@ def parallelism(spark: SparkSession) -> int:
     return 8 if context is None else max(1, context.defaultParallelism)
 
 
+def frame_of(spark: SparkSession, items: Iterable[Any], schema: str) -> DataFrame:
+    """Dataclass instances as a DataFrame."""
+    return spark.createDataFrame([astuple(item) for item in items], schema)
+
+
+def write_lines(file: Path, items: Iterable[Mapping[str, Any]]) -> None:
+    """Write items as lines of JSON."""
+    file.write_text("".join(f"{json.dumps(item)}\n" for item in items))
+
+
 def say(text: str) -> None:
     """Print a line of progress on standard error: standard output is for the report."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def program(
+    name: str,
+    run: Callable[..., JobResult],
+    help_text: str | None,
+    check: Callable[[Mapping[str, Any]], object] = lambda _given: None,
+) -> typer.Typer:
+    """A job's command line: --gateway, the parameters of `run` as options, and --json. `check` raises BadParameter
+    where options do not go together.
+    """
+
+    def called(gateway: str, *, as_json: bool, **given: Any) -> None:
+        check(given)
+        main(name, lambda spark: run(spark, gateway, **given), as_json=as_json)
+
+    _spark, gateway, *own = inspect.signature(run).parameters.values()
+    as_json = inspect.Parameter(
+        "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption
+    )
+    parameters = [gateway.replace(annotation=GatewayOption), *own, as_json]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command(name, help=help_text)(called)
+    return app
 
 
 def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool) -> None:

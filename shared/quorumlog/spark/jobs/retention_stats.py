@@ -23,7 +23,7 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job, page
-from quorumlog.spark.jobs.replicas import BOOKIE_S
+from quorumlog.spark.jobs.spans import BOOKIE_S
 
 LEDGERS: Final = (
     "ledger long, log string, state string, entries long, bytes long, stored_bytes long,"
@@ -69,11 +69,20 @@ def run(
     spark: SparkSession,
     gateway: str | Sequence[str],
     *,
-    grace_s: float = GRACE_S,
-    html: Path | None = None,
-    prometheus: Path | None = None,
-    plan_file: Path | None = None,
-    dry_run: bool = False,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            "--grace", min=0.0, help="Seconds for which a ledger that no log names is kept."
+        ),
+    ] = GRACE_S,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Write metrics for a textfile collector.")
+    ] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Write the plan, as lines of JSON.")
+    ] = None,
+    dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
     """Statistics and the plan. The frame has a row per ledger (`LEDGERS`), `plan` one per candidate
     (`PLAN`).
@@ -102,9 +111,8 @@ def run(
             if prometheus is not None:
                 prometheus.write_text(_metrics(report))
             if plan_file is not None:
-                lines = [json.dumps(asdict(item)) for item in candidates]
-                plan_file.write_text("".join(f"{line}\n" for line in lines))
-        planned = spark.createDataFrame([tuple(asdict(item).values()) for item in candidates], PLAN)
+                job.write_lines(plan_file, map(asdict, candidates))
+        planned = job.frame_of(spark, candidates, PLAN)
         notes = [f"{name} did not answer" for name in inventory.silent]
         return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes, planned)
 
@@ -119,9 +127,9 @@ def read(gateways: Gateways) -> Inventory:
         if bookie["state"] == "lost":
             silent.append(bookie["id"])
             continue
+        url = bookie["url"]
+        headers = job.operator_headers([url])
         try:
-            url = bookie["url"]
-            headers = job.operator_headers([url])
             with Gateways(url, deadline_s=BOOKIE_S, headers=headers) as asked:
                 for item in asked.pages("/v1/ledgers", "ledgers"):
                     held[item["ledger_id"]][bookie["id"]] = item
@@ -145,30 +153,14 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
         excluded = None if age_s > grace_s else f"younger than {grace_s:g} s"
         if row.get("transaction"):
             excluded = "its transaction decides"
-        found.append(
-            Candidate(
-                ORPHAN,
-                ledger_id,
-                row["log"],
-                None,
-                _bytes(row, inventory),
-                "its log does not name it",
-                excluded,
-            )
-        )
+        size, why = _bytes(row, inventory), "its log does not name it"
+        found.append(Candidate(ORPHAN, ledger_id, row["log"], None, size, why, excluded))
     for ledger_id, members in sorted(inventory.held.items()):
         if ledger_id in inventory.ledgers:
             continue
+        whys = "metadata has no such ledger", "the bookie asks for proof of its deletion first"
         found += [
-            Candidate(
-                UNKNOWN,
-                ledger_id,
-                None,
-                bookie,
-                item["bytes"],
-                "metadata has no such ledger",
-                "the bookie asks for proof of its deletion first",
-            )
+            Candidate(UNKNOWN, ledger_id, None, bookie, item["bytes"], *whys)
             for bookie, item in sorted(members.items())
         ]
     return found
@@ -348,36 +340,7 @@ def _metrics(report: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help=__doc__)
-def _main(
-    gateway: job.GatewayOption,
-    grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for which a ledger that no log names is kept.")
-    ] = GRACE_S,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Write metrics for a textfile collector.")
-    ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Write the plan, as lines of JSON.")] = None,
-    dry_run: job.DryRunOption = False,
-    as_json: job.JsonOption = False,
-) -> None:
-    def work(spark: SparkSession) -> job.JobResult:
-        return run(
-            spark,
-            gateway,
-            grace_s=grace,
-            html=html,
-            prometheus=prometheus,
-            plan_file=plan,
-            dry_run=dry_run,
-        )
-
-    job.main("retention_stats", work, as_json=as_json)
-
+app = job.program("retention_stats", run, __doc__)
 
 if __name__ == "__main__":
     app()

@@ -6,7 +6,6 @@ The silence of a bookie, or of one in limbo, proves nothing: `unreachable` is no
 disturbs no writer, and changes nothing unless it is asked to queue repairs.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,20 +15,24 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.jobs import job
-from quorumlog.spark.jobs.replicas import BOOKIE_S, SCHEMA, BookieUrls, SpanCheck, judging
 from quorumlog.spark.jobs.spans import (
+    BOOKIE_S,
     CORRUPT,
     DAMAGE,
     EXTRA,
     MISSING,
+    SCHEMA,
     UNREACHABLE,
+    BookieUrls,
     Finding,
+    SpanCheck,
+    judging,
     merged,
     spans_of,
 )
@@ -45,16 +48,26 @@ def run(
     spark: SparkSession,
     gateway: str | Sequence[str],
     *,
-    ledgers: Sequence[int] | None = None,
-    entries_per_second: float = 0.0,
-    sample: float = 1.0,
-    repair: str | None = None,
-    dry_run: bool = False,
+    ledgers: Annotated[
+        list[int] | None, typer.Option("--ledger", help="Check only these ledgers.")
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers to check.")
+    ] = 1.0,
+    entries_per_second: Annotated[
+        float, typer.Option(min=0.0, help="The most copies to digest per second; 0: no limit.")
+    ] = 0.0,
+    findings: Annotated[
+        Path | None, typer.Option(help="Write the findings there, as lines of JSON.")
+    ] = None,
+    repair: job.RepairOption = None,
+    dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
     """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
 
-    `sample`: the share of ledgers to check; the same ledgers each time. `repair`: the URLs of the metadata service, whose repair
-    queue gets what is missing or corrupt and has a good copy elsewhere. Raises: JobFailed.
+    `sample`: the share of ledgers to check; the same ledgers each time. `findings`: a file to write, not in a dry run.
+    `repair`: the URLs of the metadata service, whose repair queue gets what is missing or corrupt and has a good copy
+    elsewhere. Raises: JobFailed.
     """
     with (
         job.gateways(gateway) as gateways,
@@ -78,31 +91,30 @@ def run(
             "copies": entries,
         }
         if dry_run:
-            return job.JobResult(_frame(spark, []), report)
-        findings = _examine(spark, work, cluster)
-        if findings:
-            findings = _again(spark, gateways, cluster, findings)
-        unplaced = _beyond(gateways, rows, holders) if ledgers is None and sample >= 1 else []
-        findings = sorted([*findings, *unplaced])
-        kinds = Counter(finding.kind for finding in findings)
-        is_damaged = any(kinds[kind] for kind in DAMAGE)
+            return job.JobResult(job.frame_of(spark, [], SCHEMA), report)
+        found = _examine(spark, work, cluster)
+        if found:
+            found = _again(spark, gateways, cluster, found)
+        if ledgers is None and sample >= 1:
+            found = sorted([*found, *_beyond(gateways, rows, holders)])
+        kinds = Counter(finding.kind for finding in found)
         report |= {
             "findings": dict(sorted(kinds.items())),
-            "entries_found": sum(f.last - f.first + 1 for f in findings if f.kind in DAMAGE),
-            "by_bookie": dict(sorted(Counter(f.bookie for f in findings).items())),
-            "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in findings),
-            "queued": 0 if queue is None else _queue(queue, findings),
+            "entries_found": sum(f.last - f.first + 1 for f in found if f.kind in DAMAGE),
+            "by_bookie": dict(sorted(Counter(f.bookie for f in found).items())),
+            "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in found),
+            "queued": 0 if queue is None else _queue(queue, found),
             "seconds": round(time.monotonic() - began, 3),
         }
-        status = job.DONE
-        if is_damaged:
-            status = job.FOUND
-        elif kinds[UNREACHABLE]:
+        if findings is not None:
+            job.write_lines(findings, map(asdict, found))
+        status, notes = job.DONE, []
+        if kinds[UNREACHABLE]:
             status = job.FAILED
-        notes = ["some bookies could not be asked: nothing is known of their copies"]
-        return job.JobResult(
-            _frame(spark, findings), report, status, notes if kinds[UNREACHABLE] else []
-        )
+            notes = ["some bookies could not be asked: nothing is known of their copies"]
+        if any(kinds[kind] for kind in DAMAGE):
+            status = job.FOUND
+        return job.JobResult(job.frame_of(spark, found, SCHEMA), report, status, notes)
 
 
 def _rows(
@@ -113,16 +125,11 @@ def _rows(
         found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
         found = {i: row for i in ledgers if (row := _row(gateways, i)) is not None}
-    chosen = {}
-    for ledger_id, row in found.items():
-        # Knuth's multiplicative hash: neighbours are spread, the choice is always the same.
-        if (ledger_id * 2_654_435_761) % 2**32 >= sample * 2**32:
-            continue
-        if row["state"] == "CLOSED":
-            row["confirmed"] = row["last_entry"]
-        else:
-            row["confirmed"] = _confirmed(gateways, ledger_id)
-        chosen[ledger_id] = row
+    # Knuth's multiplicative hash: neighbours are spread, the choice is always the same.
+    chosen = {i: row for i, row in found.items() if (i * 2_654_435_761) % 2**32 < sample * 2**32}
+    for ledger_id, row in chosen.items():
+        is_closed = row["state"] == "CLOSED"
+        row["confirmed"] = row["last_entry"] if is_closed else _confirmed(gateways, ledger_id)
     return chosen
 
 
@@ -144,10 +151,8 @@ def _confirmed(gateways: Gateways, ledger_id: int) -> int:
 
 
 def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls:
-    bookies = gateways.get("/v1/bookies")["bookies"]
-    tasks = job.parallelism(spark)
     latest: dict[str, dict[str, Any]] = {}
-    for bookie in bookies:
+    for bookie in gateways.get("/v1/bookies")["bookies"]:
         name = member_name(bookie["id"])
         if bookie["state"] != "lost" or name not in latest:
             latest[name] = bookie
@@ -155,7 +160,7 @@ def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls
     return BookieUrls(
         urls,
         {name: bookie["id"] for name, bookie in latest.items()},
-        rate / tasks,
+        rate / job.parallelism(spark),
         job.operator_headers(urls.values()),
     )
 
@@ -256,58 +261,13 @@ def _queue(queue: Gateways, findings: Sequence[Finding]) -> int:
     for at in range(0, len(items), _QUEUE_ITEMS):
         some = items[at : at + _QUEUE_ITEMS]
         try:
-            queue.request("POST", "/v1/repairs", value={"items": some}, is_repeatable=True)
+            queue.post("/v1/repairs", {"items": some})
         except QuorumLogError as error:
             raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
     return len(items)
 
 
-def _frame(spark: SparkSession, findings: Sequence[Finding]) -> DataFrame:
-    return spark.createDataFrame([tuple(asdict(f).values()) for f in findings], SCHEMA)
-
-
-def save(frame: DataFrame, path: Path) -> None:
-    """Write findings as lines of JSON."""
-    lines = [json.dumps(row.asDict()) for row in frame.collect()]
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command(help=__doc__)
-def _main(
-    gateway: job.GatewayOption,
-    ledger: Annotated[list[int] | None, typer.Option(help="Check only these ledgers.")] = None,
-    sample: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers to check.")
-    ] = 1.0,
-    entries_per_second: Annotated[
-        float, typer.Option(min=0.0, help="The most copies to digest per second; 0: no limit.")
-    ] = 0.0,
-    findings: Annotated[
-        Path | None, typer.Option(help="Write the findings there, as lines of JSON.")
-    ] = None,
-    repair: job.RepairOption = None,
-    dry_run: job.DryRunOption = False,
-    as_json: job.JsonOption = False,
-) -> None:
-    def work(spark: SparkSession) -> job.JobResult:
-        result = run(
-            spark,
-            gateway,
-            ledgers=ledger,
-            entries_per_second=entries_per_second,
-            sample=sample,
-            repair=repair,
-            dry_run=dry_run,
-        )
-        if findings is not None and not dry_run:
-            save(result.frame, findings)
-        return result
-
-    job.main("scrub", work, as_json=as_json)
-
+app = job.program("scrub", run, __doc__)
 
 if __name__ == "__main__":
     app()

@@ -1,18 +1,24 @@
-"""Spans of entries that replicas should hold, and comparison of the replicas by digests. Pure but for
-`ask`.
+"""Spans of entries that replicas should hold, and comparison of the replicas by digests: the tasks of `scrub`.
 
 A span is some entries of one fragment that share a write set. Each member is asked for a digest of the
 span. Equal digests prove the replicas equal; else the span is halved until it is clear which entries of which
-member are missing, damaged or different.
+member are missing, damaged or different. Executors load this module, so it needs only what executors have.
 """
 
+import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final
 
+from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import complement, ids_of_residue
+from quorumlog.protocol.ranges import complement, ids_of_residue, union
+from quorumlog.spark.http import Gateways
 
 MISSING: Final = "missing"
 CORRUPT: Final = "corrupt"
@@ -22,6 +28,14 @@ UNREACHABLE: Final = "unreachable"
 
 DAMAGE: Final = (MISSING, CORRUPT, DIVERGENT)
 """The kinds of damage of an entry's copies; `extra` costs space only, `unreachable` proves nothing."""
+
+SCHEMA: Final = (
+    "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
+)
+"""The schema of findings."""
+
+BOOKIE_S: Final = 30.0
+"""The deadline of a bookie's answer, with retries."""
 
 _LEAF: Final = 500
 """Spans of at most this size are judged entry by entry; a bookie lists at most 1,000 ranges."""
@@ -123,13 +137,14 @@ def judge(span: Span, ask: Ask) -> list[Finding]:
 
 def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
     """Copies of a span's entries on bookies that should not hold them."""
-    found = []
-    for member in holders:
-        found += [
-            Finding(span.ledger_id, i, i, member, EXTRA, len(span.members))
-            for i in _copies(span, member, ask)
-        ]
-    return merged(found, span.modulus)
+    return merged(
+        (
+            Finding(span.ledger_id, entry, entry, member, EXTRA, len(span.members))
+            for member in holders
+            for entry in _copies(span, member, ask)
+        ),
+        span.modulus,
+    )
 
 
 def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
@@ -148,15 +163,14 @@ def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
     """Findings with neighbours merged: consecutive entries of one span are `modulus` apart."""
-    result: dict[tuple[Any, ...], list[Finding]] = {}
-    for finding in sorted(findings):
-        key = (finding.ledger, finding.bookie, finding.kind, finding.survivors, finding.detail)
-        found = result.setdefault(key, [])
-        if found and found[-1].last >= finding.first - modulus:
-            found[-1] = replace(found[-1], last=max(found[-1].last, finding.last))
-        else:
-            found.append(finding)
-    return sorted(finding for group in result.values() for finding in group)
+    ranges: dict[Finding, list[tuple[int, int]]] = {}
+    for found in findings:
+        ranges.setdefault(replace(found, first=0, last=0), []).append((found.first, found.last))
+    return sorted(
+        replace(alike, first=first, last=last)
+        for alike, places in ranges.items()
+        for first, last in union(places, modulus)
+    )
 
 
 def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
@@ -198,11 +212,11 @@ def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> It
     }
     odd = _divergent(span, ask, sound)
     for entry in ids:
-        good = sum(entry in has and entry not in odd.get(m, ()) for m, has in sound.items())
+        good = sum(entry in has and (m, entry) not in odd for m, has in sound.items())
         for member in answers:
             if entry in damaged[member]:
                 kind = CORRUPT
-            elif entry in odd.get(member, ()):
+            elif (member, entry) in odd:
                 kind = DIVERGENT
             elif entry in sound[member] or not span.is_complete:
                 continue
@@ -211,52 +225,41 @@ def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> It
             yield Finding(span.ledger_id, entry, entry, member, kind, good)
 
 
-def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> dict[str, set[int]]:
-    """The entries of which members hold other bytes than the majority."""
-    odd: dict[str, set[int]] = {}
+def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> set[tuple[str, int]]:
+    """The members and entries of which the member holds other bytes than the majority."""
+
+    def holders_of(entry: int) -> frozenset[str]:
+        return frozenset(member for member, ids in sound.items() if entry in ids)
+
+    odd: set[tuple[str, int]] = set()
     # Runs of entries that the same members hold can be compared at once.
-    run: list[int] = []
-    holders: frozenset[str] = frozenset()
-    for entry in [*span.ids, None]:
-        now = (
-            frozenset(member for member, ids in sound.items() if entry in ids)
-            if entry is not None
-            else frozenset()
-        )
-        if run and (entry is None or now != holders):
-            part = replace(span, first=run[0], last=run[-1])
-            for member, ids in _compare(part, ask, holders).items():
-                odd.setdefault(member, set()).update(ids)
-            run = []
-        holders = now
-        if entry is not None:
-            run.append(entry)
+    for holders, run in groupby(span.ids, holders_of):
+        entries = list(run)
+        odd.update(_compare(replace(span, first=entries[0], last=entries[-1]), ask, holders))
     return odd
 
 
-def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> dict[str, set[int]]:
+def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> Iterator[tuple[str, int]]:
     if len(holders) < 2:
-        return {}
-    digests = {}
-    for member in sorted(holders):
-        held = ask(member, span)
-        if isinstance(held, MemberDigest) and held.entry_count == span.count:
-            digests[member] = held.digest
+        return
+    answers = {member: ask(member, span) for member in sorted(holders)}
+    digests = {
+        member: held.digest
+        for member, held in answers.items()
+        if isinstance(held, MemberDigest) and held.entry_count == span.count
+    }
     counts = Counter(digests.values())
     if len(counts) <= 1:
-        return {}
+        return
     if span.count > 1:
-        odd: dict[str, set[int]] = {}
         for half in _halves(span):
-            for member, ids in _compare(half, ask, holders).items():
-                odd.setdefault(member, set()).update(ids)
-        return odd
+            yield from _compare(half, ask, holders)
+        return
     (best, votes), (_, others) = counts.most_common(2)
-    entry = span.ids[0]
-    # Without a majority no copy is known to be right.
-    return {
-        member: {entry} for member, digest in digests.items() if votes == others or digest != best
-    }
+    for member, digest in digests.items():
+        # Without a majority no copy is known to be right.
+        if votes == others or digest != best:
+            yield member, span.ids[0]
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
@@ -271,3 +274,104 @@ def _within(ranges: Iterable[tuple[int, int]], ids: range) -> set[int]:
         start = max(ids.start, low + (ids.start - low) % ids.step)
         found.update(range(start, min(high, ids[-1]) + 1, ids.step))
     return found
+
+
+# --- the tasks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BookieUrls:
+    """Where bookies are. Plain values: it travels to executors."""
+
+    urls: dict[str, str]
+    """The URL of each bookie that is not lost, by name."""
+    current: dict[str, str]
+    """The current incarnation of each bookie, by name."""
+    rate: float
+    """Entries per second that one task may ask bookies to digest; 0: no limit."""
+    headers: dict[str, str] = field(repr=False)
+    """What bookies want to be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCheck:
+    """A span, and the bookies outside of it that hold entries of its ledger."""
+
+    span: Span
+    strangers: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """As text, for a row of a DataFrame."""
+        return json.dumps([asdict(self.span), self.strangers])
+
+    @classmethod
+    def from_text(cls, text: str) -> "SpanCheck":
+        """The work in a row's text."""
+        fields, others = json.loads(text)
+        return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
+
+
+def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function of a task, from DataFrames of pandas to such: judge its spans one after another."""
+
+    def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
+        import pandas as pd  # noqa: PLC0415 - on executors only
+
+        with ExitStack() as stack:
+            asking = _Asking(cluster, stack)
+            for batch in batches:
+                for text in batch["work"]:
+                    work = SpanCheck.from_text(text)
+                    found = judge(work.span, asking)
+                    found += strangers(work.span, work.strangers, asking)
+                    if found:
+                        yield pd.DataFrame([asdict(finding) for finding in found])
+
+    return judge_all
+
+
+class _Asking:
+    """Asks members over HTTP, no faster than the rate allows."""
+
+    def __init__(self, cluster: BookieUrls, stack: ExitStack) -> None:
+        """`stack` closes the connections."""
+        self._cluster, self._stack = cluster, stack
+        self._allowed = time.monotonic()
+        self._bookies: dict[str, Gateways] = {}
+
+    def __call__(self, member: str, span: Span) -> MemberDigest | str:
+        name = member_name(member)
+        url, current = self._cluster.urls.get(name), self._cluster.current.get(name)
+        if url is None:
+            return "it is lost"
+        if current != member:
+            return f"it is {current} now"
+        self._pace(span.count)
+        if name not in self._bookies:
+            self._bookies[name] = self._stack.enter_context(
+                Gateways(url, deadline_s=BOOKIE_S, headers=self._cluster.headers)
+            )
+        asked: dict[str, Any] = {"ranges": [[span.first, span.last]]}
+        asked |= {"modulus": span.modulus, "residue": span.residue}
+        path = f"/v1/ledgers/{span.ledger_id}/digests"
+        try:
+            answer = self._bookies[name].post(path, asked)
+        except QuorumLogError as error:
+            return f"{error.code}: {error.detail}"
+        (found,) = answer["digests"]
+        if answer["bookie"] != member:
+            return f"it is {answer['bookie']} now"
+        if answer["limbo"] and found["entries"] < span.count:
+            return "it is in limbo: what it lacks is unknown"
+        return MemberDigest(
+            found["entries"],
+            found["digest"],
+            tuple(map(tuple, found["present"])),
+            tuple(map(tuple, found["damaged"])),
+        )
+
+    def _pace(self, entry_count: int) -> None:
+        if self._cluster.rate <= 0:
+            return
+        time.sleep(max(0.0, self._allowed - time.monotonic()))
+        self._allowed = max(self._allowed, time.monotonic()) + entry_count / self._cluster.rate

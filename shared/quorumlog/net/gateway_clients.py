@@ -1,10 +1,7 @@
-"""A gateway's clients for what the metadata service keeps: logs, transactions, access tokens, the audit log; and the
-parameters of a page of that.
-"""
+"""A gateway's clients in the metadata service: for logs, transactions, access tokens and the audit log."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
 
 from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, VersionConflict
 from quorumlog.net.metadata_requests import (
@@ -14,31 +11,14 @@ from quorumlog.net.metadata_requests import (
     query_of,
     shown_in,
 )
-from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text, time_of
 from quorumlog.net.timers import HeardClock
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
+from quorumlog.wire import log_bodies
 from quorumlog.wire.bodies import Body, RowDelete
-from quorumlog.wire.log_bodies import (
-    Done,
-    ForkBody,
-    LedgerIds,
-    LogChange,
-    LogCreateBody,
-    LogHeads,
-    LogHeadsAsk,
-    LogListBody,
-    SharedAsk,
-    TransactionAlive,
-    TransactionBeginBody,
-    TransactionCommitBody,
-    TransactionDone,
-)
 from quorumlog.wire.token_bodies import (
-    TARGET_CHARS_MAX,
     AuditList,
     TokenCreate,
     TokenFields,
@@ -70,7 +50,7 @@ class LogClient:
     async def is_done(self, once: Once) -> bool:
         """Whether a copy of a client's request was carried out. Raises: InvalidRequest if that was another request."""
         path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
-        return (await self._client.ask("GET", path, gives=Done, query=query)).done
+        return (await self._client.ask("GET", path, gives=log_bodies.Done, query=query)).done
 
     async def create(
         self, log: LogMetadata, *, once: Once | None = None
@@ -80,7 +60,9 @@ class LogClient:
 
         Raises: NoSuchLog if the log of the first copy was deleted since.
         """
-        return await self._create(LogCreateBody(row=log, attempt=new_attempt(), once=once))
+        return await self._create(
+            log_bodies.LogCreateBody(row=log, attempt=new_attempt(), once=once)
+        )
 
     async def fork(
         self, log: LogMetadata, source: LogMetadata, at: int
@@ -91,10 +73,12 @@ class LogClient:
         Raises: NoSuchLog of the source, LogDeleted; InvalidRequest where the source is not sealed up to `at`, or
         begins later.
         """
-        fork = ForkBody(source=source.name, created_at=source.created_at, at=at)
-        return await self._create(LogCreateBody(row=log, attempt=new_attempt(), fork=fork))
+        fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
+        return await self._create(
+            log_bodies.LogCreateBody(row=log, attempt=new_attempt(), fork=fork)
+        )
 
-    async def _create(self, body: LogCreateBody) -> tuple[LogMetadata, bool]:
+    async def _create(self, body: log_bodies.LogCreateBody) -> tuple[LogMetadata, bool]:
         try:
             row = await self._client.ask("POST", "/v1/logs", body, gives=LogMetadata, settles=True)
         except LogExists as error:
@@ -107,7 +91,7 @@ class LogClient:
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        body = LogChange(row=log, attempt=new_attempt(), once=once)
+        body = log_bodies.LogChange(row=log, attempt=new_attempt(), once=once)
         path = f"/v1/logs/{log.name}"
         try:
             new = await self._client.ask("PUT", path, body, gives=LogMetadata, settles=True)
@@ -142,23 +126,23 @@ class LogClient:
         `shown`: only these (`wire/bodies.py`, SHOWN).
         """
         query = query_of(limit=limit, after=after, prefix=prefix or None) | shown_in(shown)
-        page = await self._client.ask("GET", "/v1/logs", gives=LogListBody, query=query)
+        page = await self._client.ask("GET", "/v1/logs", gives=log_bodies.LogListBody, query=query)
         return [self._heard(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
         """The state, writer token and last ledger of each of these logs, from the primary, by name; for
         at most HEADS_MAX names. A log that is left out was never created, or is lost.
         """
-        body = LogHeadsAsk(logs=tuple(names))
-        found = await self._client.ask("POST", "/v1/log-heads", body, gives=LogHeads)
+        body = log_bodies.LogHeadsAsk(logs=tuple(names))
+        found = await self._client.ask("POST", "/v1/log-heads", body, gives=log_bodies.LogHeads)
         return {head.name: head for head in found.logs}
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
-        body = SharedAsk(ledgers=tuple(ledger_ids))
+        body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
         # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
         found = await self._client.ask(
-            "POST", "/v1/shared-ledgers", body, gives=LedgerIds, proof=True
+            "POST", "/v1/shared-ledgers", body, gives=log_bodies.LedgerIds, proof=True
         )
         return frozenset(found.ledgers)
 
@@ -176,7 +160,7 @@ class LogClient:
         query = query_of(older_than_s=int(older_than_s), limit=limit, after=after, log=log)
         # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
         found = await self._client.ask(
-            "GET", "/v1/orphans", gives=LedgerIds, query=query, proof=True
+            "GET", "/v1/orphans", gives=log_bodies.LedgerIds, query=query, proof=True
         )
         return found.ledgers
 
@@ -207,7 +191,7 @@ class TransactionClient:
         """
         # The client draws the id, so that a retry of the request begins no second transaction.
         drawn = new_attempt()
-        body = TransactionBeginBody(
+        body = log_bodies.TransactionBeginBody(
             id=drawn, log=log, app=app, version=version, expires_in_s=expires_in_s
         )
         row = await self._client.ask("POST", "/v1/transactions", body, gives=Transaction)
@@ -221,7 +205,7 @@ class TransactionClient:
     async def renew(self, transaction_id: str) -> TransactionState:
         """Extend the transaction's life, and return its state. Raises: NoSuchTransaction."""
         path = f"/v1/transactions/{transaction_id}/renew"
-        return (await self._client.ask("POST", path, gives=TransactionAlive)).state
+        return (await self._client.ask("POST", path, gives=log_bodies.TransactionAlive)).state
 
     async def abort(self, transaction_id: str) -> Transaction:
         """Abort: nothing is published. Raises: NoSuchTransaction, TransactionCommitted."""
@@ -238,37 +222,15 @@ class TransactionClient:
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         InvalidRequest; MetadataUnavailable only where nothing was sent.
         """
-        body = TransactionCommitBody(ledgers=ledgers, row=log, attempt=new_attempt())
+        body = log_bodies.TransactionCommitBody(ledgers=ledgers, row=log, attempt=new_attempt())
         path = f"/v1/transactions/{transaction_id}/commit"
         try:
-            done = await self._client.ask("POST", path, body, gives=TransactionDone, settles=True)
+            done = await self._client.ask(
+                "POST", path, body, gives=log_bodies.TransactionDone, settles=True
+            )
         except VersionConflict as error:
             return None, current_of(error, LogMetadata)
         return done.transaction, done.row
-
-
-def _time(text: str, pointer: str) -> datetime:
-    try:
-        return time_of(text)
-    except ValueError as error:
-        raise invalid(pointer, "must be a time like 2026-01-02T03:04:05Z") from error
-
-
-SINCE: Final[Parameter[datetime | None]] = Parameter(
-    "since",
-    "query",
-    _time,
-    {"type": "string", "format": "date-time"},
-    "Only what was done at this time or later.",
-    None,
-)
-TARGET: Final = query_text(
-    "target",
-    rf"[^\x00]{{1,{TARGET_CHARS_MAX}}}",
-    "Only what was done to this: `logs/NAME`, `ledgers/ID`, `tokens/ID`, `bookies/NAME`.",
-)
-AFTER: Final = query_integer("after", 0, ID_MAX, "Only rows with numbers above this one.", 0)
-LIMIT: Final = query_integer("limit", 1, 1000, "Rows of a page.", 100)
 
 
 class AuditClient:

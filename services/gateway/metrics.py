@@ -1,19 +1,83 @@
-"""Metrics of a gateway's logs: read at scrape time."""
+"""Metrics of a gateway's engine and logs for operators: read at scrape time, never on the hot path."""
 
 import asyncio
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.gateway.engine import Engine
 from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.transactions import Transactions
 
 
-class _LogMetrics(Collector):
+class EngineMetrics(Collector):
+    """What an engine counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        """The present numbers."""
+        engine, handles = self._engine, self._engine.handles
+        channels = list(engine.bookies.channels().values())
+        for name, text, value in (
+            ("open_ledgers", "Ledgers that this process writes.", len(handles.live)),
+            (
+                "clock_doubted",
+                "1 while nothing is deleted by age, since the database's clock may be wrong (rule 26c).",
+                bool(engine.database_clock.doubt),
+            ),
+            (
+                "degraded_ledgers",
+                "Of those, the ones with a bookie that takes no adds (reduced redundancy).",
+                len(engine.degraded_ledgers()),
+            ),
+            (
+                "append_in_flight_bytes",
+                "Payload that is accepted and not yet acknowledged.",
+                handles.in_flight.used_bytes,
+            ),
+            (
+                "recent_bytes",
+                "Acknowledged entries that are in memory for readers at the tail.",
+                handles.recent.bytes_kept,
+            ),
+            ("bookie_channels", "Bookies with an open connection.", channels.count(True)),
+            (
+                "bookie_channels_broken",
+                "Bookies that were contacted and have no open connection.",
+                channels.count(False),
+            ),
+            (
+                "bookies_quarantined",
+                "Bookies that are listed as live and fail here.",
+                len(engine.directory.quarantine.names),
+            ),
+            (
+                "narrow_ledgers",
+                "Ledgers created here in fewer zones than requested, since the start.",
+                engine.placing.narrow_count,
+            ),
+        ):
+            yield GaugeMetricFamily(f"quorumlog_gateway_{name}", text, value)
+        yield CounterMetricFamily(
+            "quorumlog_gateway_ensemble_changes",
+            "Ensemble changes by writers of this process.",
+            engine.throttled.ensemble_changes,
+        )
+        yield CounterMetricFamily(
+            "quorumlog_gateway_recent_reads",
+            "Reads of entries that were answered from memory, without a bookie.",
+            handles.recent.reads,
+        )
+
+
+class LogMetrics(Collector):
+    """What logs and transactions count."""
+
     def __init__(self, logs: LogManager, transactions: Transactions | None) -> None:
         self._logs, self._transactions = logs, transactions
 
@@ -71,10 +135,3 @@ def _lags(measured: Measured) -> Iterable[Metric]:
     text = "Since the lag of consumers was measured"
     age_s = asyncio.get_running_loop().time() - measured.at_s
     yield GaugeMetricFamily("quorumlog_consumer_lag_age_seconds", text, age_s)
-
-
-def add_log_metrics(
-    logs: LogManager, transactions: Transactions | None, registry: CollectorRegistry
-) -> None:
-    """Register the logs' metrics."""
-    registry.register(_LogMetrics(logs, transactions))

@@ -1,0 +1,295 @@
+"""`quorumlog token …`: access tokens of gateways that require them. And `quorumlog certificates …`: a small certificate
+authority for the services of a cluster, which asks no server.
+
+The work of the authority is `quorumlog.certificates`, whose package `cryptography` is an extra of its own: few machines
+make certificates.
+"""
+
+import base64
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final, TypeVar
+from uuid import uuid4
+
+import typer
+
+from quorumlog.cli.operator import ask_metadata
+from quorumlog.cli.output import (
+    common_options,
+    finished,
+    print_answer,
+    print_rows,
+)
+from quorumlog.cli.session import offline_options, run, with_common_options
+from quorumlog.errors import NOT_DONE, QuorumLogError
+from quorumlog.wire.secret import draw_token
+
+T = TypeVar("T")
+
+token_app = typer.Typer(no_args_is_help=True, help="Access tokens: make, list, revoke.")
+
+
+@token_app.command(name="create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="For people: who has it, or what for.")],
+    grants: Annotated[
+        list[str],
+        typer.Argument(
+            help="read, append, manage or admin, then a colon, and what for: logs/NAME, ledgers/NAMESPACE (each with"
+            " * for any rest), cluster, or * for everything."
+        ),
+    ],
+    days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="How long it is valid; else until revoked.")
+    ] = None,
+    requests_per_s: Annotated[
+        int | None, typer.Option(min=1, help="Requests per second, at each gateway.")
+    ] = None,
+    bytes_per_s: Annotated[
+        int | None,
+        typer.Option(min=1, help="Bytes of bodies and answers per second, at each gateway."),
+    ] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(min=1, help="Connections with requests under way, at each gateway."),
+    ] = None,
+    open_ledgers: Annotated[
+        int | None, typer.Option(min=1, help="Open ledgers, at each gateway.")
+    ] = None,
+    metadata_urls: Annotated[
+        str | None,
+        typer.Option(
+            "--metadata",
+            help="URLs of metadata services: make the token there, for the first one of a cluster.",
+        ),
+    ] = None,
+) -> None:
+    """Make a token and print it: nobody can print it again."""
+    expires_in_s = None if days is None else days * 24 * 3600
+    asked = {
+        "requests_per_s": requests_per_s,
+        "bytes_per_s": bytes_per_s,
+        "connections": connections,
+        "open_ledgers": open_ledgers,
+    }
+    quotas = {quota: most for quota, most in asked.items() if most is not None}
+    if metadata_urls is None:
+        limits: dict[str, Any] = {"expires_in_s": expires_in_s, "quotas": quotas}
+        made = run(lambda client: client.create_token(name, grants, **limits))
+    else:
+        made = _create_at(metadata_urls, name, grants, expires_in_s, quotas)
+    print_answer(made, made["token"])
+
+
+def _create_at(
+    urls: str, name: str, grants: list[str], expires_in_s: int | None, quotas: dict[str, int]
+) -> dict[str, Any]:
+    """The same at the metadata service, which gets no secret."""
+    drawn = draw_token()
+    body = {
+        "token": {
+            "id": drawn.id,
+            "hash": base64.b64encode(drawn.hash).decode(),
+            "name": name,
+            "grants": grants,
+            "quotas": quotas,
+        },
+        "expires_in_s": expires_in_s,
+        "attempt": str(uuid4()),
+    }
+    row = ask_metadata("POST", urls, "/v1/tokens", body)
+    return {**{key: value for key, value in row.items() if key != "hash"}, "token": drawn.secret}
+
+
+@token_app.command("list")
+def list_tokens() -> None:
+    """Print all tokens, without their secrets."""
+    found = run(lambda client: client.tokens())
+    for token in found if not common_options().as_json else ():
+        token["grants"] = " ".join(token["grants"])
+        token["expires_at"] = token["expires_at"] or "never"
+    print_rows(found, ("id", "name", "grants", "created_at", "expires_at"))
+
+
+@token_app.command(name="revoke")
+def revoke_token(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `token list` prints it.")],
+) -> None:
+    """End a token: within seconds all gateways refuse it and cut its connections."""
+    run(lambda client: client.revoke_token(token_id))
+    print_answer({"id": token_id, "revoked": True})
+
+
+# --- certificates ---------------------------------------------------------------------------------
+
+certificates_app = typer.Typer(
+    no_args_is_help=True,
+    help="Keys and certificates with which services know each other (mutual TLS). Asks no server.",
+)
+
+_COLUMNS: Final = ("file", "role", "name", "cluster", "hosts", "ends", "days_left")
+
+
+class NoCryptography(
+    QuorumLogError, code="no-cryptography", title="A package is missing", travels=False
+):
+    """Certificates need the package `cryptography`, which this Python does not have."""
+
+    outcome = NOT_DONE
+
+
+class CertificateRefused(
+    QuorumLogError, code="certificate-refused", title="No such certificate", travels=False
+):
+    """What was asked for can't be a certificate, or a file is none."""
+
+    outcome = NOT_DONE
+
+
+FolderOption = Annotated[
+    Path, typer.Option(help="The authority's folder, which has ca.pem and ca-key.pem.")
+]
+_FOLDER: Final = Path("certificates")
+
+
+@certificates_app.command()
+def init(
+    cluster: Annotated[
+        str, typer.Argument(help="The cluster's name: its processes trust no other cluster's.")
+    ] = "quorumlog",
+    folder: FolderOption = _FOLDER,
+    days: Annotated[int, typer.Option(min=1, help="How long the authority is valid.")] = 3650,
+) -> None:
+    """Make a certificate authority for a cluster. Its key ca-key.pem makes anybody a member of the cluster:
+    keep the key away from the services' hosts.
+    """
+    _print_written(lambda library: library.create_authority(folder, cluster, days=days))
+
+
+@certificates_app.command()
+def issue(
+    role: Annotated[
+        str,
+        typer.Argument(help="gateway, bookie, metadata, autorecovery, operator (people), monitor."),
+    ],
+    name: Annotated[str, typer.Argument(help="The process's name; a bookie's BOOKIE_NAME.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A DNS name or IP address at which others reach the process; repeat it."),
+    ] = None,
+    folder: FolderOption = _FOLDER,
+    into: Annotated[
+        Path | None, typer.Option(help="Where to write, instead of the authority's folder.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Make a key and a certificate for one process. Refuses to replace files."""
+    more: dict[str, Any] = {"days": days, "into": into}
+    _print_written(lambda library: library.issue(folder, role, name, host or (), **more))
+
+
+@certificates_app.command()
+def renew(
+    certificate: Annotated[Path, typer.Argument(help="The certificate's file.")],
+    folder: FolderOption = _FOLDER,
+    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 365,
+) -> None:
+    """Replace a certificate and its key by new ones for the same process and hosts. A running service takes
+    them within seconds, and its connections go on.
+    """
+    _print_written(lambda library: library.renew(folder, certificate, days=days))
+
+
+@certificates_app.command()
+def revoke(
+    role: Annotated[str, typer.Argument(help="The role of the process.")],
+    name: Annotated[str, typer.Argument(help="The name of the process.")],
+    folder: FolderOption = _FOLDER,
+) -> None:
+    """Refuse all certificates that were issued to a process so far, those before a renewal too: they stand in
+    ca.pem then. Services take a new ca.pem within seconds and cut the process's connections.
+    """
+    count = _run(lambda library: library.revoke(folder, role, name))
+    told = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}
+    print_answer(
+        told,
+        f"{count} certificates of {role} {name} are revoked: copy {told['file']} to the hosts of all processes",
+    )
+
+
+@certificates_app.command()
+def show(
+    files: Annotated[list[Path] | None, typer.Argument(help="Certificates; default: all.")] = None,
+    folder: FolderOption = _FOLDER,
+) -> None:
+    """Print whom certificates are for, and when they end."""
+
+    def described(library: Any) -> list[dict[str, Any]]:
+        if not files and not (folder / "ca.pem").exists():
+            raise FileNotFoundError(f"{folder} has no ca.pem: `quorumlog certificates init`")
+        named = files or sorted(set(folder.glob("*.pem")) - set(folder.glob("*-key.pem")))
+        return [_row(file, library) for file in named]
+
+    rows = _run(described)
+    if not common_options().as_json:
+        rows = [{**row, "hosts": ", ".join(row["hosts"]), "ends": row["ends"][:10]} for row in rows]
+    print_rows(rows, _COLUMNS)
+
+
+def _run(work: Callable[[Any], T]) -> T:
+    """Do work with the library; an error ends the command with the error's exit status."""
+
+    def called() -> T:
+        library: Any = _import_library()
+        try:
+            return work(library)
+        except library.CertificateRefused as refused:
+            raise CertificateRefused(str(refused)) from None
+
+    return finished(called)
+
+
+def _import_library() -> ModuleType:
+    try:
+        # Late: the package takes a tenth of a second, and the other commands do without.
+        from quorumlog import certificates  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "cryptography":
+            raise
+        raise NoCryptography(
+            "certificates need the package cryptography: pip install 'quorumlog[cli,certificates]'"
+        ) from None
+    return certificates
+
+
+def _row(file: Path, library: Any) -> dict[str, Any]:
+    found = library.describe(file)
+    subject = found.subject
+    role = "authority" if found.is_authority else "none"
+    return {
+        "file": str(file),
+        "role": subject.role if subject else role,
+        "name": subject.name if subject else "",
+        "cluster": subject.cluster if subject else "",
+        "hosts": list(subject.hosts) if subject else [],
+        "issuer": found.issuer,
+        "begins": found.begins.isoformat(),
+        "ends": found.ends.isoformat(),
+        "days_left": found.days_left(datetime.now(UTC)),
+    }
+
+
+def _print_written(work: Callable[[Any], Path]) -> None:
+    """Print which certificate `work` has made, and its key."""
+
+    def made(library: Any) -> dict[str, Any]:
+        file = work(library)
+        return {**_row(file, library), "key_file": str(library.key_file(file))}
+
+    row = _run(made)
+    print_answer(row, f"{row['file']} and {row['key_file']}, valid until {row['ends'][:10]}")
+
+
+with_common_options(certificates_app, offline_options)

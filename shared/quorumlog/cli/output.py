@@ -1,0 +1,378 @@
+"""What all commands print, and how they end: lines, tables and JSON, errors and exit statuses.
+
+Under --json every error is one line of JSON on standard error, of one shape (`_print`), whoever found the
+error: the shell's arguments, the input, the network or a server. Standard output has results only.
+"""
+
+import contextlib
+import os
+import re
+import ssl
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated, Any, Final, TypeVar
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from quorumlog.errors import NOT_DONE, UNKNOWN, NotFound, QuorumLogError
+
+T = TypeVar("T")
+
+GATEWAY: Final = "http://127.0.0.1:8080"
+TIMEOUT_S: Final = 30.0
+"""A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """The values of the options that every command has (`session.with_common_options`)."""
+
+    gateway: str = GATEWAY
+    as_json: bool = False
+    timeout_s: float = TIMEOUT_S
+    is_quiet: bool = False
+    operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What is shown to the services behind the gateways."""
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    """Of the caller, for gateways that require one."""
+    compression: str | None = None
+    """Of what is sent to gateways and read from them."""
+    operator_context: ssl.SSLContext | None = None
+    """With which they are asked over TLS."""
+
+    @property
+    def shows_notices(self) -> bool:
+        """Whether standard error may have more than errors."""
+        return not self.is_quiet and not self.as_json
+
+
+COMMON_OPTIONS: Final[ContextVar[CommonOptions]] = ContextVar(
+    "options",
+    default=CommonOptions(),  # noqa: B039  (frozen)
+)
+
+
+def common_options() -> CommonOptions:
+    """The common options of the command that runs."""
+    return COMMON_OPTIONS.get()
+
+
+# --- how a command ends ----------------------------------------------------------------------------
+
+
+class ExitStatus(IntEnum):
+    """The exit statuses of all commands (docs/guides/cli.md)."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNKNOWN = 3
+    MISSING = 4
+    WAITED = 5
+    INTERRUPTED = 130
+    """As a shell reports a process that SIGINT ended."""
+    PIPE_CLOSED = 141
+    """As a shell reports a process that SIGPIPE ended."""
+
+
+class CutShort(Exception):
+    """The input is not what it should be: it ends within a record, say."""
+
+
+class EndedEarly(Exception):
+    """A long command was ended early, by an error or by Ctrl-C; the message says how far it came."""
+
+    def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
+        super().__init__(said)
+        self.members = members
+        self.why = why
+
+
+_WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
+"""click's base class of what is wrong with the arguments; typer has a click of its own in some versions,
+and exports only this subclass."""
+
+
+def is_json(arguments: Sequence[str]) -> bool:
+    """Whether errors shall be JSON. Reads the unparsed arguments, since they may be what is wrong."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options
+
+
+def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name, and return its exit status."""
+    if not is_json(arguments):
+        try:
+            command(args=list(arguments), prog_name="quorumlog")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(bool(end.code))
+        except OSError as error:  # standard output on a full disk
+            print_error(str(error))
+            return ExitStatus.FAILED
+        return ExitStatus.DONE
+    try:
+        # Returns the status of typer.Exit, or what the command returns: None.
+        return command(args=list(arguments), prog_name="quorumlog", standalone_mode=False) or 0
+    except _WRONG_USAGE as error:
+        return _print(ExitStatus.USAGE, "usage", error.format_message())  # type: ignore[attr-defined]
+    except typer.Abort:
+        return _print(ExitStatus.FAILED, "aborted", "nothing was done")
+    except Exception as error:  # noqa: BLE001  (a defect of ours, which a program must still be able to read)
+        return _print(ExitStatus.FAILED, "internal-error", f"{type(error).__name__}: {error}")
+
+
+def finished(work: Callable[[], T]) -> T:
+    """Do work and return its result; print an error and raise typer.Exit with the error's status."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        raise typer.Exit(tell_interrupted()) from None
+    except BrokenPipeError:
+        raise typer.Exit(pipe_closed()) from None
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"{os.fsencode(error.object)!r} is not UTF-8") from None
+    except orjson.JSONDecodeError:  # a ValueError of a server's, not of the user's
+        raise
+    except ValueError as error:  # what the SDK refuses to send
+        raise typer.BadParameter(str(error)) from None
+    except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
+        raise typer.Exit(_tell(error)) from None
+
+
+def tell_interrupted() -> int:
+    """Print that Ctrl-C ended the command, and return the exit status."""
+    return _tell(EndedEarly("", {}, None))
+
+
+def pipe_closed() -> int:
+    """The status after the reader of our output has closed it; nothing is flushed to it at exit."""
+    _drop_output()
+    return ExitStatus.PIPE_CLOSED
+
+
+def flush_output() -> None:
+    """Flush standard output at exit; a failure was reported before, and Python must not report it again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(error: Exception) -> int:
+    """Print an error with what was done before it, and return the exit status."""
+    why = error.why if isinstance(error, EndedEarly) else error
+    status, code, detail = _named(why)
+    so_far = str(error) if isinstance(error, EndedEarly) else ""
+    if not common_options().as_json:
+        if so_far:
+            print_error(so_far)
+        print_error(f"{code}: {detail}" if isinstance(why, QuorumLogError) else detail)
+        return status
+    members = dict(error.members) if isinstance(error, EndedEarly) else {}
+    if isinstance(why, QuorumLogError):
+        named = {"ledger_id": why.ledger_id, "entry_id": why.entry_id, "bookie": why.bookie}
+        members |= {name: value for name, value in named.items() if value is not None}
+        members |= {"retryable": why.retryable, "outcome": why.outcome}
+    detail = "; ".join(part for part in (so_far, detail) if part)
+    return _print(status, code, detail, **members)
+
+
+def _named(why: Exception | None) -> tuple[ExitStatus, str, str]:
+    """The status, the code and the sentence of what ended a command; None: Ctrl-C."""
+    if why is None:
+        return ExitStatus.INTERRUPTED, "interrupted", "interrupted"
+    if not isinstance(why, QuorumLogError):
+        return ExitStatus.FAILED, "input" if isinstance(why, CutShort) else "os-error", str(why)
+    named = {"bookie": why.bookie, "entry": why.entry_id}
+    where = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    detail = why.detail + (f" ({where})" if where else "")
+    if why.outcome == UNKNOWN:
+        return ExitStatus.UNKNOWN, why.code, detail
+    return ExitStatus.MISSING if isinstance(why, NotFound) else ExitStatus.FAILED, why.code, detail
+
+
+def _print(status: ExitStatus, code: str, detail: str, **members: Any) -> int:
+    """Print the one shape of all errors: after the API's problem documents, with the exit status."""
+    outcome = UNKNOWN if status in (ExitStatus.UNKNOWN, ExitStatus.INTERRUPTED) else NOT_DONE
+    shown = {
+        "code": code,
+        "detail": detail,
+        "retryable": False,
+        "outcome": outcome,
+        "exit_status": int(status),
+        **members,
+    }
+    sys.stderr.write(orjson.dumps(shown, default=str).decode() + "\n")
+    return status
+
+
+def print_error(line: str) -> None:
+    """Print a line on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+# --- what a command prints -----------------------------------------------------------------------
+
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
+
+def confirm_on_terminal(question: str, *, yes: bool) -> None:
+    """Ask a person before what can't be undone. A script has no terminal, and is not asked. Raises: typer.Abort."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
+class StandardOutput(Console):
+    """Standard output, whose reader may close it."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """End without a word, as other programs in a pipe do."""
+        raise typer.Exit(pipe_closed())
+
+
+def print_line(text: str) -> None:
+    """Print one line, as it is."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise typer.Exit(pipe_closed()) from None
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON."""
+    print_line(orjson.dumps(value).decode())
+
+
+def print_value(value: T, show: Callable[[T], None]) -> None:
+    """Print a value as JSON under --json, else as `show` prints it."""
+    (print_json if common_options().as_json else show)(value)
+
+
+def print_answer(value: Any, text: str | None = None) -> None:
+    """Print a value as JSON under --json, else the text, where there is any."""
+    if common_options().as_json:
+        print_json(value)
+    elif text is not None:
+        print_line(text)
+
+
+def text_of(name: str, value: Any) -> str:
+    """A value as people read it, by its name in the API: sizes, durations and times in few letters, nothing for null."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {text_of(key, item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ("\n" if any(map(_is_nested, value)) else ", ").join(
+            text_of("", item) for item in value
+        )
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, int) and (name.endswith("bytes") or name == "length"):
+        return _with_unit(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    if isinstance(value, int) and name.endswith("_ms"):
+        return _with_unit(value, 1000, ("ms", "s")) if value < 60_000 else f"{value // 60_000} min"
+    if name.endswith("_at") or name == "at":
+        return re.sub(r"T([\d:]{8})(\.\d+)?Z$", r" \1Z", str(value))
+    return str(value)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _with_unit(value: float, step: int, units: Sequence[str]) -> str:
+    """A number with the largest unit of which there is one at least."""
+    for unit in units[:-1]:
+        if value < step:
+            return f"{value:.4g} {unit}"
+        value /= step
+    return f"{value:.4g} {units[-1]}"
+
+
+def print_object(value: Mapping[str, Any]) -> None:
+    """Print a table of names and values, or JSON."""
+    if common_options().as_json:
+        print_json(value)
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    # Wide values are wrapped: a truncated value helps nobody.
+    table.add_column(overflow="fold")
+    for name, item in value.items():
+        table.add_row(name, text_of(name, item))
+    StandardOutput().print(table)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
+    """Print rows as a table, or as a line of JSON each."""
+    if common_options().as_json:
+        for row in rows:
+            print_json(row)
+        return
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(text_of(column, row.get(column)) for column in columns))
+    StandardOutput().print(table)
+
+
+# --- progress --------------------------------------------------------------------------------------
+
+Progressed = Callable[[int, int], None]
+"""Takes the count of records, and of bytes."""
+
+
+def is_progress_shown() -> bool:
+    """Whether standard error is a terminal, and the options do not forbid a progress bar."""
+    return sys.stderr.isatty() and common_options().shows_notices
+
+
+def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
+    """A bar on standard error, which vanishes at its end."""
+    console = Console(stderr=True, highlight=False)
+    hidden = is_hidden or not is_progress_shown()
+    return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
+@contextlib.contextmanager
+def progress(
+    what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
+) -> Iterator[Progressed]:
+    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
+
+    `size`: the whole in `unit`: bytes or items.
+    """
+    counter = TextColumn("{task.fields[count]:,} " + what)
+    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
+    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
+    with bar_of(*columns, is_hidden=is_hidden) as bar:
+        task = bar.add_task(what, total=size, count=0)
+
+        def show(count: int, done_bytes: int) -> None:
+            bar.update(task, completed=done_bytes if unit == "bytes" else count, count=count)
+
+        yield show

@@ -1,0 +1,365 @@
+"""Everything that quorumlog uses of aiohttp beyond aiohttp's public interface.
+
+No other module reads, replaces or overrides a private name of aiohttp. `tests/net/test_aiohttp_parts.py` compares the
+names and the behaviour on which this module relies with the installed aiohttp.
+
+The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that task starts another one
+for the handler. The two tasks and the request's objects are more than half of the cost of a short request. A connection
+that is idle shows a request that arrived whole to the application's `Direct` first. What `Direct` does not take, aiohttp
+handles as if it had not been asked, so `Direct` may leave out all rare cases and all failures (ADR 41).
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from ssl import SSLContext
+from typing import Any, Final, Protocol, cast
+
+import aiohttp
+from aiohttp import ClientRequest, WSMessage, hdrs, web, web_response
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from quorumlog.net.proxies import Proxies
+
+_TURNS: Final = 2
+"""How many turns of the event loop a request waits for the end of its body, which often arrives in a second read: its sender
+is in the middle of one system call (measured)."""
+
+
+def name_server(name: str) -> None:
+    """Set the header `Server` of all responses. By default it names the versions of aiohttp and Python, also where aiohttp's
+    parser answers.
+    """
+    web_response.SERVER_SOFTWARE = name  # type: ignore[attr-defined]
+
+
+class Direct(Protocol):
+    """The application's handler of the fast path."""
+
+    bytes_max: int
+    """The longest body that is taken."""
+
+    def begin(
+        self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
+    ) -> bool:
+        """Take a request, and call `connection.answer` once, later. False: it is not taken, and nothing was done."""
+
+
+DIRECT: Final = web.AppKey("direct", Direct)
+"""The fast path of an application that has one."""
+
+
+class DirectConnection(RequestHandler):
+    """A connection whose requests are shown to a `Direct` first.
+
+    Invariant: while a request is on the fast path, aiohttp's task waits for `_idle` as if no request had come, and
+    `_waiter` is None as if the task handled one. So aiohttp does not end the connection as an idle one, and further
+    requests queue up until the answer is sent.
+
+    While `_is_coming`, the only queued request lacks the end of its body, and the task was not woken for it.
+    """
+
+    __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "address", "peer", "proxies")
+
+    def __init__(self, manager: web.Server, direct: Direct | None, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self._direct = direct
+        self.address = ""
+        """The address of the client, or of the trusted proxy that has connected."""
+        self.peer = ""
+        """The peer that this connection counts for in the budget of connections."""
+        self.proxies: Proxies | None = None
+        """Set if a trusted proxy has connected: its requests come from other addresses."""
+        self._idle: asyncio.Future[None] | None = None
+        self._begun: RawRequestMessage | None = None
+        """The request that is being answered on the fast path."""
+        self._is_coming = False
+
+    def client_of(self, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> str:
+        """The address of the client of a request with such headers."""
+        return (
+            self.address if self.proxies is None else self.proxies.client_of(headers, self.address)
+        )
+
+    # Bytes of requests.
+
+    def feed(self, data: bytes) -> bool:
+        """Parse bytes of requests; returns whether a head became complete. `data_received` of a subclass calls it."""
+        count = self._request_count
+        waiter, direct = self._waiter, self._direct
+        if (
+            direct is None
+            or waiter is None
+            or waiter.done()
+            or (self._messages and not self._is_coming)
+        ):
+            super().data_received(data)
+            return self._heads_came(count)
+        self._waiter = None  # otherwise aiohttp would wake the task
+        try:
+            super().data_received(data)
+        finally:
+            self._waiter = waiter
+        if self._messages and not self._is_coming and not self._begin(direct, waiter):
+            if self._is_soon_whole(direct):
+                self._is_coming = True
+                self._loop.call_soon(self._look_again, direct, waiter, _TURNS)
+            else:
+                waiter.set_result(None)
+        return self._heads_came(count)
+
+    def _heads_came(self, count: int) -> bool:
+        """Whether heads became complete since aiohttp had counted so many. A CONNECT without a target, which aiohttp's parser
+        accepts as HTTP/0.9, gets a URL here, and is refused by `Hosts.check`: without a URL the connection's task would fail,
+        and the connection stay open.
+        """
+        if self._request_count == count:
+            return False
+        for at, (message, content) in enumerate(self._messages):
+            if isinstance(message, RawRequestMessage) and message.url is None:
+                self._messages[at] = message._replace(path="", url=URL("/")), content
+        return True
+
+    def _is_soon_whole(self, direct: Direct) -> bool:
+        """Whether the only queued request is complete but for the end of a short body."""
+        message, content = self._messages[0]
+        if (
+            len(self._messages) > 1
+            or not isinstance(message, RawRequestMessage)
+            or content.is_eof()
+        ):
+            return False
+        length = message.headers.get(hdrs.CONTENT_LENGTH, "")
+        # The parser has checked that it is a number.
+        return bool(length) and int(length) <= direct.bytes_max
+
+    def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
+        """Take the request whose body was coming, or leave it to the task that `waiter` wakes."""
+        if waiter.done() or self._waiter is not waiter or not self._messages:
+            self._is_coming = False  # the connection has ended
+        elif turns > 1 and self._is_soon_whole(direct):
+            self._loop.call_soon(self._look_again, direct, waiter, turns - 1)
+        else:
+            self._is_coming = False
+            if not self._begin(direct, waiter):
+                waiter.set_result(None)
+
+    def _begin(self, direct: Direct, waiter: asyncio.Future[None]) -> bool:
+        """Give the only queued request to `direct`, if that is possible."""
+        message, content = self._messages[0]
+        if (
+            len(self._messages) > 1
+            or not isinstance(message, RawRequestMessage)
+            or message.should_close
+            or message.upgrade
+            or message.chunked
+            or message.compression is not None
+            or content is EMPTY_PAYLOAD
+            or not content.is_eof()
+            or not content._buffer  # reading it would take it from the regular path
+            or self._paused  # the client does not read its answers
+            or self._manager is None
+        ):
+            return False
+        self._waiter, self._idle, self._begun = None, waiter, message
+        self._request_in_progress = True
+        is_taken = False
+        try:
+            is_taken = direct.begin(message, b"".join(content._buffer), self)
+        finally:
+            if not is_taken:
+                self._waiter, self._idle, self._begun = waiter, None, None
+                self._request_in_progress = False
+        if not is_taken:
+            return False
+        self._messages.popleft()
+        self._manager.requests_count += 1
+        if self._parser is not None:
+            self._parser.message_consumed()
+        return True
+
+    def answer(self, data: bytes, *, closes: bool = False) -> None:
+        """Send the answer to the request that was begun; `closes`: and end the connection behind it."""
+        waiter, transport = self._idle, self.transport
+        assert waiter is not None, "a request is answered once"
+        self._idle = self._begun = None
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+        self._request_in_progress = False
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+        if self._force_close or self._close or closes:
+            # The task ends as that of an idle connection.
+            waiter.cancel()
+            self._close = True
+            if transport is not None:
+                transport.close()
+            return
+        self._next_keepalive_close_time = end = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(end, self._process_keepalive)
+        self._waiter = waiter
+        if self._messages:
+            waiter.set_result(None)
+
+    # The state of the connection, for subclasses.
+
+    @property
+    def is_served(self) -> bool:
+        """Whether aiohttp's server knows the connection: from its start until it is lost."""
+        return self._manager is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being handled or about to be: a request that has just arrived has set
+        the handler's waiter, and the rest of its body may arrive before the handler runs. The first
+        bytes of a connection may come before there is a waiter.
+        """
+        if self._waiter is None:
+            return self._request_count == 0
+        return not self._waiter.done() and not self._messages
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a request waits behind the one that is being handled."""
+        return bool(self._messages)
+
+    @property
+    def request_in_work(self) -> web.BaseRequest | RawRequestMessage | None:
+        """The request that is being answered."""
+        return self._current_request or self._begun
+
+    @property
+    def chunked_request(self) -> web.BaseRequest | None:
+        """The request that is being handled, if its body comes in chunks."""
+        request = self._current_request
+        return request if request is not None and request._message.chunked else None
+
+    def pause_for_a_turn(self) -> None:
+        """Read nothing more from the connection until the next turn of the event loop."""
+        self._pause_transport_reading()
+        self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def break_body(self, request: web.BaseRequest, error: Exception) -> None:
+        """End a request's body with an error for whoever reads it, and the connection after the answer."""
+        content = request.content
+        content._buffer.clear()
+        content.set_exception(error)
+        content.feed_eof()
+        self.close()
+
+    def end_input(self) -> bool:
+        """Parse the end of what the client sends; returns whether a request is still to be answered. The connection ends
+        behind the last answer.
+        """
+        if self.is_idle or self._upgraded or self._payload_parser is not None:
+            return False
+        assert self._parser is not None
+        try:
+            self._parser.feed_eof()
+        except PayloadEncodingError:
+            return False  # in the middle of a body
+        except HttpProcessingError:
+            pass  # malformed, which is answered
+        self._close = not self._messages
+        return True
+
+    def close_behind_the_last(self) -> None:
+        """End the connection behind the answer that is about to be sent, if no other request waits."""
+        self._close = self._close or not self._messages
+
+
+def take_parser(
+    socket: web.WebSocketResponse, connection: RequestHandler, taker: Any, turn_messages: int
+) -> tuple[Any, Any]:
+    """The parser of a prepared WebSocket, and its queue of whole messages. From now on `taker` gets the bytes that arrive
+    (`feed_data`, which returns whether the reading ends) and the end of the connection (`feed_eof`). Readers of the queue
+    give others their turn after `turn_messages` messages.
+    """
+    parser, queue = socket._parser, socket._reader
+    socket._reader = cast("Any", _InTurns(queue, turn_messages))
+    connection._payload_parser = taker
+    return parser, queue
+
+
+def drop_parser(socket: web.WebSocketResponse) -> None:
+    """Free the parser of a WebSocket, and what arrived of an incomplete message."""
+    socket._parser = None
+
+
+def messages_in(queue: Any) -> Sequence[tuple[WSMessage, int]]:
+    """The messages in a WebSocket's queue, each with its bytes."""
+    found: Sequence[tuple[WSMessage, int]] = queue._buffer
+    return found
+
+
+def bytes_in(queue: Any) -> int:
+    """The bytes of all messages in a WebSocket's queue."""
+    size: int = queue._size
+    return size
+
+
+class _InTurns:
+    """A queue of messages whose readers give others their turn: aiohttp takes all messages up to the peer's close frame without
+    a pause, and a peer may go on sending.
+    """
+
+    def __init__(self, queue: Any, turn_messages: int) -> None:
+        self._messages, self._turn, self._turn_messages = queue, 0, turn_messages
+        self.feed_data, self.set_exception = queue.feed_data, queue.set_exception
+
+    async def read(self) -> WSMessage:
+        self._turn = (self._turn + 1) % self._turn_messages
+        if not self._turn:
+            await asyncio.sleep(0)
+        message: WSMessage = await self._messages.read()
+        return message
+
+
+class Connector(aiohttp.TCPConnector):
+    """Connections of a session. Takes the free connection that was used last; aiohttp takes the one that was free longest.
+
+    In aiohttp's order each connection that a burst once needed gets its turn before it counts as
+    idle, so a process that always asks something (a heartbeat is enough) would keep them all.
+    """
+
+    def transports(self) -> Iterator[asyncio.Transport]:
+        """Of all connections, free ones too."""
+        free = (protocol for kept in self._conns.values() for protocol, _ in kept)
+        for protocol in (*free, *self._acquired):
+            if protocol.transport is not None:
+                yield protocol.transport
+
+    def context(self) -> SSLContext:
+        """The TLS context of the next connection."""
+        raise NotImplementedError
+
+    def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
+        """Judge who answers at a new connection over TLS. Raises: ClientError."""
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        # Appended at the end; the next one is taken from the front.
+        if (free := self._conns.get(key)) is not None:
+            free.rotate()
+
+    async def _wrap_create_connection(
+        self, *args: Any, req: ClientRequest, **kwargs: Any
+    ) -> tuple[asyncio.Transport, ResponseHandler]:
+        made = await super()._wrap_create_connection(*args, req=req, **kwargs)
+        if req.is_ssl():
+            self.check_server(made[0], req)
+        return made
+
+    def _get_ssl_context(self, req: ClientRequest) -> SSLContext | None:
+        """The newest context: aiohttp would keep the one of its construction."""
+        return self.context() if req.is_ssl() else None

@@ -1,0 +1,472 @@
+"""Connections of clients that may be slow, broken or hostile.
+
+aiohttp waits without a limit for a request's head and for a client to read its answers, and answers malformed HTTP with
+plain text. Here each connection has deadlines, the number of connections has a limit, and malformed HTTP gets a problem
+document. Bodies have their deadlines where they are read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+
+from quorumlog import errors, header
+from quorumlog.net.aiohttp_parts import DIRECT, DirectConnection
+from quorumlog.net.budget import Budget, peer_of
+from quorumlog.net.proxies import Proxies
+from quorumlog.net.responses import error_of_http, problem_response, raw_response, request_id
+from quorumlog.net.timers import awake
+
+log = logging.getLogger(__name__)
+
+_CHUNKS_FREE_BYTES: Final = 1 << 20
+"""Twice the bytes of a body that come while its chunks' heads are longer than half of it. aiohttp's parser keeps one read of
+256 KiB unparsed at most, which counts too.
+"""
+_TURN_BYTES: Final = 128 << 10
+"""A connection that delivers so many bytes in one read is paused until the next turn of the event loop. Otherwise libuv
+(`uv__read`) reads up to 32 times 256 KiB from it before it serves the next connection.
+"""
+_CHUNKS_READ_BYTES: Final = 32 << 10
+"""Parsed between two looks at that: 10 ms of chunks of one byte (measured)."""
+_REFUSED_S: Final = 1.0
+"""How long a refused connection may take for its request, and to end (taste)."""
+_REFUSED_MAX: Final = 200
+_REFUSED_SHARE: Final = 8
+"""Refused connections that may take that time at once: 200, and an eighth of the limit; others are
+answered and closed immediately.
+"""
+_REFUSALS_LOGGED_EVERY_S: Final = 60.0
+_CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
+
+HEAD_LINE_BYTES: Final = 8190
+"""The longest line of a request's head that clients may send: aiohttp's own bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenLimits:
+    """Limits of one listening socket. Times in seconds, sizes in bytes."""
+
+    connections_max: int = 10_000
+    peer_connections_max: int = 10_000
+    """Of one address, once seven eighths of all are taken."""
+    head_timeout_s: float = 10.0
+    """From the first byte of a request's head to the last."""
+    idle_timeout_s: float = 65.0
+    """An idle connection: longer than the 60 s for which proxies commonly keep one."""
+    stalled_answer_timeout_s: float = 60.0
+    """How long a client may pause reading its answer."""
+    head_line_bytes_max: int = HEAD_LINE_BYTES
+    headers_max: int = 100
+    proxies: Proxies | None = None
+    """The trusted proxies. Their connections have no share of the budget, since each carries requests of many clients."""
+    drain_timeout_s: float = 20.0
+
+
+def as_sent(request: web.Request) -> web.Request:
+    """Return the request with the address of its client as `remote`, if it came through a trusted proxy."""
+    connection = request.protocol
+    if not isinstance(connection, Connection):
+        return request  # of a server of aiohttp's own
+    client = connection.client_of(request.headers)
+    return request if client in ("", request.remote) else request.clone(remote=client)
+
+
+def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
+    """Whether a request is a handshake for the socket as RFC 6455 defines it."""
+    try:
+        return socket.can_prepare(request).ok
+    except UnicodeEncodeError:
+        # aiohttp's refusal quotes the wrong header, which is not UTF-8.
+        return False
+
+
+def end_limits(limits: Iterable[asyncio.Timeout]) -> None:
+    """Let the time of each limit be over now."""
+    now = asyncio.get_running_loop().time()
+    for limit in limits:
+        if not limit.expired():
+            limit.reschedule(now)
+
+
+@contextlib.contextmanager
+def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
+    """End a limit early where the client of the request that is being handled is gone, or sends no more."""
+    connection = _CURRENT.get()
+    waits = set() if connection is None else connection.waits
+    waits.add(limit)
+    if client_listens_only():
+        end_limits(waits)
+    try:
+        yield
+    finally:
+        waits.discard(limit)
+
+
+def client_listens_only() -> bool:
+    """Whether the client of the request that is being handled has said that it sends no more."""
+    connection = _CURRENT.get()
+    return connection is not None and connection.is_half_closed
+
+
+UPGRADES: Final = web.AppKey("upgrades", bool)
+"""Set in an application that upgrades connections to another protocol: only its listener looks at each read for that."""
+
+
+def is_followed(request: web.Request) -> bool:
+    """Whether bytes came behind a request's head. Of what follows a request that asks for an upgrade aiohttp's parser
+    drops some and takes the rest for HTTP.
+    """
+    connection = request.protocol
+    if not isinstance(connection, Connection):
+        return False  # of a server of aiohttp's own
+    assert isinstance(connection, UpgradableConnection), "its application has UPGRADES"
+    return connection.is_followed
+
+
+class Connection(DirectConnection):
+    """One connection with its deadlines.
+
+    Invariant: a timer runs only while a head is incomplete or answers pile up; an ordinary request,
+    which arrives in one piece, starts no timer.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_chunked_bytes",
+        "_head_timer",
+        "_is_dropping",
+        "_listener",
+        "_stall_timer",
+        "_stalled_at",
+        "hand_over",
+        "is_half_closed",
+        "waits",
+    )
+
+    def __init__(self, listener: "Listener", **kwargs: Any) -> None:
+        super().__init__(listener.server, listener.direct, **kwargs)
+        self.hand_over: Callable[[], None] | None = None
+        """Gives back the place that the handshake had."""
+        self._listener = listener
+        self._chunked: web.BaseRequest | None = None
+        """The request whose body comes in chunks, and the bytes that came of it with the chunks' heads."""
+        self._chunked_bytes = 0
+        self._is_dropping = False
+        """Whether what still comes is of no use."""
+        self.is_half_closed = False
+        """Whether the client has said that it sends no more."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.waits: set[asyncio.Timeout] = set()
+        """Limits of what waits for this connection's client only."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or refuse it where there are too many."""
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.address = self.address or peer[0]
+        self.peer = peer_of(self.address)
+        proxies = self._listener.limits.proxies
+        if proxies is not None and proxies.trusts(self.address):
+            self.proxies, self.peer = proxies, f"{self.address} {peer[1]}"
+        if self.hand_over is not None:
+            self.hand_over()
+        try:
+            self._listener.connections.take(self.peer)
+        except errors.Overloaded as error:
+            refusal = _Refusal(self._listener, error)
+            transport.set_protocol(refusal)
+            refusal.connection_made(transport)
+            return
+        _CURRENT.set(self)  # for the task that handles its requests, which starts here
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection and its timers, and end what only waits for its client."""
+        if not self.is_served:
+            return
+        self._listener.connections.give(self.peer)
+        self._cancel_head_timer()
+        self._cancel_stall_timer()
+        super().connection_lost(exc)
+        end_limits(self.waits)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's always ends the connection
+        """Answer what the client has asked for before it said that it sends no more, and end the connection then."""
+        transport = self.transport
+        # asyncio can't keep one direction of TLS open.
+        if transport is None or transport.get_extra_info("ssl_object") is not None:
+            return False
+        if not self.end_input():
+            return False
+        self.is_half_closed = True
+        end_limits(self.waits)
+        return True
+
+    @property
+    def in_progress(self) -> str:
+        """The request that is being answered, for people; "" where there is none."""
+        request = self.request_in_work
+        return "" if request is None else f"{request.method} {request.path}"
+
+    def data_received(self, data: bytes) -> None:
+        """Start the head's timer when a head arrives incomplete, and refuse a body in tiny chunks."""
+        if self._is_dropping:
+            return
+        if len(data) >= _TURN_BYTES:
+            self.pause_for_a_turn()
+        # Without bytes aiohttp goes on with what its parser has, in the middle of a read of the body.
+        request = self.chunked_request if data else None
+        if request is None:
+            self._take(data)
+            return
+        if request is not self._chunked:
+            self._chunked, self._chunked_bytes = request, 0
+        for start in range(0, len(data), _CHUNKS_READ_BYTES):
+            content, free = request.content, _CHUNKS_FREE_BYTES
+            if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
+                # Each chunk costs as much as some hundred bytes.
+                self._is_dropping = True
+                self.break_body(request, web.RequestPayloadError("chunks of a few bytes each"))
+                return
+            part = data[start : start + _CHUNKS_READ_BYTES]
+            self._chunked_bytes += len(part)
+            self._take(part)
+
+    def _take(self, data: bytes) -> None:
+        if self.feed(data):
+            if self._head_timer is not None:
+                self._cancel_head_timer()
+        elif self._head_timer is None and self.is_idle:
+            # No request is being handled, and the bytes so far are no request: part of a head.
+            limit_s = self._listener.limits.head_timeout_s
+            loop = asyncio.get_running_loop()
+            self._head_timer = loop.call_later(limit_s, self._head_is_late)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self.is_idle and self.transport is not None:
+            limit_s = self._listener.limits.head_timeout_s
+            error = errors.RequestTimeout(f"the headers were not complete within {limit_s:g} s")
+            self.transport.write(raw_response(error))
+            self.force_close()
+
+    def pause_writing(self) -> None:
+        """The client has stopped reading: start the timer."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            limit_s = self._listener.limits.stalled_answer_timeout_s
+            self._stalled_at = awake().time()
+            self._stall_timer = asyncio.get_running_loop().call_later(
+                limit_s, self._answer_is_stalled
+            )
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._cancel_stall_timer()
+        super().resume_writing()
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _answer_is_stalled(self) -> None:
+        self._stall_timer = None
+        limit_s = self._listener.limits.stalled_answer_timeout_s
+        left_s = self._stalled_at + limit_s - awake().time()
+        if left_s > 0:
+            # This process stood still: the peer may have read all the time.
+            self._stall_timer = asyncio.get_running_loop().call_later(
+                left_s, self._answer_is_stalled
+            )
+        elif self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer malformed HTTP, or an error that no middleware caught, with a problem document.
+
+        Raises: ConnectionError where nobody reads an answer any more, which ends the connection.
+        """
+        if isinstance(exc, ConnectionError) and self._is_gone():
+            # A client that goes away is not our error; a broken connection of a handler's own may be.
+            raise exc
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        error: errors.QuorumLogError
+        if isinstance(exc, LineTooLong) or "many headers" in (message or "").lower():
+            error = errors.HeadersTooLarge(
+                "the request line or a header is too long, or there are too many"
+            )
+        elif isinstance(exc, HttpProcessingError):
+            error = errors.BadRequest("the request is not HTTP/1.1: " + _one_line(message))
+        elif isinstance(exc, web.HTTPException):
+            error = error_of_http(exc, request.method, request.path)
+        elif 400 <= status < 500:
+            error = errors.BadRequest("the request is not HTTP/1.1")
+        elif isinstance(exc, UnicodeEncodeError):
+            # Outside of all middlewares aiohttp quotes a header (Expect) in a message of its own.
+            error = errors.BadRequest("a header is not UTF-8")
+        else:
+            log.error("unhandled-error", exc_info=exc)
+            error = errors.QuorumLogError()
+        response = problem_response(error, request_id(None))
+        response.force_close()
+        return response
+
+    def _is_gone(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
+    def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+        """Send an answer; exceptions from outside all middlewares become problem documents."""
+        if isinstance(resp, web.HTTPException):
+            instance = request_id(request.headers.get(header.REQUEST_ID))
+            resp = problem_response(error_of_http(resp, request.method, request.path), instance)
+        if self.is_half_closed:
+            self.close_behind_the_last()
+        return super().finish_response(request, resp, start_time)
+
+
+class UpgradableConnection(Connection):
+    """One connection that may become one of another protocol."""
+
+    __slots__ = ("_ending",)
+
+    def __init__(self, listener: "Listener", **kwargs: Any) -> None:
+        super().__init__(listener, **kwargs)
+        self._ending = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Keep how what has come ends."""
+        self._ending = (self._ending + data[-4:])[-4:]
+        super().data_received(data)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether more has come than the head of the request that is being answered."""
+        return self._ending != b"\r\n\r\n" or self.has_queued
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection beyond the limit: its request is answered with a 429, unread.
+
+    The answer waits for the request, since some clients take an earlier answer for a broken connection.
+    The connection is read until the client ends it: closing it with unread bytes would reset it, and the
+    client might lose the answer.
+    """
+
+    def __init__(self, listener: "Listener", error: errors.Overloaded) -> None:
+        self._listener, self._error = listener, error
+        self._is_answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request: briefly, and not while too many refused connections wait already."""
+        # No `isinstance`: the transports of uvloop are not of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        wait_s = _REFUSED_S if self._listener.refuse() else 0.0
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._end)
+
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002
+        """Answer the first bytes of a request, and drop all others."""
+        if not self._is_answered:
+            self._answer()
+            if self._transport.can_write_eof():  # not over TLS: the timer ends such a connection
+                self._transport.write_eof()
+
+    def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
+        """Forget the connection."""
+        self._timer.cancel()
+        self._listener.give_refused()
+
+    def _end(self) -> None:
+        if not self._is_answered:
+            self._answer()
+        self._transport.close()
+
+    def _answer(self) -> None:
+        self._is_answered = True
+        self._transport.write(raw_response(self._error))
+
+
+def _one_line(message: str | None) -> str:
+    """The first line of a parser's message: the other lines repeat the client's bytes."""
+    return (message or "malformed").strip().splitlines()[0].rstrip(":")[:200]
+
+
+class Listener:
+    """A listening socket with the application behind it."""
+
+    def __init__(self, runner: web.AppRunner, limits: ListenLimits) -> None:
+        self.runner = runner
+        self.limits = limits
+        self.connections = Budget(
+            "connections", "CONNECTIONS_MAX", limits.connections_max, limits.peer_connections_max
+        )
+        self.refused_count = 0
+        """Connections beyond the limit that have not ended yet."""
+        self._refusals_logged_at = -math.inf
+        self.port = 0
+        assert runner.server is not None, "the runner is set up"
+        self.server = runner.server
+        self._connection_class = UpgradableConnection if runner.app.get(UPGRADES) else Connection
+        self.direct = runner.app.get(DIRECT)
+
+    def transports(self) -> Iterator[asyncio.Transport]:
+        """Of the connections that stand."""
+        for connection in self.server.connections:
+            if connection.transport is not None:
+                yield connection.transport
+
+    def waits_for(self) -> Sequence[str]:
+        """The requests in progress, for people."""
+        protocols = cast("Iterable[Connection]", self.server.connections)
+        return [f"the answer to {found}" for each in protocols if (found := each.in_progress)]
+
+    def refuse(self) -> bool:
+        """Count and log a connection beyond the limit; returns whether it may wait for its request."""
+        self.refused_count += 1
+        most, now = self.limits.connections_max, asyncio.get_running_loop().time()
+        if now - self._refusals_logged_at >= _REFUSALS_LOGGED_EVERY_S:
+            self._refusals_logged_at = now
+            log.warning("connections-refused", extra={"connections_max": most})
+        return self.refused_count <= min(_REFUSED_MAX, most // _REFUSED_SHARE + 1)
+
+    def give_refused(self) -> None:
+        """Forget a connection beyond the limit."""
+        self.refused_count -= 1
+
+    def connection(self) -> "Connection":
+        """A new connection's protocol."""
+        limits = self.limits
+        return self._connection_class(
+            self,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_timeout_s,
+            max_line_size=limits.head_line_bytes_max,
+            max_field_size=limits.head_line_bytes_max,
+            max_headers=limits.headers_max,
+            lingering_time=limits.head_timeout_s,
+            auto_decompress=False,
+            access_log=None,
+        )
