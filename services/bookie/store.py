@@ -5,7 +5,7 @@ log), the threads that read what is not in memory, and the one that writes a che
 to callbacks, so that an add costs no task.
 
 This module asks the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
-records in pending.py, reads in reads.py, free space in disk.py.
+records in pending.py, reads in reads.py, free space in directory.py.
 """
 
 import asyncio

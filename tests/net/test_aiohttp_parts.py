@@ -154,6 +154,7 @@ async def check_requests() -> None:
             aiohttp_parts.DirectConnection,
             self=connection,
             content=content,
+            message=message,
             request=SimpleNamespace(_message=None),
         )
         connection._messages.popleft()

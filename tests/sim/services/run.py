@@ -227,13 +227,13 @@ class Run:
         first = self.rng.randint(0, 6)
         op = self.judge.history.read(ledger_id)
         try:
-            found = await self._engine().read(ledger_id, first)
+            found = await self._engine().reads.read(ledger_id, first)
             self.judge.history.lac(ledger_id, found.last_add_confirmed)
             for run in found.runs:
                 entries = [(entry.entry_id, entry.payload) for entry in run.entries()]
                 self.judge.history.found(op, *entries)
             if not found.runs:
-                await self._engine().entry(ledger_id, first)
+                await self._engine().reads.entry(ledger_id, first)
         except NoSuchEntry as error:
             self.judge.history.absent(op, first if error.entry_id is None else error.entry_id)
         except QuorumLogError as error:
@@ -241,7 +241,7 @@ class Run:
 
     async def _follow(self, ledger_id: int) -> None:
         with contextlib.suppress(QuorumLogError):
-            known = await self._engine().last_add_confirmed(ledger_id, after=1, wait_s=5.0)
+            known = await self._engine().reads.last_add_confirmed(ledger_id, after=1, wait_s=5.0)
             self.judge.history.lac(ledger_id, known.last_add_confirmed)
 
     async def _close(self, ledger_id: int) -> None:
