@@ -10,19 +10,18 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final, Literal
 
 import aiohttp
 
 from quorumlog.net.directory import Directory
-from quorumlog.net.identity import Role
-from quorumlog.net.sessions import ExpectedServer
+from quorumlog.net.holdings import ask_bookie
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains, ids_of_residue, union
-from quorumlog.wire.bodies import received
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, RangeDigest
+from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
@@ -135,19 +134,11 @@ class ReplicaCheck:
         """
         kept: list[Lack] = []
         for lack in lacks:
-            for share in _shares(row):
-                is_named = share.fragment == lack.fragment and lack.member in share.members
-                first, last = max(share.first, lack.first), min(share.last, lack.last)
-                if not is_named or first > last:
-                    continue
-                part = _Share(
-                    share.fragment, first, last, share.modulus, share.residue, (lack.member,)
-                )
-                if not len(part.ids):
-                    continue
-                answer = (await self._ask(lack.member, row.ledger_id, (part,))).get(part)
-                if answer is not None:
-                    kept += _lacks(lack.member, part, answer)
+            for part in _within(row, lack.member, lack.first, lack.last):
+                if part.fragment == lack.fragment:
+                    answer = (await self._ask(lack.member, row.ledger_id, (part,))).get(part)
+                    if answer is not None:
+                        kept += _lacks(lack.member, part, answer)
         return kept
 
     async def missing_on_disk(
@@ -180,7 +171,7 @@ class ReplicaCheck:
             if member in share.members:
                 mine[share.modulus, share.residue].append(share)
         name = member_name(member)
-        url = self._directory.address(name)
+        url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}/digests"
         found: dict[_Share, RangeDigest] = {}
         for (modulus, residue), wanted in mine.items():
             asked = DigestsAsked(
@@ -189,20 +180,8 @@ class ReplicaCheck:
                 residue=residue,
                 from_disk=from_disk,
             )
-            try:
-                async with self._session.post(
-                    f"{url}/v1/ledgers/{ledger_id}/digests",
-                    data=asked.model_dump_json(),
-                    timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                    ssl=ExpectedServer(Role.BOOKIE, name),
-                ) as response:
-                    body = await response.read()
-                    if response.status != 200:
-                        return found
-                reply = received(DigestsBody, body)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                return found
-            if not _is_reply_about(member, ledger_id, reply):
+            reply = await ask_bookie(self._session, name, url, DigestsBody, asked, limit_s=_ASK_S)
+            if reply is None or not _is_reply_about(member, ledger_id, reply):
                 return found
             found |= {
                 share: answer
@@ -280,20 +259,14 @@ def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
     known_to = share.last
     if len(answer.present) >= _PRESENT_MAX:
         known_to = answer.present[-1][1]
-    open_: tuple[Literal["missing", "damaged"], int, int] | None = None
-    for entry_id in share.ids:
-        if entry_id > known_to:
-            break
-        why: Literal["missing", "damaged"] | None = None
+
+    def why(entry_id: int) -> Literal["missing", "damaged"] | None:
         if not contains(answer.present, entry_id):
-            why = "missing"
-        elif contains(answer.damaged, entry_id):
-            why = "damaged"
-        if open_ is not None and why == open_[0]:
-            open_ = (open_[0], open_[1], entry_id)
-            continue
-        if open_ is not None:
-            yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
-        open_ = None if why is None else (why, entry_id, entry_id)
-    if open_ is not None:
-        yield Lack(member, share.fragment, open_[1], open_[2], open_[0])
+            return "missing"
+        return "damaged" if contains(answer.damaged, entry_id) else None
+
+    told = (entry_id for entry_id in share.ids if entry_id <= known_to)
+    for reason, entries in groupby(told, why):
+        if reason is not None:
+            first, *others = entries
+            yield Lack(member, share.fragment, first, others[-1] if others else first, reason)

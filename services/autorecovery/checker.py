@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import aiohttp
-import orjson
 
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.net.directory import Directory
-from quorumlog.net.identity import Role
+from quorumlog.net.holdings import ask_bookie
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.spread import spread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.limbo import places
@@ -29,8 +27,7 @@ from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
-from services.autorecovery.findings import missing_zones
-from services.autorecovery.losses import KnownLosses
+from services.autorecovery.findings import KnownLosses, missing_zones
 
 log = logging.getLogger(__name__)
 
@@ -218,15 +215,9 @@ class Checker:
                     continue
 
     async def _damaged_at(self, bookie: BookieInfo) -> set[int]:
+        name, url = member_name(bookie.id), f"{bookie.url}/v1/damage"
+        found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
         try:
-            async with self._session.get(
-                f"{bookie.url}/v1/damage",
-                timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                ssl=ExpectedServer(Role.BOOKIE, member_name(bookie.id)),
-            ) as response:
-                if response.status != 200:
-                    return set()
-                found = orjson.loads(await response.read())
-            return {int(item["ledger_id"]) for item in found["entries"]}
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return {int(item["ledger_id"]) for item in (found or {})["entries"]}
+        except (ValueError, KeyError, TypeError):
             return set()

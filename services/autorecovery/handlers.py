@@ -1,5 +1,6 @@
 """The routes of autorecovery, for operators."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -8,15 +9,38 @@ from pydantic import Field
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.identity import OPERATORS
+from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
+from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.values import BOOKIE_NAME
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
+from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaReport
+from services.autorecovery.checker import Checker
 from services.autorecovery.drains import Drain, decommissioned, drain_of
-from services.autorecovery.losses import answers_json
-from services.autorecovery.parts import PARTS, AutorecoveryParts
+from services.autorecovery.findings import KnownLosses, answers_json
+from services.autorecovery.steering import PacedBookies, Steering
+from services.autorecovery.worker import RepairCounts, Workers
+
+
+@dataclass(frozen=True, slots=True)
+class AutorecoveryParts:
+    """The parts that handlers use; `app.py` builds them once."""
+
+    auditor: Auditor
+    checker: Checker
+    counts: RepairCounts
+    losses: KnownLosses
+    metadata: MetadataClient
+    pace: PacedBookies
+    repairs: RepairClient
+    steering: Steering
+    workers: Workers
+
+
+PARTS: Final = web.AppKey("parts", AutorecoveryParts)
 
 
 class Delay(Body):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-import orjson
 
 from quorumlog import header
 from quorumlog.errors import (
@@ -20,6 +19,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.directory import Directory
 from quorumlog.net.driver import conclude
+from quorumlog.net.holdings import ask_bookie
 from quorumlog.net.identity import Role
 from quorumlog.net.ports import Ports
 from quorumlog.net.repair_client import RepairClient
@@ -32,7 +32,7 @@ from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.repair import FragmentRange, FragmentRepair, fragment_ranges
 from quorumlog.wire.repair_bodies import RepairItem
 from services.autorecovery.check import ReplicaCheck
-from services.autorecovery.losses import KnownLosses
+from services.autorecovery.findings import KnownLosses
 from services.autorecovery.steering import Steering
 
 log = logging.getLogger(__name__)
@@ -331,19 +331,9 @@ class Worker:
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
         """A bookie's report on a ledger; {} if it does not answer or has nothing."""
         name = member_name(member)
-        url = self._directory.address(name)
-        try:
-            async with self._session.get(
-                f"{url}/v1/ledgers/{ledger_id}",
-                timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                ssl=ExpectedServer(Role.BOOKIE, name),
-            ) as response:
-                if response.status != 200:
-                    return {}
-                found = orjson.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}"
+        found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
+        return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
         """Ask a live writer to replace the member itself, since nobody may fence it (rule 21).

@@ -1,7 +1,9 @@
 """Bodies of the bookie's plain HTTP. The channel carries the same content as frames."""
 
+from dataclasses import dataclass
+
 from quorumlog.wire.bodies import Body
-from quorumlog.wire.digest_bodies import Range
+from quorumlog.wire.rebuild_bodies import Range
 
 
 class VerdictBody(Body):
@@ -65,15 +67,17 @@ class ProcessBody(Body):
     process: str
 
 
-class LimboBody(Body):
+@dataclass(slots=True)
+class LimboProgress:
     """Progress with what older incarnations may have lost, since the process started."""
 
-    ledgers: int
+    ledgers: int = 0
     """Ledgers in limbo now."""
-    cleared: int
-    checked_entries: int
-    copied_entries: int
-    missing_entries: int
+    cleared: int = 0
+    checked_entries: int = 0
+    """Entries that metadata expects here, of ledgers whose limbo ended."""
+    copied_entries: int = 0
+    missing_entries: int = 0
     """Found missing by the final check of a ledger, and queued for repair."""
 
 
@@ -113,15 +117,16 @@ class MaintenancePut(Body):
     paused: bool
 
 
-class ScrubBody(Body):
+@dataclass(slots=True)
+class ScrubProgress:
     """The scrubber's progress since the process started."""
 
-    paused: bool
-    segment: int
+    paused: bool = False
+    segment: int = 0
     """The last segment checked in this pass; 0 between passes."""
-    checked_bytes: int
-    passes: int
-    damaged: int
+    checked_bytes: int = 0
+    passes: int = 0
+    damaged: int = 0
 
 
 class InfoBody(Body):
@@ -142,8 +147,8 @@ class InfoBody(Body):
     pending_bytes: int
     was_clean: bool
     copied_records: int
-    limbo: LimboBody | None
-    scrub: ScrubBody
+    limbo: LimboProgress | None
+    scrub: ScrubProgress
     damages: int
     """Known damaged places (`GET /v1/damage`)."""
     counters: dict[str, int]

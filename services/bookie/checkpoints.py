@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.record import Run
-from services.bookie.directory import is_disk_full_error
-from services.bookie.disk import Disk
+from services.bookie.directory import Disk, is_disk_full_error
 from services.bookie.holdings import LedgerTable
 from services.bookie.index import Index
 from services.bookie.ledger import StoredLedger

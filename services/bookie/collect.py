@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
@@ -56,30 +56,8 @@ Found = tuple[CasStatus, LedgerMetadata | None]
 """What the metadata service tells of a ledger's row; MISSING is a tombstone."""
 
 
-class Rows(Protocol):
-    """The queries that collection makes to the metadata service."""
-
-    async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
-        """Ledgers' rows, from the primary, given the copies of each that are held. UNKNOWN, or left out, unless the
-        database is proven to be the one that this bookie knows, and to contain the changes of these copies.
-        """
-
-    async def cluster_id(self) -> str:
-        """The cluster that the rows belong to."""
-
-    async def confirm(self) -> None:
-        """Learn which answers the database has given, and store the witnesses, before anything
-        rests on them.
-
-        Raises: DatabaseWentBack.
-        """
-
-    async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose rows name a bookie in any incarnation. Saves reads and proves nothing."""
-
-
 class MetadataRows:
-    """The rows of the metadata service."""
+    """The rows of the metadata service, on which a collection rests."""
 
     def __init__(
         self, client: MetadataClient, keep: Callable[[tuple[str, ...]], None] | None = None
@@ -102,7 +80,9 @@ class MetadataRows:
         self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
-        """Ledgers' rows, from the primary."""
+        """Ledgers' rows, from the primary, given the copies of each that are held. UNKNOWN, or left out, unless the
+        database is proven to be the one that this bookie knows, and to contain the changes of these copies.
+        """
         try:
             proofs = await self._client.proofs(held, self._holder)
         except MetadataUnavailable:
@@ -131,7 +111,9 @@ class MetadataRows:
         return await self._client.cluster_id()
 
     async def confirm(self) -> None:
-        """Exchange witnesses, present fresh copies, and store the current witnesses."""
+        """Exchange witnesses, present fresh copies, and store the current witnesses, before anything rests on the
+        answers that the database has given. Raises: DatabaseWentBack.
+        """
         await self._client.confirm()
         await self._keep_current()
         while attempts := self._fresh.newest(COPIES_PRESENTED_MAX):
@@ -150,7 +132,7 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose rows name a bookie."""
+        """Ledgers whose rows name a bookie in any incarnation. Saves reads and proves nothing."""
         naming = await self._client.ledgers_naming(bookie)
         self.kept -= naming  # as a member anyway
         return naming
@@ -162,7 +144,7 @@ class Collector:
     def __init__(
         self,
         store: Store,
-        rows: Rows,
+        rows: MetadataRows,
         cluster_id: str,
         *,
         grace_s: float,

@@ -1,6 +1,6 @@
 """The bookie's settings; nothing else reads the environment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -113,14 +113,6 @@ class Config(ServiceSettings):
     @property
     def store_options(self) -> StoreOptions:
         """The settings of the storage."""
-        return StoreOptions(
-            segment_bytes=self.segment_bytes,
-            checkpoint_bytes=self.checkpoint_bytes,
-            warn_below_bytes=self.warn_below_bytes,
-            read_only_below_bytes=self.read_only_below_bytes,
-            reserve_bytes=self.reserve_bytes,
-            data_bytes_max=self.data_bytes_max,
-            pending_bytes_max=self.pending_bytes_max,
-            read_bytes_max=self.read_bytes_max,
-            is_deferred=self.durability == "deferred",
-        )
+        same = (each.name for each in fields(StoreOptions) if each.name != "is_deferred")
+        given = {name: getattr(self, name) for name in same}
+        return StoreOptions(**given, is_deferred=self.durability == "deferred")

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import struct
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -40,10 +40,13 @@ from quorumlog.protocol.ranges import union
 from quorumlog.protocol.record import BadRun, Entry, Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked, LacAsked, ReadAsked, Verdict
 from quorumlog.wire import versions
-from quorumlog.wire.bodies import Body, BookieStatePut, BookieWitnesses
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody, Range, RangeDigest
+from quorumlog.wire.bodies import (
+    Body,
+    BookieStatePut,
+    BookieWitnesses,
+)
 from quorumlog.wire.frames import BadFrame
-from quorumlog.wire.rebuild_bodies import RowsPage
+from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, Range, RangeDigest, RowsPage
 from services.bookie import channel
 from services.bookie.bodies import (
     DamageBody,
@@ -52,17 +55,14 @@ from services.bookie.bodies import (
     HeldBody,
     HeldList,
     InfoBody,
-    LimboBody,
     MaintenancePut,
     ProcessBody,
-    ScrubBody,
+    ScrubProgress,
     VerdictBody,
 )
 from services.bookie.index import IndexRow
 from services.bookie.pending import resolve
-from services.bookie.rows import rows_page
 from services.bookie.runtime import BookieRuntime
-from services.bookie.scrub import ScrubProgress
 from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     store, cookie = bookie.replayed_store, bookie.cookie
     if store is None:
         raise ReadOnly("this bookie is starting: its log is not replayed yet")
-    found, following = await rows_page(store, given[AFTER], given[LIMIT])
+    found, following = await store.holdings.rows_page(given[AFTER], given[LIMIT])
     page = RowsPage(
         bookie=store.me if cookie is None else cookie.member,
         cookie=None if cookie is None else cookie.cookie,
@@ -339,7 +339,9 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     """The state of this bookie."""
     bookie = request.app[BOOKIE]
     store = _store(request)
-    position = store.position
+    position, limbo = store.position, bookie.limbo
+    copied = store.counters["limbo_copied_entries"]
+    scrub = ScrubProgress() if bookie.scrubber is None else bookie.scrubber.progress
     return answer(
         InfoBody(
             bookie=store.me,
@@ -355,8 +357,8 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
             pending_bytes=store.pending.bytes,
             was_clean=store.replayed.was_clean,
             copied_records=store.replayed.copied_records,
-            limbo=_limbo(bookie, store),
-            scrub=_scrub(bookie),
+            limbo=None if limbo is None else replace(limbo.progress, copied_entries=copied),
+            scrub=replace(scrub, paused=bookie.pace.is_paused),
             damages=store.damages.count,
             counters=dict(store.counters),
         )
@@ -391,18 +393,6 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
     else:
         pace.resume()
     return await info(request, given)
-
-
-def _scrub(bookie: BookieRuntime) -> ScrubBody:
-    progress = bookie.scrubber.progress if bookie.scrubber is not None else ScrubProgress()
-    return ScrubBody(paused=bookie.pace.is_paused, **asdict(progress))
-
-
-def _limbo(bookie: BookieRuntime, store: Store) -> LimboBody | None:
-    if bookie.limbo is None:
-        return None
-    copied = store.counters["limbo_copied_entries"]
-    return LimboBody(copied_entries=copied, **asdict(bookie.limbo.progress))
 
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.row_copy import RowCopy
+from quorumlog.wire.rebuild_bodies import HeldRows
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import Kind
@@ -23,6 +24,11 @@ LEDGERS_MAX: Final = 20_000
 
 REPLAY_CHUNK: Final = 100_000
 """How many replayed records stay in memory before they are written to the index."""
+
+ROWS_BYTES_MAX: Final = 1 << 20
+"""Copies of one page for a rebuild; a page has one ledger at least."""
+_ROWS_AT_ONCE: Final = 50
+"""Ledgers of such a page between two turns of the event loop: about a millisecond."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
@@ -209,3 +215,31 @@ class LedgerTable:
             ledger.checkpointed(change)
             if ledger.is_deletion_synced and ledger.is_idle:
                 self._ledgers.pop(ledger.ledger_id, None)
+
+    async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
+        """What a rebuild of the metadata's database needs of ledgers with ids above `after`, deleted ones included, and the
+        `after` of the next page (rule 18d). A copy that is not on disk yet is told too: it is of a committed row all the
+        same.
+        """
+        found: list[HeldRows] = []
+        size = 0
+        for ledger_id, row in self.remembered(after):
+            if len(found) == limit or size >= ROWS_BYTES_MAX:
+                return found, found[-1].ledger_id
+            if row is None:
+                found.append(HeldRows(ledger_id=ledger_id, deleted=True))
+            else:
+                copies = tuple(copy.body.decode() for copy in self.row_copies(ledger_id))
+                size += sum(map(len, copies))
+                found.append(
+                    HeldRows(
+                        ledger_id=ledger_id,
+                        ledger_key=row.ledger_key or b"",
+                        highest_entry=row.highest,
+                        limbo=row.is_limbo,
+                        copies=copies,
+                    )
+                )
+            if len(found) % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found, None

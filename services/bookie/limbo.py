@@ -24,19 +24,18 @@ Both phases resume after a crash: the file `limbo` in the directory marks unfini
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import MetadataUnavailable, QuorumLogError
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import ID_MAX, member_name
-from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.repair_bodies import RepairAdd
+from services.bookie.bodies import LimboProgress
 from services.bookie.segments import sync_directory, write_durably
 from services.bookie.store import Store
 
@@ -52,19 +51,6 @@ _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
 """How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
 again takes it from its worker."""
-
-
-@dataclass(slots=True)
-class LimboProgress:
-    """Progress since this process started."""
-
-    ledgers: int = 0
-    """Ledgers in limbo now."""
-    cleared: int = 0
-    checked_entries: int = 0
-    """Entries that metadata expects here, of ledgers whose limbo ended."""
-    missing_entries: int = 0
-    """Entries found missing by the final check, and queued for repair."""
 
 
 class Limbo:
@@ -192,13 +178,15 @@ class Limbo:
         missing: Ranges = ()
         # Later denials rest on the row, so it must be of the database that this bookie knows (rules
         # 18a, 18c).
-        status, row = await self._metadata.read(
-            ledger_id,
-            proof=True,
-            held=self._store.row_names(ledger_id),
-            holder=member_name(self._store.me),
-        )
-        if status is not CasStatus.MISSING:  # a ledger with a tombstone has no readers
+        held, holder = {ledger_id: self._store.row_names(ledger_id)}, member_name(self._store.me)
+        try:
+            proof = (await self._metadata.proofs(held, holder)).get(ledger_id)
+        except MetadataUnavailable:
+            return
+        if proof is None:
+            return
+        if not proof.deleted:  # a ledger with a tombstone has no readers
+            row = proof.row
             if row is None or limbo.older_members(row, self._store.me):
                 return
             checked, missing = await self._missing_entries(row)

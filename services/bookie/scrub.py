@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import google_crc32c
 
-from services.bookie.bodies import DamagedStretch
+from services.bookie.bodies import DamagedStretch, ScrubProgress
 from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
 from services.bookie.parts import Part
@@ -57,18 +56,6 @@ _RESUME_FILE: Final = "scrubbed"
 _STEP_BYTES: Final = 1024 * 1024
 
 
-@dataclass(slots=True)
-class ScrubProgress:
-    """The scrubber's progress."""
-
-    segment: int = 0
-    """The last segment checked in this pass."""
-    checked_bytes: int = 0
-    passes: int = 0
-    damaged: int = 0
-    """Damaged places found since the process started."""
-
-
 class Scrubber:
     """Reads sealed segments in order, at `bytes_per_s` (0: never)."""
 
@@ -78,7 +65,7 @@ class Scrubber:
         self._pace = pace
         self._bytes_per_s = bytes_per_s
         self._pass_s = pass_s
-        self.progress = ScrubProgress(_resume_segment(store))
+        self.progress = ScrubProgress(segment=_resume_segment(store))
 
     async def run(self) -> None:
         """Run passes for ever."""

@@ -5,7 +5,7 @@ log), the threads that read what is not in memory, and the one that writes a che
 to callbacks, so that an add costs no task.
 
 This module asks the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
-records in pending.py, reads in reads.py, free space in disk.py.
+records in pending.py, reads in reads.py, free space in directory.py.
 """
 
 import asyncio
@@ -36,16 +36,14 @@ from quorumlog.protocol.replica import (
 from quorumlog.protocol.row_copy import RowName
 from services.bookie.checkpoints import Checkpoints, Moves
 from services.bookie.config import StoreOptions
-from services.bookie.damage import Damages
-from services.bookie.directory import lock_directory, open_index
-from services.bookie.disk import Disk
+from services.bookie.directory import Disk, lock_directory, open_index
 from services.bookie.extents import join
 from services.bookie.holdings import LedgerTable
 from services.bookie.index import IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import split_run
 from services.bookie.pending import PendingWrites, resolve
-from services.bookie.reads import FoundParts, Reads
+from services.bookie.reads import Damages, FoundParts, Reads
 from services.bookie.replay import Replayed, replay_log
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import LogWriter, Position

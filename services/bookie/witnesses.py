@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from quorumlog.protocol.row_copy import ATTEMPT_BYTES, RowCopy, attempt_of, token_text
+from quorumlog.wire.bodies import token_of, witness_of
 from quorumlog.wire.row_copies import placed_by
-from quorumlog.wire.witnesses import token_of, witness_of
 from services.bookie.segments import write_durably
 
 log = logging.getLogger(__name__)

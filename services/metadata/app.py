@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
+from uuid import uuid4
 
 import asyncpg
 from aiohttp import web
@@ -15,48 +16,34 @@ from quorumlog.net.operations import add_routes
 from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
-from services.metadata import (
-    handlers,
-    log_handlers,
-    operator_handlers,
-    repair_handlers,
-    witness_handlers,
-)
+from quorumlog.wire.repair_bodies import LeaseTake
+from services.metadata import handlers, log_handlers, operator_handlers
 from services.metadata.audit import FOR_CLIENTS, keeps_audited
-from services.metadata.audit_store import AuditStore
-from services.metadata.changes import ChangeHub
 from services.metadata.config import Config
-from services.metadata.cookies import CookieStore
-from services.metadata.copies import CopyInquiry
 from services.metadata.database import Database
-from services.metadata.expiry import Expiry
-from services.metadata.handlers import PARTS, MetadataParts
-from services.metadata.inquiry import Inquiry
-from services.metadata.kept import KeptStore
-from services.metadata.ledgers import LedgerStore
-from services.metadata.liveness import Liveness
-from services.metadata.logs import LogStore
+from services.metadata.http import PARTS, MetadataParts, build_parts
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
-from services.metadata.migrate import TablesTooNew, migrate, migration_files, number_of
-from services.metadata.rebuild import Rebuilder
-from services.metadata.rebuild_store import RebuildStore
-from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
-from services.metadata.resealing import KeyMissing, SealingStore, check_keys
-from services.metadata.tokens import TokenStore
-from services.metadata.transactions import TransactionStore
-from services.metadata.witnesses import WitnessStore
+from services.metadata.migrate import (
+    KeyMissing,
+    TablesTooNew,
+    check_keys,
+    migrate,
+    migration_files,
+    number_of,
+)
 
 log = logging.getLogger(__name__)
 
 ROUTES: Final = (
     *handlers.ROUTES,
     *log_handlers.ROUTES,
-    *repair_handlers.ROUTES,
     *operator_handlers.ROUTES,
-    *witness_handlers.ROUTES,
 )
 
 _WATCH_S: Final = 1.0
+_LEASE: Final = "transactions"
+_EXPIRED_AT_ONCE: Final = 100
+"""Transactions per round of expiry: each may have thousands of ledgers."""
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0
@@ -75,59 +62,30 @@ def build(config: Config) -> web.Application:
         key_ring=config.key_ring,
         clock_difference_s=config.clock_difference_s,
     )
-    liveness = Liveness(
-        with_password(config.redis_url, config.redis_password),
-        prefix=config.redis_prefix,
-        deadline_s=config.redis_deadline_s,
-    )
-    changes = ChangeHub(database)
-    leases, transactions = LeaseStore(database), TransactionStore(database)
-    cookies = CookieStore(database)
-    inquiry = Inquiry(database, cookies, liveness, config.credentials)
-    rebuilder = Rebuilder(RebuildStore(database), cookies, liveness, config.credentials)
-    audit = AuditStore(database, days=config.audit_days, rows_max=config.audit_rows_max)
-    expiry = Expiry(transactions, leases, audit, inquiry, every_s=config.expiry_every_s)
+    parts = build_parts(config, database)
     app = web.Application(
         middlewares=[
             measures,
-            witness_handlers.presents_witnesses,
+            operator_handlers.presents_witnesses,
             answers_problems,
             keeps_audited,
         ],
         client_max_size=config.body_bytes_max,
     )
-    cookies = CookieStore(database)
-    app[PARTS] = MetadataParts(
-        ledgers=LedgerStore(database),
-        cookies=cookies,
-        liveness=liveness,
-        changes=changes,
-        logs=LogStore(database),
-        repairs=RepairStore(database),
-        repair_settings=RepairSettingsStore(database),
-        leases=leases,
-        audit=audit,
-        sealing=SealingStore(database),
-        tokens=TokenStore(database),
-        transactions=transactions,
-        witnesses=WitnessStore(database, inquiry, rebuilder),
-        kept=KeptStore(database),
-        copies=CopyInquiry(database, inquiry),
-        rebuilder=rebuilder,
-        change_heartbeat_s=config.change_heartbeat_s,
-        allowed_bookies=config.allowed_bookies,
-    )
+    app[PARTS] = parts
 
     async def background(_app: web.Application) -> AsyncIterator[None]:
         async def work() -> None:
             await _migrate_with_retries(database, config.contract_through)
-            watch = partial(_watch_database, database, cookies, app[PARTS].sealing)
-            parts = (changes.run, inquiry.run, expiry.run, app[REQUEST_METRICS].run, watch)
-            await asyncio.gather(*(restarted(part) for part in parts))
+            watch = partial(_watch_database, database, parts)
+            expire = partial(_expire, parts, config.expiry_every_s)
+            metrics = app[REQUEST_METRICS]
+            works = (parts.changes.run, parts.inquiry.run, expire, metrics.run, watch)
+            await asyncio.gather(*(restarted(each) for each in works))
 
         tasks = (
             asyncio.create_task(work(), name="database"),
-            asyncio.create_task(liveness.check_commands(), name="redis"),
+            asyncio.create_task(parts.liveness.check_commands(), name="redis"),
         )
         yield
         for task in tasks:
@@ -135,7 +93,7 @@ def build(config: Config) -> web.Application:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await database.close()
-        await liveness.close()
+        await parts.liveness.close()
 
     app[FOR_CLIENTS] = frozenset(
         route.operation.key
@@ -147,15 +105,15 @@ def build(config: Config) -> web.Application:
         (route.operation for route in ROUTES),
         ready=database.probe,
         title="quorumlog metadata",
-        drain=changes.end,
+        drain=parts.changes.end,
         hosts=config.hosts,
         authenticator=config.authenticator,
         formats={"tables": str(number_of(migration_files()[-1]))},
     )
-    app.on_shutdown.append(lambda _app: changes.end())
+    app.on_shutdown.append(lambda _app: parts.changes.end())
     add_routes(app, ROUTES)
     app.cleanup_ctx.append(background)
-    app[REQUEST_METRICS] = MetadataMetrics(app, app[PARTS], database, expiry)
+    app[REQUEST_METRICS] = MetadataMetrics(app, parts, database)
     return app
 
 
@@ -176,12 +134,10 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
             await asyncio.sleep(_RETRY_S)
-        except TablesTooNew as error:
+        except (TablesTooNew, KeyMissing) as error:
             # An operator must act.
-            log.error("database-is-newer", extra={"error": str(error)})  # noqa: TRY400
-            await asyncio.sleep(_NEWER_RETRY_S)
-        except KeyMissing as error:
-            log.error("key-missing", extra={"error": str(error)})  # noqa: TRY400
+            event = "key-missing" if isinstance(error, KeyMissing) else "database-is-newer"
+            log.error(event, extra={"error": str(error)})  # noqa: TRY400
             await asyncio.sleep(_NEWER_RETRY_S)
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal
@@ -197,16 +153,39 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             return
 
 
-async def _watch_database(database: Database, cookies: CookieStore, sealing: SealingStore) -> None:
+async def _expire(parts: MetadataParts, every_s: float) -> None:
+    """Abort the transactions that were not ended in time, delete old rows of the audit log, and count what is left, for
+    ever; the next round retries failures.
+    """
+    holder = str(uuid4())
+    while True:
+        await asyncio.sleep(every_s)
+        await parts.inquiry.is_over.wait()
+        try:
+            # The services take turns by a lease, which only saves work: row locks decide.
+            lease = await parts.leases.take(_LEASE, LeaseTake(holder=holder, ttl_s=3 * every_s))
+            if lease.holder == holder:
+                if ended := await parts.transactions.expire(_EXPIRED_AT_ONCE):
+                    log.info("transactions-expired", extra={"count": ended})
+                await parts.audit.trim()
+            await parts.transactions.count()
+        except QuorumLogError as error:
+            log.warning("expiry-put-off", extra={"why": error.detail})
+        except Exception:
+            # A bug in one round must not end later rounds, nor the stream of changes.
+            log.exception("expiry-failed")
+
+
+async def _watch_database(database: Database, parts: MetadataParts) -> None:
     """Notice a database that went back in time, or returned, without any requests too."""
     while True:
         await asyncio.sleep(_WATCH_S)
         try:
             await database.probe()
             # A rebuild through another process may have made an empty database its cluster's.
-            database.memory.cluster_id = await cookies.cluster_id()
+            database.memory.cluster_id = await parts.cookies.cluster_id()
             if database.key_ring.ids:
-                await sealing.note_key()
+                await parts.sealing.note_key()
         except QuorumLogError:
             pass  # `ready` and the gauges report it
         except Exception:

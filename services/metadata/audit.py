@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 from quorumlog import header
 from quorumlog.net import audit
 from quorumlog.net.identity import Role, caller_of
-from quorumlog.wire.audit_bodies import AuditedRequest
+from quorumlog.wire.token_bodies import AuditedRequest
 
 FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
 """The operations (method and path) that are kept with the request of a client for which another service asks for them."""

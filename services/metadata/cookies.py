@@ -18,7 +18,7 @@ from quorumlog.wire.bodies import (
 )
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import Connection, RowStore, listing, proven, transactional
-from services.metadata.kept import forget_holder
+from services.metadata.losses import forget_holder
 from services.metadata.sql import value_of
 
 _ROW: Final = "name, version, cookie::text AS cookie, log_end"
@@ -65,7 +65,7 @@ class CookieStore(RowStore):
 
     @proven
     async def get(self, connection: Connection, name: str) -> CookieRow:
-        """One cookie. Raises: NoSuchBookie with the bookie's name."""
+        """A bookie's cookie, read from the primary. Raises: NoSuchBookie with the bookie's name."""
         return await _get(connection, name)
 
     @proven
@@ -78,7 +78,7 @@ class CookieStore(RowStore):
 
     @transactional
     async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
-        """Create (no version) or compare-and-swap a cookie.
+        """Register a bookie (no version), or compare-and-swap its cookie.
 
         Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) where ledgers or
         repairs name a new directory's incarnation, or a later one.
@@ -126,7 +126,7 @@ class CookieStore(RowStore):
         return _row_of(changed)
 
     @transactional
-    async def note_log_end(self, connection: Connection, name: str, report: LogEnd) -> CookieRow:
+    async def note_log_end(self, connection: Connection, name: str, request: LogEnd) -> CookieRow:
         """Store how far a bookie's log is on disk, as reported by the registered process; the value
         never decreases. The version stays: the report conflicts with no other change.
 
@@ -136,11 +136,11 @@ class CookieStore(RowStore):
             "UPDATE cookies SET log_end = $3"
             " WHERE name = $1 AND cookie->>'process' = $2 AND log_end < $3",
             name,
-            report.process,
-            report.log_end,
+            request.process,
+            request.log_end,
         )
         registered = await _get(connection, name)
-        if registered.cookie.process != report.process:
+        if registered.cookie.process != request.process:
             raise VersionConflict(
                 f"another process is registered as {name}",
                 bookie=name,

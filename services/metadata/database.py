@@ -22,7 +22,7 @@ from quorumlog.errors import (
 )
 from quorumlog.net.timers import HeardClock
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
-from quorumlog.wire.witnesses import WITNESSES_MAX
+from quorumlog.wire.bodies import WITNESSES_MAX
 from services.metadata.audit import keep as keep_audited
 from services.metadata.memory import PRESENTED, Memory, Presented
 from services.metadata.sealing import KeyRing

@@ -12,6 +12,7 @@ from typing import Final
 from quorumlog.errors import InvalidRequest, LogDeleted, NoSuchLog
 from quorumlog.protocol.log import LogMetadata
 from services.metadata.database import Connection
+from services.metadata.sql import ids_of
 
 NOT_SHARED: Final = "NOT EXISTS (SELECT FROM shared_ledgers s WHERE s.ledger_id = unnamed_ledgers.ledger_id OFFSET 0)"
 """Of a row in `unnamed_ledgers`: no fork names the ledger. With the offset it is asked of one row after another, by the
@@ -64,12 +65,13 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
     Raises: InvalidRequest for one that is not CLOSED, or deleted.
     """
     wanted = sorted(item.ledger_id for item in fork.shared)
-    records = await connection.fetch(
+    closed = await ids_of(
+        connection,
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
         " ORDER BY ledger_id FOR SHARE",
         wanted,
     )
-    gone = sorted(set(wanted) - {record["ledger_id"] for record in records})
+    gone = sorted({*wanted} - {*closed})
     if gone:
         raise InvalidRequest(
             f"ledger {gone[0]} is not CLOSED, or deleted", log=fork.name, ledger_id=gone[0]
@@ -83,11 +85,8 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
     """Which of these ledgers, whose rows are locked, a fork names."""
-    records = await connection.fetch(
-        "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])",
-        sorted(ledgers),
-    )
-    return {record["ledger_id"] for record in records}
+    query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
+    return {*await ids_of(connection, query, sorted(ledgers))}
 
 
 async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> None:

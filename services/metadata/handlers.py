@@ -1,16 +1,14 @@
 """The routes of ledgers, changes, bookies and services."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Final
 
 import orjson
 from aiohttp import web
 
-from quorumlog.errors import CallerRefused, CopyLost, InvalidRequest
-from quorumlog.net.bodies import answer
+from quorumlog.errors import CallerRefused, CopyLost
 from quorumlog.net.identity import (
     ALL,
     BOOKIES,
@@ -24,68 +22,40 @@ from quorumlog.net.identity import (
     check_name,
     check_url,
 )
-from quorumlog.net.operations import Routes
-from quorumlog.net.parameters import (
-    Given,
-    path_text,
-    query_choice,
-    query_integer,
-    query_pairs,
-    query_text,
-)
-from quorumlog.protocol.ids import ID_MAX
+from quorumlog.net.parameters import Given, path_text, query_choice, query_pairs, query_text
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.values import ATTEMPT, BOOKIE_NAME, LOG_NAME, MEMBER_OR_NAME
+from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.bodies import (
-    HELD_MAX,
     BookieHeartbeat,
     BookieList,
-    BookieUses,
     Change,
     ClusterId,
     CookiePut,
-    CookieRow,
-    HeartbeatTaken,
     LedgerChange,
-    LedgerCreateBody,
-    LedgerHeads,
-    LedgerHeadsAsk,
     LedgerListBody,
     LedgerProofs,
     LedgerProofsAsk,
-    LogEnd,
-    RowDelete,
     ServiceHeartbeat,
-    ServiceList,
 )
-from quorumlog.wire.log_bodies import LedgerIds
-from services.metadata.audit_store import AuditStore
-from services.metadata.changes import ChangeHub
-from services.metadata.cookies import CookieStore, StillNamed
-from services.metadata.copies import CopyInquiry
+from services.metadata.cookies import StillNamed
 from services.metadata.http import (
+    AFTER,
     BOOKIE,
     IF_MATCH,
     LEDGER_ID,
     LIMIT,
+    LINES,
+    PARTS,
     SHOWN,
+    StoreRoutes,
+    answer,
+    check_changed,
     page_answer,
     parsed,
-    row_answer,
 )
-from services.metadata.kept import HeldCopies, KeptStore
-from services.metadata.ledgers import LedgerFilter, LedgerStore
-from services.metadata.liveness import Liveness
-from services.metadata.logs import LogStore
-from services.metadata.losses import RowUnproven
-from services.metadata.rebuild import Rebuilder
-from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
-from services.metadata.resealing import SealingStore
-from services.metadata.tokens import TokenStore
-from services.metadata.transactions import TransactionStore
-from services.metadata.witnesses import WitnessStore
+from services.metadata.ledgers import LedgerFilter
+from services.metadata.losses import HeldCopies, RowUnproven
 
-_LINES: Final = "application/x-ndjson"
 _SECRET: Final = ("mac_key", "access_key")
 """Fields of a row that bookies must not know: a bookie that knew them could forge entries (rule 30)."""
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -96,77 +66,23 @@ MEMBER: Final = query_text(
     MEMBER_OR_NAME,
     "Only ledgers with this bookie in an ensemble: `name`, or `name@incarnation`.",
 )
-LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
+OF_LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
 METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadata.")
-AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
-HELD: Final = query_text(
-    "held",
-    f"{ATTEMPT}(,{ATTEMPT}){{0,{HELD_MAX - 1}}}",
-    "Attempts of the copies of the ledger's row that the caller holds, separated by commas: 409 `copy-lost`"
-    " unless the database contains them all.",
-)
-HOLDER: Final = query_text("holder", BOOKIE_NAME, "The bookie that holds the copies.")
 KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
 SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataParts:
-    """The stores that handlers use; `app.py` builds them once."""
-
-    ledgers: LedgerStore
-    cookies: CookieStore
-    liveness: Liveness
-    changes: ChangeHub
-    logs: LogStore
-    repairs: RepairStore
-    repair_settings: RepairSettingsStore
-    leases: LeaseStore
-    audit: AuditStore
-    sealing: SealingStore
-    tokens: TokenStore
-    transactions: TransactionStore
-    witnesses: WitnessStore
-    kept: KeptStore
-    copies: CopyInquiry
-    rebuilder: Rebuilder
-    change_heartbeat_s: float
-    allowed_bookies: tuple[str, ...] = ()
-    """Names or patterns; empty: all."""
-
-
-PARTS: Final = web.AppKey("parts", MetadataParts)
-
-
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _BOOKIE: Final = "/v1/bookies/{name}"
-_FILTERS: Final = (STATE, MEMBER, LOG, METADATA, LIMIT, AFTER, SHOWN)
-ROUTES: Final = Routes()
+_FILTERS: Final = (STATE, MEMBER, OF_LOG, METADATA, LIMIT, AFTER, SHOWN)
+ROUTES: Final = StoreRoutes()
 
 
-@ROUTES.add(
-    "POST /v1/ledgers", roles=GATEWAYS, takes=LedgerCreateBody, gives=LedgerMetadata, status=201
-)
-async def create_ledger(request: web.Request, _given: Given) -> web.Response:
-    """Create a ledger; a repeat of the attempt, or of the client's request, gets the first one."""
-    row = await request.app[PARTS].ledgers.create(await parsed(request, LedgerCreateBody))
-    return row_answer(row, 201, Location=f"/v1/ledgers/{row.ledger_id}")
-
-
-@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, HELD, HOLDER, roles=ALL, gives=LedgerMetadata)
+@ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=ALL, gives=LedgerMetadata)
 async def get_ledger(request: web.Request, given: Given) -> web.Response:
     """A ledger's row, read from the primary."""
-    parts, ledger_id, attempts = request.app[PARTS], given[LEDGER_ID], given[HELD]
-    if attempts is None:
-        return row_answer(_shown(request, await parts.ledgers.get(ledger_id)))
-    check_name(request, given[HOLDER] or "somebody")
-    held = HeldCopies(given[HOLDER] or "somebody", tuple(attempts.split(",")))
-    try:
-        row = await parts.ledgers.get(ledger_id, held)
-    except CopyLost as error:
-        await parts.kept.note(ledger_id, held, error.members["attempts"])
-        raise
-    return row_answer(_shown(request, row))
+    row = await request.app[PARTS].ledgers.get(given[LEDGER_ID])
+    return answer(_shown(request, row))
 
 
 @ROUTES.add(
@@ -180,39 +96,18 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
 )
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a ledger's row; a repeat of an applied attempt succeeds."""
-    change = await parsed(request, LedgerChange)
-    if change.row.ledger_id != given[LEDGER_ID]:
-        raise InvalidRequest("the row is of another ledger than the path")
-    if given[IF_MATCH] not in {None, change.row.version}:
-        raise InvalidRequest("If-Match names another version than the row")
-    parts = request.app[PARTS]
-    work = partial(
-        parts.ledgers.change,
-        change.row,
-        attempt=change.attempt,
-        missed=change.missed,
-        once=change.once,
-    )
+    parts, change = request.app[PARTS], await parsed(request, LedgerChange)
+    check_changed(given, change.row, change.row.ledger_id == given[LEDGER_ID])
     try:
-        return row_answer(await work())
+        return answer(await parts.ledgers.change(change))
     except RowUnproven as unproven:
-        held = await parts.copies.ask(unproven.row)
+        held = await parts.inquiry.copies(unproven.row)
     try:
-        return row_answer(await work(held=held))
+        return answer(await parts.ledgers.change(change, held))
     except CopyLost:
         for copies in held:
             await parts.kept.note(change.row.ledger_id, copies, copies.attempts)
         raise
-
-
-@ROUTES.add(
-    f"DELETE {_LEDGER}", LEDGER_ID, roles=GATEWAYS, takes=RowDelete, status=204, is_audited=True
-)
-async def delete_ledger(request: web.Request, given: Given) -> web.Response:
-    """Replace a CLOSED ledger's row by a tombstone."""
-    body = await parsed(request, RowDelete)
-    await request.app[PARTS].ledgers.delete(given[LEDGER_ID], body)
-    return web.Response(status=204)
 
 
 @ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=LedgerListBody)
@@ -222,7 +117,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     wanted = LedgerFilter(
         state=given[STATE],
         bookie=given[MEMBER],
-        log=given[LOG],
+        log=given[OF_LOG],
         metadata=dict(pairs),
         shown=given[SHOWN],
     )
@@ -231,7 +126,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     )
     if not _sees_keys(request):
         rows = [orjson.dumps(orjson.loads(row) | dict.fromkeys(_SECRET, "")) for row in rows]
-    return page_answer("ledgers", rows, following)
+    return page_answer("ledgers", (rows, following))
 
 
 def _sees_keys(request: web.Request) -> bool:
@@ -261,19 +156,11 @@ async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
     return answer(LedgerProofs(ledgers=tuple(shown)))
 
 
-@ROUTES.add("POST /v1/ledger-heads", roles=GATEWAYS, takes=LedgerHeadsAsk, gives=LedgerHeads)
-async def ledger_heads(request: web.Request, _given: Given) -> web.Response:
-    """The versions and writers of many ledgers, read from the primary."""
-    asked = await parsed(request, LedgerHeadsAsk)
-    found = await request.app[PARTS].ledgers.heads(asked.ledgers)
-    return answer(LedgerHeads(ledgers=tuple(found)))
-
-
-@ROUTES.add("GET /v1/changes", roles=SERVICES, gives=Change, media=_LINES)
+@ROUTES.add("GET /v1/changes", roles=SERVICES, gives=Change, media=LINES)
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
     """All changes of ledgers from now on, one JSON object a line."""
     parts = request.app[PARTS]
-    response = web.StreamResponse(headers={"Content-Type": _LINES})
+    response = web.StreamResponse(headers={"Content-Type": LINES})
     await response.prepare(request)
     async with parts.changes.follow() as queue:
         while not parts.changes.is_over:
@@ -300,57 +187,16 @@ async def list_bookies(request: web.Request, _given: Given) -> web.Response:
     return answer(await parts.liveness.bookies(await parts.cookies.list()))
 
 
-@ROUTES.add(f"GET {_BOOKIE}/cookie", BOOKIE, roles=BOOKIES | OPERATORS, gives=CookieRow)
-async def get_cookie(request: web.Request, given: Given) -> web.Response:
-    """A bookie's cookie."""
-    row = await request.app[PARTS].cookies.get(given[BOOKIE])
-    return row_answer(row)
+def _check_itself(request: web.Request, given: Given, _body: object) -> None:
+    check_name(request, given[BOOKIE])
 
 
-@ROUTES.add(
-    f"PUT {_BOOKIE}/cookie",
-    BOOKIE,
-    roles=BOOKIES | OPERATORS,
-    takes=CookiePut,
-    gives=CookieRow,
-    is_audited=True,
-)
-async def put_cookie(request: web.Request, given: Given) -> web.Response:
-    """Register a bookie (no version) or compare-and-swap its cookie."""
-    body, name = await parsed(request, CookiePut), given[BOOKIE]
+def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
+    name, allowed = given[BOOKIE], request.app[PARTS].allowed_bookies
     check_name(request, name)
     check_url(request, body.cookie.url)
-    allowed = request.app[PARTS].allowed_bookies
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
         raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not have {name}")
-    row = await request.app[PARTS].cookies.put(name, body)
-    return row_answer(row)
-
-
-@ROUTES.add(f"PUT {_BOOKIE}/log-end", BOOKIE, roles=BOOKIES, takes=LogEnd, gives=CookieRow)
-async def put_log_end(request: web.Request, given: Given) -> web.Response:
-    """Store how far the log of a bookie's registered process is on disk; it never decreases."""
-    check_name(request, given[BOOKIE])
-    row = await request.app[PARTS].cookies.note_log_end(
-        given[BOOKIE], await parsed(request, LogEnd)
-    )
-    return row_answer(row)
-
-
-@ROUTES.add(f"GET {_BOOKIE}/uses", BOOKIE, LIMIT, roles=HEALERS | OPERATORS, gives=BookieUses)
-async def get_uses(request: web.Request, given: Given) -> web.Response:
-    """How many ledgers name a bookie, and why the first of them still do."""
-    return answer(await request.app[PARTS].cookies.uses(given[BOOKIE], limit=given[LIMIT]))
-
-
-@ROUTES.add(f"GET {_BOOKIE}/ledgers", BOOKIE, AFTER, LIMIT, roles=BOOKIES, gives=LedgerIds)
-async def list_naming(request: web.Request, given: Given) -> web.Response:
-    """Ids above `after` of the ledgers that name a bookie in any incarnation."""
-    after = given[AFTER]
-    found = await request.app[PARTS].ledgers.naming(
-        given[BOOKIE], after=-1 if after is None else after, limit=given[LIMIT]
-    )
-    return answer(LedgerIds(ledgers=tuple(found)))
 
 
 @ROUTES.add(
@@ -370,32 +216,9 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
-@ROUTES.add(
-    f"PUT {_BOOKIE}/heartbeat", BOOKIE, roles=BOOKIES, takes=BookieHeartbeat, gives=HeartbeatTaken
-)
-async def bookie_lives(request: web.Request, given: Given) -> web.Response:
-    """Record a bookie's heartbeat; succeeds even while Redis is away."""
-    body = await parsed(request, BookieHeartbeat)
+def _check_bookie(request: web.Request, given: Given, alive: BookieHeartbeat) -> None:
     check_name(request, given[BOOKIE])
-    check_url(request, body.url)
-    recorded = await request.app[PARTS].liveness.bookie_lives(given[BOOKIE], body)
-    return answer(HeartbeatTaken(recorded=recorded))
-
-
-@ROUTES.add(
-    "PUT /v1/services/{kind}/{id}/heartbeat",
-    KIND,
-    SERVICE_ID,
-    roles=SERVICES,
-    takes=ServiceHeartbeat,
-    gives=HeartbeatTaken,
-)
-async def service_lives(request: web.Request, given: Given) -> web.Response:
-    """Record the heartbeat of any other service."""
-    body = await parsed(request, ServiceHeartbeat)
-    _check_service(request, given, body)
-    recorded = await request.app[PARTS].liveness.service_lives(given[KIND], given[SERVICE_ID], body)
-    return answer(HeartbeatTaken(recorded=recorded))
+    check_url(request, alive.url)
 
 
 def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) -> None:
@@ -408,7 +231,57 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
     check_url(request, alive.internal_url or alive.url)
 
 
-@ROUTES.add("GET /v1/services", roles=WRITERS | OPERATORS, gives=ServiceList)
-async def list_services(request: web.Request, _given: Given) -> web.Response:
-    """Services with a recent heartbeat."""
-    return answer(await request.app[PARTS].liveness.services())
+ROUTES.serve(
+    "POST /v1/ledgers",
+    lambda of: of.ledgers.create,
+    roles=GATEWAYS,
+    creates=lambda body: f"ledgers/{body.row.ledger_id}",
+)
+ROUTES.serve(
+    f"DELETE {_LEDGER}",
+    lambda of: of.ledgers.delete,
+    LEDGER_ID,
+    roles=GATEWAYS,
+    name="delete_ledger",
+    is_audited=True,
+)
+ROUTES.serve("POST /v1/ledger-heads", lambda of: of.ledgers.heads, roles=GATEWAYS)
+ROUTES.serve(
+    f"GET {_BOOKIE}/ledgers", lambda of: of.ledgers.naming, BOOKIE, AFTER, LIMIT, roles=BOOKIES
+)
+ROUTES.serve(f"GET {_BOOKIE}/cookie", lambda of: of.cookies.get, BOOKIE, roles=BOOKIES | OPERATORS)
+ROUTES.serve(
+    f"GET {_BOOKIE}/uses", lambda of: of.cookies.uses, BOOKIE, LIMIT, roles=HEALERS | OPERATORS
+)
+ROUTES.serve("GET /v1/services", lambda of: of.liveness.services, roles=WRITERS | OPERATORS)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/cookie",
+    lambda of: of.cookies.put,
+    BOOKIE,
+    roles=BOOKIES | OPERATORS,
+    checks=_check_cookie,
+    name="put_cookie",
+    is_audited=True,
+)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/log-end",
+    lambda of: of.cookies.note_log_end,
+    BOOKIE,
+    roles=BOOKIES,
+    checks=_check_itself,
+)
+ROUTES.serve(
+    f"PUT {_BOOKIE}/heartbeat",
+    lambda of: of.liveness.bookie_lives,
+    BOOKIE,
+    roles=BOOKIES,
+    checks=_check_bookie,
+)
+ROUTES.serve(
+    "PUT /v1/services/{kind}/{id}/heartbeat",
+    lambda of: of.liveness.service_lives,
+    KIND,
+    SERVICE_ID,
+    roles=SERVICES,
+    checks=_check_service,
+)

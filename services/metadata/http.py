@@ -1,26 +1,197 @@
-"""Bodies and answers of the handlers, and the parameters that several of them take."""
+"""What the routes of the metadata service share: the stores that they use, parameters, bodies and answers.
 
-from collections.abc import Sequence
-from typing import Final
+Most operations are one call of a store (`StoreRoutes.serve`): a route and its store's method are all that such an
+operation needs.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any, Final, cast, get_type_hints
 
 import orjson
 from aiohttp import web
 
-from quorumlog.errors import UnsupportedMediaType
-from quorumlog.net import bodies
+from quorumlog.errors import InvalidRequest, UnsupportedMediaType
+from quorumlog.net import audit, bodies
 from quorumlog.net.bodies import T
+from quorumlog.net.identity import Role
+from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import (
+    Given,
+    Parameter,
     header_version,
     path_id,
     path_text,
     query_integer,
     query_text,
 )
+from quorumlog.net.settings import with_password
+from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.values import BOOKIE_NAME
+from quorumlog.protocol.values import BOOKIE_NAME, LOG_NAME
 from quorumlog.wire.bodies import SHOWN as SHOWN_PATTERN
 from quorumlog.wire.bodies import CookieRow
+from services.metadata.changes import ChangeHub
+from services.metadata.config import Config
+from services.metadata.cookies import CookieStore
+from services.metadata.database import Database
+from services.metadata.inquiry import Inquiry
+from services.metadata.ledgers import LedgerStore
+from services.metadata.liveness import Liveness
+from services.metadata.logs import LogStore
+from services.metadata.losses import KeptStore
+from services.metadata.migrate import SealingStore
+from services.metadata.rebuild import Rebuilder
+from services.metadata.rebuild_store import RebuildStore
+from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
+from services.metadata.tokens import AuditStore, TokenStore
+from services.metadata.transactions import TransactionStore
+from services.metadata.witnesses import WitnessStore
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataParts:
+    """The stores that handlers use, and what asks bookies and Redis."""
+
+    ledgers: LedgerStore
+    cookies: CookieStore
+    liveness: Liveness
+    changes: ChangeHub
+    logs: LogStore
+    repairs: RepairStore
+    repair_settings: RepairSettingsStore
+    leases: LeaseStore
+    audit: AuditStore
+    sealing: SealingStore
+    tokens: TokenStore
+    transactions: TransactionStore
+    witnesses: WitnessStore
+    kept: KeptStore
+    inquiry: Inquiry
+    rebuilder: Rebuilder
+    rebuild: RebuildStore
+    change_heartbeat_s: float
+    allowed_bookies: tuple[str, ...] = ()
+    """Names or patterns; empty: all."""
+
+
+PARTS: Final = web.AppKey("parts", MetadataParts)
+
+
+def build_parts(config: Config, database: Database) -> MetadataParts:
+    """The parts of one process."""
+    liveness = Liveness(
+        with_password(config.redis_url, config.redis_password),
+        prefix=config.redis_prefix,
+        deadline_s=config.redis_deadline_s,
+    )
+    cookies, rebuild = CookieStore(database), RebuildStore(database)
+    inquiry = Inquiry(database, cookies, liveness, config.credentials)
+    rebuilder = Rebuilder(rebuild, cookies, liveness, config.credentials)
+    return MetadataParts(
+        ledgers=LedgerStore(database),
+        cookies=cookies,
+        liveness=liveness,
+        changes=ChangeHub(database),
+        logs=LogStore(database),
+        repairs=RepairStore(database),
+        repair_settings=RepairSettingsStore(database),
+        leases=LeaseStore(database),
+        audit=AuditStore(database, days=config.audit_days, rows_max=config.audit_rows_max),
+        sealing=SealingStore(database),
+        tokens=TokenStore(database),
+        transactions=TransactionStore(database),
+        witnesses=WitnessStore(database, inquiry, rebuilder),
+        kept=KeptStore(database),
+        inquiry=inquiry,
+        rebuilder=rebuilder,
+        rebuild=rebuild,
+        change_heartbeat_s=config.change_heartbeat_s,
+        allowed_bookies=config.allowed_bookies,
+    )
+
+
+_CLASSES: Final = cast("MetadataParts", SimpleNamespace(**get_type_hints(MetadataParts)))
+"""In place of each store its class, whose methods say what a route takes and gives."""
+
+LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
+BOOKIE: Final = path_text(
+    "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
+)
+LOG: Final = path_text("name", LOG_NAME, "The log.", "events")
+AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
+SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only what these grants name; empty: nothing.")
+IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")
+
+LINES: Final = "application/x-ndjson"
+
+
+Check = Callable[[web.Request, Given, Any], None]
+"""Refuses a body, for its caller or for its path. Raises: CallerRefused, InvalidRequest."""
+
+
+class StoreRoutes(Routes):
+    """Routes, of which `serve` adds those that a store's method answers by itself."""
+
+    def serve(
+        self,
+        key: str,
+        does: Callable[[MetadataParts], Callable[..., Awaitable[object]]],
+        *given: Parameter[Any],
+        roles: frozenset[Role],
+        name: str = "",
+        checks: Check | None = None,
+        creates: Callable[[Any], str] | None = None,
+        is_audited: bool = False,
+        is_audited_for_clients: bool = False,
+    ) -> None:
+        """Add a route that calls a store's method (`does`) with the parameters of the path, with the body as
+        `request`, and by name with those parameters of the query that have a value.
+
+        The method's annotations say what the body and the answer are, and its docstring's first sentence what
+        the operation does. The audit log has the operation's `name`. `checks` may refuse the body for its caller or its path. A route that `creates` something has
+        the status 201, and names what it creates in the audit log by the body. Raises: TypeError if the method takes other
+        arguments.
+        """
+        method = does(_CLASSES)
+        hints = get_type_hints(method)
+        takes, gives = hints.get("request"), hints["return"]
+        status = 204 if gives is type(None) else 200 if creates is None else 201
+        called = {one.name: None for one in given if one.place == "query"} | (
+            {} if takes is None else {"request": None}
+        )
+        own = ("self", "connection") if "connection" in hints else ("self",)
+        of_path = [one.name for one in given if one.place == "path"]
+        signature(method).bind(*own, *of_path, **called)
+
+        async def handle(request: web.Request, values: Given) -> web.Response:
+            path = [values[one] for one in given if one.place == "path"]
+            query = {one.name: values[one] for one in given if one.place == "query"}
+            asked = {name: value for name, value in query.items() if value is not None}
+            if takes is not None:
+                body = asked["request"] = await parsed(request, takes)
+                if checks is not None:
+                    checks(request, values, body)
+                if creates is not None:
+                    audit.name_target(creates(body))
+            return answer(await does(request.app[PARTS])(*path, **asked), status)
+
+        handle.__name__ = name or method.__qualname__
+        handle.__doc__ = " ".join((method.__doc__ or "").split()).partition(". ")[0]
+        self.add(
+            key,
+            *given,
+            roles=roles,
+            takes=takes,
+            gives=None if gives is type(None) else gives,
+            status=status,
+            is_audited=is_audited,
+            is_audited_for_clients=is_audited_for_clients,
+        )(handle)
 
 
 async def parsed(request: web.Request, model: type[T]) -> T:
@@ -32,25 +203,27 @@ async def parsed(request: web.Request, model: type[T]) -> T:
     return bodies.parsed(await bodies.read(request), model)
 
 
-def row_answer(
-    row: LedgerMetadata | LogMetadata | CookieRow, status: int = 200, **headers: str
-) -> web.Response:
-    """A row, and its version as its ETag."""
-    return bodies.answer(row, status, ETag=f'"{row.version}"', **headers)
+def answer(value: object, status: int = 200, **headers: str) -> web.Response:
+    """A body, a row with its version as its ETag, or nothing."""
+    if value is None:
+        return web.Response(status=204)
+    if isinstance(value, LedgerMetadata | LogMetadata | CookieRow):
+        headers["ETag"] = f'"{value.version}"'
+    return bodies.answer(value, status, **headers)
 
 
-def page_answer(name: str, rows: Sequence[bytes], following: int | str | None) -> web.Response:
+def check_changed(given: Given, row: LedgerMetadata | LogMetadata, is_of_path: bool) -> None:
+    """Check that the row in the body is the one of the path and of `If-Match`. Raises: InvalidRequest."""
+    if not is_of_path:
+        raise InvalidRequest("the row in the body is not the one that the path names")
+    if given[IF_MATCH] not in {None, row.version}:
+        raise InvalidRequest("If-Match names another version than the row")
+
+
+def page_answer(name: str, page: tuple[Sequence[bytes], int | str | None]) -> web.Response:
     """A page of rows that are JSON already, and the `after` of the next page."""
+    rows, following = page
     return web.Response(
         body=b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(rows), orjson.dumps(following)),
         content_type="application/json",
     )
-
-
-LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
-BOOKIE: Final = path_text(
-    "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
-)
-LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
-SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only what these grants name; empty: nothing.")
-IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")

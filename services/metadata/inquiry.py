@@ -1,31 +1,52 @@
-"""Asks the bookies what they know of the database, before this process changes anything (rule 18a).
+"""Asks the bookies what they know of the database, before this process changes anything (rule 18a), and for the copies
+that they hold of one ledger's row (rule 18d).
 
 A process that starts has no memory: over a database that went back meanwhile it would expire a committed
 transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on disk, and know
 the ids of their ledgers.
+
+Any bookie may be a member of a ledger by a row that the database lacks, so all are asked for copies. They fence the ledger
+first: no writer gets an acknowledgement by such a row then, and what the bookies hold is all that a recovery could cut off.
 """
 
 import asyncio
 import logging
-from typing import Final
+from base64 import b64encode
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import aiohttp
+import orjson
 
-from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
+from quorumlog.errors import DatabaseWentBack, MetadataUnavailable, NotEnoughBookies
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.timers import awake, awake_timeout
-from quorumlog.protocol.ids import NO_LEDGER
+from quorumlog.protocol.ids import NO_LEDGER, member_incarnation, member_name
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.rebuild import Bookies
+from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import BookieWitnesses, received
+from quorumlog.wire.rebuild_bodies import RowsPage
 from services.metadata.cookies import CookieStore
 from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
+from services.metadata.losses import HeldCopies
 from services.metadata.memory import Presented
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ASK_S: Final = 2.0
 """For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
+_COPIES_S: Final = 1.5
+"""As `_ASK_S`, while a client waits 3 s for its change."""
+_LOST: Final = "SELECT lost_bookies FROM cluster"
+_FENCED: Final = (Status.OK, Status.WRONG_KEY)
+"""A bookie that has another ledger of this id takes no add of this one either (rule 17)."""
 _RETRY_S: Final = 0.5
 _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
@@ -114,7 +135,7 @@ class Inquiry:
         registered, urls = await self.places()
         async with self.session() as session:
             answers = await asyncio.gather(
-                *(_ask(session, name, url, cluster_id) for name, url in urls)
+                *(_witnesses_of(session, name, url, cluster_id) for name, url in urls)
             )
         told = [answer for answer in answers if answer is not None]
         for answer in told:
@@ -124,6 +145,29 @@ class Inquiry:
             max((held for held in known.values() if held is not None), default=NO_LEDGER)
         )
         return [name for name in registered if known.get(name) is None]
+
+    async def copies(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
+        """Fence the ledger at all bookies, and return the copies of its row that they hold.
+
+        Raises: NotEnoughBookies while as many bookies are silent as may have confirmed entries by a later row.
+        """
+        registered, urls = await self.places()
+        async with self.session() as session:
+            asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
+            told = [each for each in await asyncio.gather(*asked) if each is not None]
+        # Bookies that never return, by an operator's word.
+        lost = await self._database.run(lambda connection: connection.fetchval(_LOST))
+        fenced = {each.name: each.incarnation for each in told if each.is_fenced}
+        known = {*registered, *map(member_name, row.all_members)} - set(lost)
+        bookies = Bookies(fenced, frozenset(known - fenced.keys()))
+        if bookies.may_hide_later(row):
+            raise NotEnoughBookies(
+                "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
+                f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
+                " them as lost (`quorumlog cluster accept --lost`)",
+                ledger_id=row.ledger_id,
+            )
+        return [HeldCopies(each.name, each.attempts) for each in told]
 
     def session(self) -> aiohttp.ClientSession:
         """A session for questions to bookies."""
@@ -151,21 +195,77 @@ class Inquiry:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
 
 
-async def _ask(
-    session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
-) -> BookieWitnesses | None:
-    """A bookie's answer; None where the bookie is silent, or another one answers."""
-    expected = ExpectedServer(Role.BOOKIE, name)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a bookie tells of the ledger."""
+
+    name: str
+    incarnation: int
+    is_fenced: bool
+    """Whether it takes no add by any row, and tells of all copies that it ever acknowledged."""
+    attempts: tuple[str, ...]
+    """Of its copies. One without a token is from before tokens were kept."""
+
+
+async def _told_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
+    """A bookie's answer; None where the bookie is silent."""
     try:
-        async with (
-            awake_timeout(_ASK_S),
-            session.get(f"{url}/v1/witnesses", timeout=_NO_TIMEOUT, ssl=expected) as response,
-        ):
-            answer = received(BookieWitnesses, await response.read())
+        async with awake_timeout(limit_s):
+            return await asking
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         log.info("bookie-silent", extra={"bookie": name, "url": url, "why": repr(error)})
         return None
-    if (answer.bookie, answer.cluster_id) != (name, cluster_id):
+
+
+async def _get(session: aiohttp.ClientSession, url: str, name: str, gives: type[T]) -> T:
+    expected = ExpectedServer(Role.BOOKIE, name)
+    async with session.get(url, timeout=_NO_TIMEOUT, ssl=expected) as answer:
+        return received(gives, await answer.read())
+
+
+async def _witnesses_of(
+    session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
+) -> BookieWitnesses | None:
+    """What a bookie knows of the database; None where it is silent, or another one answers."""
+    asking = _get(session, f"{url}/v1/witnesses", name, BookieWitnesses)
+    answer = await _told_in_time(name, url, _ASK_S, asking)
+    if answer is not None and (answer.bookie, answer.cluster_id) != (name, cluster_id):
         log.warning("another-bookie", extra={"bookie": name, "url": url, "found": answer.bookie})
         return None
     return answer
+
+
+async def _copies_of(
+    session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
+) -> _Told | None:
+    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
+
+    async def fenced() -> _Told | None:
+        status = await _fence(session, name, url, row)
+        rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
+        page = await _get(session, rows, name, RowsPage)
+        held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
+        copies = () if held is None else held.copies
+        attempts = tuple(row_copies.decode(copy).attempt for copy in copies)
+        if member_name(page.bookie) != name:
+            return None
+        is_deleted = held is not None and held.deleted
+        return _Told(
+            name,
+            member_incarnation(page.bookie),
+            is_fenced=(status in _FENCED or is_deleted) and not page.may_lack,
+            attempts=tuple(attempt for attempt in attempts if attempt),
+        )
+
+    return await _told_in_time(name, url, _COPIES_S, fenced())
+
+
+async def _fence(
+    session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
+) -> object:
+    """The bookie's verdict. Raises: as aiohttp does, ValueError."""
+    key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
+    fence = f"{url}/ledgers/{row.ledger_id}/fence"
+    async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
+        told = orjson.loads(await answer.read())
+    return told.get("status") if isinstance(told, dict) else None

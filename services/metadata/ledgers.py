@@ -6,7 +6,7 @@ looked up, so two tries of one attempt see each other.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,20 +35,22 @@ from quorumlog.protocol.changes import (
 )
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_incarnation, member_name
-from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     HeldBody,
+    LedgerChange,
     LedgerCreateBody,
+    LedgerHeads,
+    LedgerHeadsAsk,
     LedgerProof,
     RowDelete,
     document_of,
     json_of,
     received,
 )
-from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
+from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG, LedgerIds
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.metadata.attempts import (
@@ -69,10 +71,9 @@ from services.metadata.database import (
     transactional,
 )
 from services.metadata.forks import shared_among
-from services.metadata.kept import HeldCopies, check_held, lost_of
-from services.metadata.losses import check_end
+from services.metadata.losses import HeldCopies, check_end, lost_of
 from services.metadata.repairs import add_repairs, drop_repairs
-from services.metadata.sql import has_more, is_shown, json_rest, page_of, utc, value_of
+from services.metadata.sql import has_more, ids_of, is_shown, json_rest, page_of, utc, value_of
 
 ROW: Final = (
     "ledger_id, version, attempt::text AS attempt, first_offset, lineage::text AS lineage,"
@@ -103,15 +104,8 @@ class LedgerStore(RowStore):
     """The ledgers' rows."""
 
     @proven
-    async def get(
-        self, connection: Connection, ledger_id: int, held: HeldCopies | None = None
-    ) -> LedgerMetadata:
-        """One row, if the database contains all changes that the held copies of rows are of.
-
-        Raises: NoSuchLedger, CopyLost.
-        """
-        if held is not None:
-            await check_held(connection, self.database.memory, held)
+    async def get(self, connection: Connection, ledger_id: int) -> LedgerMetadata:
+        """One row. Raises: NoSuchLedger."""
         record = await connection.fetchrow(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
         )
@@ -121,7 +115,9 @@ class LedgerStore(RowStore):
     async def proofs(
         self, connection: Connection, holder: str, asked: Sequence[HeldBody]
     ) -> Sequence[LedgerProof]:
-        """The rows of some ledgers, in this order, as `get` tells them one by one."""
+        """The rows of some ledgers, in this order. One counts only if the database contains all changes that the held
+        copies of the ledger's rows are of.
+        """
         attempts = tuple(attempt for each in asked for attempt in each.attempts)
         lost = set(
             await lost_of(connection, self.database.memory, HeldCopies(holder, attempts))
@@ -137,17 +133,15 @@ class LedgerStore(RowStore):
         ]
 
     @proven
-    async def heads(
-        self, connection: Connection, ledger_ids: Sequence[int]
-    ) -> Sequence[LedgerHead]:
-        """The version and the writer of each row, present or deleted."""
+    async def heads(self, connection: Connection, request: LedgerHeadsAsk) -> LedgerHeads:
+        """The versions and writers of many ledgers, present or deleted, read from the primary."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
-        records = await connection.fetch(_HEADS, sorted(set(ledger_ids)))
-        return [value_of(LedgerHead, record) for record in records]
+        records = await connection.fetch(_HEADS, sorted(set(request.ledgers)))
+        return LedgerHeads(ledgers=tuple(value_of(LedgerHead, record) for record in records))
 
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
-        """Create a row; a repeat (the same attempt, or the same request of a client) gets the first one.
+        """Create a ledger; a repeat (the same attempt, or the same request of a client) gets the first one.
 
         Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the first one was deleted since.
         """
@@ -165,12 +159,8 @@ class LedgerStore(RowStore):
     async def change(
         self,
         connection: Connection,
-        row: LedgerMetadata,
-        *,
-        attempt: str,
-        missed: Iterable[MissedRange] = (),
+        request: LedgerChange,
         held: Sequence[HeldCopies] | None = None,
-        once: Once | None = None,
     ) -> LedgerMetadata:
         """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
         bookies were asked.
@@ -178,11 +168,12 @@ class LedgerStore(RowStore):
         Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest, StaleMember; RowUnproven
         where the bookies have to be asked, CopyLost by what they hold.
         """
+        row = request.row
         old = await lock_ledger(connection, row.ledger_id)
         target = f"ledger {row.ledger_id}"
-        if await is_applied(connection, attempt, target):
+        if await is_applied(connection, request.attempt, target):
             return old
-        if await found_once(connection, once) is not None:
+        if await found_once(connection, request.once) is not None:
             raise AlreadyDone(ledger_id=row.ledger_id, current=document_of(old))
         check_row(old, row)
         check_ledger(old, row)
@@ -196,10 +187,10 @@ class LedgerStore(RowStore):
             row.ledger_id,
             row.version,
             body_of(connection, row, row.ledger_id),
-            attempt,
+            request.attempt,
         )
-        await try_once(connection, once)
-        await record_attempt(connection, attempt, target)
+        await try_once(connection, request.once)
+        await record_attempt(connection, request.attempt, target)
         if (row.fragments, row.repairs) != (old.fragments, old.repairs):
             await connection.execute(
                 "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
@@ -213,14 +204,14 @@ class LedgerStore(RowStore):
                     member=gap.member,
                     ranges=((gap.first, gap.last),),
                 )
-                for gap in missed
+                for gap in request.missed
             ],
         )
         return row_of(connection, record, row.ledger_id)
 
     @transactional
     async def delete(self, connection: Connection, ledger_id: int, request: RowDelete) -> None:
-        """Replace the row by a tombstone.
+        """Replace a CLOSED ledger's row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
         and is not named by it may be deleted while it is open, since its writer never wrote (rule
@@ -234,8 +225,7 @@ class LedgerStore(RowStore):
             if await is_applied(connection, request.attempt, target):
                 return
             raise
-        if not is_row(old, version=request.version, attempt=request.row_attempt):
-            raise conflict(old)
+        check_deleted(old, request)
         if old.log is None and old.state is not State.CLOSED:
             raise InvalidRequest(
                 "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
@@ -245,11 +235,10 @@ class LedgerStore(RowStore):
 
     @listing
     async def naming(
-        self, connection: Connection, bookie: str, *, after: int, limit: int
-    ) -> Sequence[int]:
-        """Ledgers with ids above `after` that name a bookie in any incarnation, ascending."""
-        records = await connection.fetch(NAMING, bookie, after, limit)
-        return [record["ledger_id"] for record in records]
+        self, connection: Connection, bookie: str, *, after: int = -1, limit: int
+    ) -> LedgerIds:
+        """Ids above `after` of the ledgers that name a bookie in any incarnation, ascending."""
+        return LedgerIds(ledgers=await ids_of(connection, NAMING, bookie, after, limit))
 
     @listing
     async def list(
@@ -359,11 +348,16 @@ def body_of(connection: Connection, row: LedgerMetadata, ledger_id: int) -> str:
 def check_row(current: Row, changed: Row) -> None:
     """Raise VersionConflict (with `current`) if a compare-and-swap is from another row than the current one."""
     if not is_made_from(current, changed):
-        raise conflict(current)
+        raise _conflict(current)
 
 
-def conflict(current: Row) -> VersionConflict:
-    """The refusal of a change that was made from another row than the current one."""
+def check_deleted(current: Row, request: RowDelete) -> None:
+    """Raise VersionConflict (with `current`) if a deletion names another row than the current one."""
+    if not is_row(current, version=request.version, attempt=request.row_attempt):
+        raise _conflict(current)
+
+
+def _conflict(current: Row) -> VersionConflict:
     told = {"detail": f"the current version is {current.version}", "current": document_of(current)}
     if isinstance(current, LedgerMetadata):
         return VersionConflict(**told, ledger_id=current.ledger_id)
@@ -534,13 +528,15 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
     """Replace rows that are CLOSED, and named by their own log no more, by tombstones, but for those that forks name;
     the ids of the deleted ones.
     """
-    records = await connection.fetch(
-        "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
-        " ORDER BY ledger_id FOR UPDATE",
-        sorted(ledgers),
-    )
+    closed = {
+        *await ids_of(
+            connection,
+            "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+            " ORDER BY ledger_id FOR UPDATE",
+            sorted(ledgers),
+        )
+    }
     # Not asked in the statement that locks: it may have waited, and what it sees is of before.
-    closed = {record["ledger_id"] for record in records}
     deleted = closed - await shared_among(connection, closed)
     await bury(connection, sorted(deleted))
     return deleted

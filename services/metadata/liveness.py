@@ -26,6 +26,7 @@ from quorumlog.wire.bodies import (
     BookieInfo,
     BookieList,
     CookieRow,
+    HeartbeatTaken,
     ServiceHeartbeat,
     ServiceInfo,
     ServiceList,
@@ -84,36 +85,32 @@ class Liveness:
         """Since when each look at Redis succeeded and found what this process had recorded (`awake`)."""
         self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
-    async def bookie_lives(self, name: str, heartbeat: BookieHeartbeat) -> bool:
-        """Store a heartbeat; returns whether Redis has it."""
-        key = self._bookie_key(name, heartbeat.process)
-        body = heartbeat.model_dump_json().encode()
+    async def bookie_lives(self, name: str, request: BookieHeartbeat) -> HeartbeatTaken:
+        """Record a bookie's heartbeat; succeeds even while Redis is away."""
+        key = self._bookie_key(name, request.process)
+        body = request.model_dump_json().encode()
 
         async def record() -> bool:
-            await self._set(key, body, heartbeat.ttl_s)
-            await _result(self._redis.hset(self._key("bookie-urls"), name, heartbeat.url))
+            await self._set(key, body, request.ttl_s)
+            await _result(self._redis.hset(self._key("bookie-urls"), name, request.url))
             return True
 
-        return await self._record(key, body, heartbeat.ttl_s, record)
+        return await self._record(key, body, request.ttl_s, record)
 
-    async def service_lives(self, kind: str, name: str, heartbeat: ServiceHeartbeat) -> bool:
-        """Store a heartbeat; returns whether Redis has it."""
-        info = ServiceInfo(
-            kind=kind,
-            id=name,
-            url=heartbeat.url,
-            internal_url=heartbeat.internal_url,
-            state=heartbeat.state,
-        )
+    async def service_lives(
+        self, kind: str, name: str, request: ServiceHeartbeat
+    ) -> HeartbeatTaken:
+        """Record the heartbeat of any other service; succeeds even while Redis is away."""
+        info = ServiceInfo(kind=kind, id=name, **request.model_dump(exclude={"ttl_s"}))
         key = self._key("service", kind, name)
         body = info.model_dump_json().encode()
 
         async def record() -> bool:
-            await self._set(key, body, heartbeat.ttl_s)
+            await self._set(key, body, request.ttl_s)
             await _result(self._redis.sadd(self._key("services"), key))
             return True
 
-        return await self._record(key, body, heartbeat.ttl_s, record)
+        return await self._record(key, body, request.ttl_s, record)
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
         """Registered bookies with their liveness. Heartbeats of another incarnation or process than
@@ -196,13 +193,13 @@ class Liveness:
 
     async def _record(
         self, key: str, body: bytes, ttl_s: float, record: Callable[[], Awaitable[bool]]
-    ) -> bool:
+    ) -> HeartbeatTaken:
         until = asyncio.get_running_loop().time() + ttl_s
         self._remember(key, _Remembered(body))
         is_recorded = await self._query(record, False)
         # Only now: until it is recorded, a look at Redis does not miss it.
         self._remember(key, _Remembered(body, until))
-        return is_recorded
+        return HeartbeatTaken(recorded=is_recorded)
 
     def _remember(self, key: str, known: _Remembered) -> None:
         self._remembered.pop(key, None)
@@ -297,10 +294,8 @@ class Liveness:
 def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
     incarnation = cookie.cookie.incarnation
     heartbeat = _parsed(BookieHeartbeat, body)
-    if heartbeat is None:
-        return BookieInfo.lost(cookie.name, incarnation)
-    if heartbeat.incarnation != incarnation:
-        return BookieInfo.lost(cookie.name, incarnation, heartbeat.url)
+    if heartbeat is None or heartbeat.incarnation != incarnation:
+        return BookieInfo.lost(cookie.name, incarnation, heartbeat.url if heartbeat else "")
     return BookieInfo(
         id=member_of(cookie.name, incarnation),
         state=heartbeat.state,

@@ -11,12 +11,22 @@ from typing import Final
 import asyncpg
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
-from quorumlog.protocol.changes import check_log, check_unprotected, is_row
+from quorumlog.protocol.changes import check_log, check_unprotected
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
-from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, ForkBody, LogChange, LogCreateBody
+from quorumlog.wire.log_bodies import (
+    DELETED_WITH_LOG_MAX,
+    Done,
+    ForkBody,
+    LedgerIds,
+    LogChange,
+    LogCreateBody,
+    LogHeads,
+    LogHeadsAsk,
+    SharedAsk,
+)
 from services.metadata.attempts import (
     found_once,
     is_applied,
@@ -43,8 +53,8 @@ from services.metadata.forks import (
     shared_among,
 )
 from services.metadata.ledgers import (
+    check_deleted,
     check_row,
-    conflict,
     leave_tombstone,
     leave_tombstones,
     lock_ledger,
@@ -52,6 +62,7 @@ from services.metadata.ledgers import (
 from services.metadata.sql import (
     IS_AFTER_LOSS,
     has_more,
+    ids_of,
     is_shown,
     json_rest,
     page_of,
@@ -74,7 +85,7 @@ class LogStore(RowStore):
 
     @proven
     async def get(self, connection: Connection, name: str) -> LogMetadata:
-        """One row. Raises: NoSuchLog."""
+        """A log's row, read from the primary. Raises: NoSuchLog."""
         record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1", name)
         return await _existing(connection, record, name)
 
@@ -98,25 +109,26 @@ class LogStore(RowStore):
         ) else None
 
     @proven
-    async def heads(self, connection: Connection, names: Sequence[str]) -> Sequence[LogHead]:
-        """The version and the writer of each row, present or deleted."""
+    async def heads(self, connection: Connection, request: LogHeadsAsk) -> LogHeads:
+        """The versions and writers of many logs, present or deleted, read from the primary."""
         # Handles and owners end on this answer, so it must be of the database that the caller knows
         # (rule 18a).
-        records = await connection.fetch(_HEADS, sorted(set(names)))
-        return [value_of(LogHead, record) for record in records]
+        records = await connection.fetch(_HEADS, sorted(set(request.logs)))
+        return LogHeads(logs=tuple(value_of(LogHead, record) for record in records))
 
     @proven
-    async def shared(self, connection: Connection, ledgers: Sequence[int]) -> Sequence[int]:
-        """Which of these ledgers forks name, ascending."""
-        return sorted(await shared_among(connection, set(ledgers)))
+    async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
+        """Which of some ledgers forks name, ascending, read from the primary."""
+        found = await shared_among(connection, set(request.ledgers))
+        return LedgerIds(ledgers=tuple(sorted(found)))
 
     @transactional
-    async def is_done(self, connection: Connection, once: Once) -> bool:
+    async def is_done(self, connection: Connection, token: str, *, content: str = "0" * 32) -> Done:
         """Whether a client's request was carried out. Raises: InvalidRequest if it was another one."""
-        return await found_once(connection, once) is not None
+        return Done(done=await found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
-        """Create a row; a repeat of the attempt gets the first one.
+        """Create a log; a repeat of the attempt gets the first row.
 
         Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
         since, or where there is nothing to fork.
@@ -166,8 +178,8 @@ class LogStore(RowStore):
         source = None if request.fork is None else request.fork.source
         await note_source(connection, row.name, source)
         named = {item.ledger_id for item in row.own}
-        await _lock_ledgers(connection, row.name, named)
-        await _claim_ledgers(connection, row.name, named)
+        await _require_all(connection, row.name, _LOCKED, named, row.name)
+        await _require_all(connection, row.name, _CLAIMED, named)
         record = await connection.fetchrow(
             "UPDATE logs SET version = version + $3, attempt = $4, body = $2::text::jsonb,"
             f" created_at = now(), changed_at = now() WHERE name = $1 RETURNING {ROW}",
@@ -203,7 +215,7 @@ class LogStore(RowStore):
 
     @transactional
     async def delete(self, connection: Connection, name: str, request: RowDelete) -> None:
-        """Free the name. The log's CLOSED ledgers are deleted with it, so that a reader with the
+        """Delete a log and free its name. Its CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 
         Raises: NoSuchLog (with `current`), LogProtected.
@@ -217,8 +229,7 @@ class LogStore(RowStore):
             raise
         if await is_applied(connection, request.attempt, target):
             return  # another log was created under the name since
-        if not is_row(old, version=request.version, attempt=request.row_attempt):
-            raise conflict(old)
+        check_deleted(old, request)
         check_unprotected(old)
         await bury_log(connection, old)
         await record_attempt(connection, request.attempt, target)
@@ -229,20 +240,18 @@ class LogStore(RowStore):
         connection: Connection,
         *,
         older_than_s: int,
-        after: int,
+        after: int = -1,
         limit: int,
         log: str | None = None,
-    ) -> list[int]:
+    ) -> LedgerIds:
         """Ledgers with ids above `after` that no log has named for this long, ascending. With `log`: those that had a
         place in a log of this name.
         """
         if older_than_s and not await ages_count(connection):
-            return []
-        if log is None:
-            records = await connection.fetch(ORPHANS, older_than_s, after, limit)
-        else:
-            records = await connection.fetch(ORPHANS_OF_LOG, older_than_s, after, limit, log)
-        return [record["ledger_id"] for record in records]
+            return LedgerIds(ledgers=())
+        query, of_log = (ORPHANS, ()) if log is None else (ORPHANS_OF_LOG, (log,))
+        found = await ids_of(connection, query, older_than_s, after, limit, *of_log)
+        return LedgerIds(ledgers=found)
 
     @transactional
     async def delete_orphan(self, connection: Connection, ledger_id: int) -> None:
@@ -280,6 +289,21 @@ _HEADS: Final = (
     " (body -> 'items' -> -1 ->> 'ledger_id')::bigint AS last_ledger FROM logs"
     " WHERE name = ANY($1::text[]) ORDER BY name"
 )
+_LOCKED: Final = (
+    "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
+    " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE"
+)
+"""Locks ledgers that a log names or begins to name."""
+_CLAIMED: Final = (
+    "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id"
+)
+"""Locked ledgers that a log may begin to name (rule 22). One that is not in the table belongs to a transaction, and is
+published with that only."""
+_PUBLISHED: Final = (
+    "SELECT ledger_id FROM transaction_ledgers"
+    " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2"
+)
+"""As `_CLAIMED`, for ledgers of a transaction."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -385,10 +409,10 @@ async def change_row(
     after = {item.ledger_id for item in new.items}
     shared = {item.ledger_id for item in old.shared}
     places = _places_of(new) - _places_of(old)
-    await _lock_ledgers(connection, new.name, after - before | {place[0] for place in places})
-    await _claim_ledgers(connection, new.name, after - before - set(published))
-    if published:
-        await _claim_published(connection, new.name, published, transaction)
+    locked = after - before | {ledger_id for ledger_id, _ in places}
+    await _require_all(connection, new.name, _LOCKED, locked, new.name)
+    await _require_all(connection, new.name, _CLAIMED, after - before - set(published))
+    await _require_all(connection, new.name, _PUBLISHED, published, transaction)
     placing = replace(new, created_at=old.created_at, attempt=attempt)
     await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after - shared)
@@ -405,50 +429,13 @@ async def change_row(
     return row_of(record, new.name)
 
 
-async def _claim_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
-    """Check that a log may begin to name ledgers, which are locked (rule 22)."""
-    wanted = sorted(ledgers)
-    if not wanted:
-        return
-    named = await connection.fetch(
-        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id",
-        wanted,
-    )
-    # A ledger that is not in the table belongs to a transaction, and is published with that only.
-    _require_all(name, wanted, named)
-
-
-async def _claim_published(
-    connection: Connection, name: str, ledgers: Collection[int], transaction: str
+async def _require_all(
+    connection: Connection, name: str, query: str, ledgers: Iterable[int], *values: object
 ) -> None:
-    """As `_claim_ledgers`, for ledgers of a transaction."""
+    """Run a query about ledgers that a log begins to name, or names. Raises: InvalidRequest unless it finds them all."""
     wanted = sorted(ledgers)
-    found = await connection.fetch(
-        "SELECT ledger_id FROM transaction_ledgers"
-        " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2",
-        wanted,
-        transaction,
-    )
-    _require_all(name, wanted, found)
-
-
-async def _lock_ledgers(connection: Connection, name: str, ledgers: Iterable[int]) -> None:
-    """Lock ledgers that a log names or begins to name."""
-    wanted = sorted(ledgers)
-    if not wanted:
-        return
-    records = await connection.fetch(
-        "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
-        " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE",
-        wanted,
-        name,
-    )
-    _require_all(name, wanted, records)
-
-
-def _require_all(name: str, wanted: list[int], found: Iterable[asyncpg.Record]) -> None:
-    missing = sorted(set(wanted) - {record["ledger_id"] for record in found})
-    if missing:
+    found = await ids_of(connection, query, wanted, *values) if wanted else ()
+    if missing := sorted({*wanted} - {*found}):
         raise InvalidRequest(
             f"ledger {missing[0]} does not exist, or was not made for this log",
             log=name,
@@ -498,15 +485,20 @@ async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> No
 
 async def _end_transactions(connection: Connection, name: str) -> None:
     """Abort the transactions of a log that is being deleted: a later log of its name has none."""
-    await connection.execute(
+    ended = await connection.fetch(
         "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
-        " WHERE log = $1 AND state = 'OPEN'",
+        " WHERE log = $1 AND state = 'OPEN' RETURNING id",
         name,
     )
-    await connection.execute(
-        "WITH gone AS (DELETE FROM transaction_ledgers l USING transactions t"
-        " WHERE t.id = l.transaction AND t.log = $1 AND t.state = 'ABORTED' RETURNING l.ledger_id)"
-        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
-        name,
-    )
+    await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", name)
+
+
+async def release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
+    """Queue unpublished ledgers of ended transactions for deletion at once; that fences their writers."""
+    await connection.execute(
+        "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
+        " RETURNING ledger_id)"
+        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
+        list(ids),
+    )

@@ -1,20 +1,40 @@
-"""What an operator's acceptance of a loss leaves: ledgers whose rows may be older than copies that bookies hold.
+"""Changes that a database lost: what bookies keep because of them, and what an operator's acceptance of a loss leaves.
+
+A bookie names the attempts of its copies with the read that a deletion rests on, and keeps the ledger while the database
+lacks a change that a copy is of (rule 18c). A change whose loss an operator accepted is lacking as well: the operator lets
+the cluster go on, and gives nothing up that the lost history named.
 
 The lost history may have changed the row of every ledger that is not CLOSED. An acceptance notes these ledgers as
 unproven. A change that ends such a ledger, or begins its recovery, names the copies of its row that bookies hold
 (rule 18d): a recovery by an older row would cut off what was acknowledged under a later one.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.errors import CopyLost
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import KeptLedger, KeptLedgers
 from services.metadata import audit
 from services.metadata.attempts import ACCEPTED
-from services.metadata.database import Connection
-from services.metadata.kept import HeldCopies, lacking
+from services.metadata.database import Connection, RowStore, listing, transactional
+from services.metadata.memory import Memory
+from services.metadata.sql import value_of
 
+_CONTAINED: Final = (
+    "SELECT attempt::text AS attempt, target FROM attempts WHERE attempt = ANY($1::uuid[])"
+)
+_NOTE: Final = (
+    "INSERT INTO kept_ledgers (ledger_id, attempt, holder) SELECT $1, unnest($2::uuid[]), $3"
+    " ON CONFLICT DO NOTHING"
+)
+_KEPT: Final = (
+    "SELECT k.ledger_id, array_agg(DISTINCT k.holder) AS holders,"
+    " array_agg(DISTINCT k.attempt::text) AS attempts FROM kept_ledgers k"
+    " WHERE NOT EXISTS (SELECT FROM attempts a WHERE a.attempt = k.attempt"
+    f" AND a.target <> '{ACCEPTED}') GROUP BY k.ledger_id"
+)
 _ACCEPT: Final = (
     f"INSERT INTO attempts (attempt, target) SELECT unnest($1::uuid[]), '{ACCEPTED}'"
     " ON CONFLICT DO NOTHING"
@@ -26,6 +46,72 @@ _UNPROVEN: Final = (
     "INSERT INTO unproven_ledgers SELECT ledger_id FROM ledgers"
     " WHERE state IN ('OPEN', 'IN_RECOVERY') AND body IS NOT NULL ON CONFLICT DO NOTHING"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCopies:
+    """The attempts of the copies of one ledger's row that a bookie holds."""
+
+    holder: str
+    attempts: tuple[str, ...]
+
+
+async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> Sequence[str]:
+    """The changes that a bookie's copies are of and the database lacks; the caller reads the rows in the same snapshot.
+
+    Raises: DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
+    """
+    targets = await _targets(connection, held.attempts)
+    lost = _lacking(targets, held.attempts)
+    if lost and not await connection.fetchval(
+        "SELECT loss_accepted_at IS NOT NULL FROM cluster"
+    ):  # fmt: skip
+        memory.compare(lost, targets, holder=held.holder)
+    return lost
+
+
+async def forget_holder(connection: Connection, holder: str) -> None:
+    """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
+    await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
+
+
+async def _lost_among(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
+    """The changes that the database lacks; one whose loss was accepted is lacking."""
+    return _lacking(await _targets(connection, attempts), attempts)
+
+
+async def _targets(connection: Connection, attempts: Sequence[str]) -> Mapping[str, str]:
+    records = await connection.fetch(_CONTAINED, attempts)
+    return {record["attempt"]: record["target"] for record in records}
+
+
+def _lacking(targets: Mapping[str, str], attempts: Sequence[str]) -> Sequence[str]:
+    return [attempt for attempt in attempts if targets.get(attempt, ACCEPTED) == ACCEPTED]
+
+
+class KeptStore(RowStore):
+    """What bookies were refused, as operators read it."""
+
+    @transactional
+    async def note(
+        self, connection: Connection, ledger_id: int, held: HeldCopies, lost: Sequence[str]
+    ) -> None:
+        """Note that a bookie keeps a ledger for these changes."""
+        await connection.execute(_NOTE, ledger_id, lost, held.holder)
+
+    @listing
+    async def list(self, connection: Connection, *, after: int = -1, limit: int) -> KeptLedgers:
+        """How many ledgers bookies keep, since the database lacks changes of which they hold copies; and the first ones
+        with ids above `after`.
+        """
+        count = await connection.fetchval(f"SELECT count(*) FROM ({_KEPT}) AS kept")
+        records = await connection.fetch(
+            f"SELECT * FROM ({_KEPT}) AS kept WHERE ledger_id > $1 ORDER BY ledger_id LIMIT $2",
+            after,
+            limit,
+        )
+        ledgers = tuple(value_of(KeptLedger, record) for record in records)
+        return KeptLedgers(count=count, ledgers=ledgers)
 
 
 class RowUnproven(Exception):
@@ -74,7 +160,7 @@ async def check_end(
     if held is None:
         raise RowUnproven(old)
     for copies in held:
-        if lost := await lacking(connection, copies.attempts):
+        if lost := await _lost_among(connection, copies.attempts):
             raise CopyLost(
                 f"{copies.holder} holds a copy of a row of the ledger that the database lacks: run `quorumlog metadata"
                 " rebuild`, or accept that the ledger may lack entries (`quorumlog cluster accept --ledger"

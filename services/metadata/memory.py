@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.errors import DatabaseWentBack
-from quorumlog.wire.witnesses import token_of, witness_of
+from quorumlog.wire.bodies import token_of, witness_of
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from quorumlog.net.service import METRICS
 from quorumlog.wire.bodies import BookieState
 from quorumlog.wire.repair_bodies import RepairSummary
 from services.metadata.database import Database
-from services.metadata.expiry import Expiry
-from services.metadata.handlers import MetadataParts
+from services.metadata.http import MetadataParts
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +34,10 @@ _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", 
 class MetadataMetrics(Collector):
     """The metrics of one service; its gauges are read at each scrape."""
 
-    def __init__(
-        self, app: web.Application, parts: MetadataParts, database: Database, expiry: Expiry
-    ) -> None:
+    def __init__(self, app: web.Application, parts: MetadataParts, database: Database) -> None:
         """The queue's gauges are zero until the first update."""
         self._parts = parts
         self._database = database
-        self._expiry = expiry
         self._queue = RepairSummary(ledgers=0, items=0, waiting=0, oldest_s=0.0)
         self._kept_ledgers = 0
         self._states: Counter[str] | None = None
@@ -76,7 +72,7 @@ class MetadataMetrics(Collector):
     async def _update(self) -> None:
         await self._database.run(self._database.count_waiting)
         self._queue = await self._parts.repairs.summary()
-        self._kept_ledgers = (await self._parts.kept.list(after=None, limit=1)).count
+        self._kept_ledgers = (await self._parts.kept.list(limit=1)).count
         found = await self._parts.liveness.bookies(await self._parts.cookies.list())
         self._states = Counter(bookie.state for bookie in found.bookies)
 
@@ -107,8 +103,8 @@ class MetadataMetrics(Collector):
                 "1 while nothing is deleted by age, since Postgres' clock may be wrong (rule 26c)",
                 self._database.clock.doubt != "",
             ),
-            ("metadata_transactions_open", "Transactions that are OPEN", self._expiry.open),
-            ("metadata_orphan_ledgers", "Ledgers that no log names", self._expiry.orphans),
+            ("metadata_transactions_open", "Transactions that are OPEN", parts.transactions.open),
+            ("metadata_orphan_ledgers", "Ledgers that no log names", parts.transactions.orphans),
             (
                 "under_replicated_ledgers",
                 "Ledgers with a member that lacks entries, now.",

@@ -1,41 +1,134 @@
-"""The routes that operators use: a rebuild (rule 18d), the audit log, the keys' encryption, access tokens.
+"""The routes of repairs and their leases, and what operators ask for: witnesses (rule 18a), a rebuild (rule 18d), the
+audit log, the keys' encryption, access tokens.
 
 Bookies whose cookies are missing ask for the state of a rebuild; gateways serve tokens and the audit log to clients.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from quorumlog import header
 from quorumlog.errors import QuorumLogError
-from quorumlog.net import audit
 from quorumlog.net.audit import AFTER as NUMBER
-from quorumlog.net.audit import LIMIT, SINCE, TARGET
-from quorumlog.net.bodies import answer
-from quorumlog.net.identity import BOOKIES, GATEWAYS, OPERATORS
-from quorumlog.net.operations import Routes
-from quorumlog.net.parameters import Given, path_text, query_text
-from quorumlog.protocol.values import ATTEMPT
-from quorumlog.wire.audit_bodies import AuditList
-from quorumlog.wire.bodies import Resealed
-from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine, RebuildState
-from quorumlog.wire.token_bodies import TOKEN_ID, TokenCreate, TokenList, TokenRevoke, TokenRow
-from services.metadata.handlers import AFTER, PARTS
-from services.metadata.http import parsed
+from quorumlog.net.audit import LIMIT as ROWS
+from quorumlog.net.audit import SINCE, TARGET
+from quorumlog.net.identity import (
+    BOOKIES,
+    GATEWAYS,
+    HEALERS,
+    OPERATORS,
+    SERVICES,
+    WRITERS,
+    check_name,
+)
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    integer,
+    matching,
+    path_text,
+    query_text,
+)
+from quorumlog.protocol.ids import member_name
+from quorumlog.protocol.values import ATTEMPT, LOG_NAME, MEMBER
+from quorumlog.wire.bodies import (
+    CopyWitnesses,
+    WitnessAccept,
+    WitnessState,
+    witnesses_from_header,
+    witnesses_to_header,
+)
+from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine
+from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairsAdd, RepairSettings
+from quorumlog.wire.token_bodies import TOKEN_ID
+from services.metadata.http import (
+    AFTER,
+    LEDGER_ID,
+    LIMIT,
+    LINES,
+    PARTS,
+    StoreRoutes,
+    answer,
+    parsed,
+)
+from services.metadata.memory import PRESENTED, Presented
 from services.metadata.rebuild import Tell
 
 log = logging.getLogger(__name__)
 
-LINES: Final = "application/x-ndjson"
-ROUTES: Final = Routes()
+
+def _item(text: str, pointer: str) -> tuple[int, str]:
+    ledger_id, _, member = matching(text, pointer, REPAIR_PLACE).partition(":")
+    return integer(ledger_id, pointer), member
 
 
-@ROUTES.add("GET /v1/rebuild", roles=BOOKIES | OPERATORS, gives=RebuildState)
-async def get_state(request: web.Request, _given: Given) -> web.Response:
-    """Whether the database is empty, or was rebuilt."""
-    return answer(await request.app[PARTS].rebuilder.store.state())
+AFTER_ITEM: Final = Parameter(
+    "after",
+    "query",
+    _item,
+    {"type": "string", "pattern": f"^{REPAIR_PLACE}$"},
+    "Only items after this one: `ledger_id:member`.",
+    (-1, ""),
+)
+MEMBER_ID: Final = path_text("member", MEMBER, "The member.", "bookie-1@1")
+LEASE: Final = path_text("name", LOG_NAME, "The lease.", "auditor")
+TOKEN: Final = path_text("id", TOKEN_ID, "The token.", "0123456789abcdef")
+KNOWN: Final = query_text(
+    "known", ATTEMPT, "The version of the list that the caller has: the answer has no tokens then."
+)
+
+_ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
+_OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
+ROUTES: Final = StoreRoutes()
+
+# The repair queue and leases.
+
+ROUTES.serve(
+    "GET /v1/repairs", lambda of: of.repairs.page, LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS
+)
+
+
+def _check_members(request: web.Request, _given: Given, body: RepairsAdd) -> None:
+    for item in body.items:
+        check_name(request, member_name(item.member))
+
+
+ROUTES.serve("POST /v1/repairs", lambda of: of.repairs.add, roles=SERVICES, checks=_check_members)
+ROUTES.serve("POST /v1/repairs/claim", lambda of: of.repairs.claim, roles=HEALERS)
+ROUTES.serve(f"POST {_ITEM}/progress", lambda of: of.repairs.progress, *_OF_ITEM, roles=HEALERS)
+ROUTES.serve(f"POST {_ITEM}/fail", lambda of: of.repairs.fail, *_OF_ITEM, roles=HEALERS)
+ROUTES.serve("GET /v1/repairs/summary", lambda of: of.repairs.summary, roles=WRITERS | OPERATORS)
+ROUTES.serve("POST /v1/repairs/hurry", lambda of: of.repairs.hurry, roles=HEALERS)
+
+
+@ROUTES.add("POST /v1/repairs/trigger", roles=HEALERS, gives=RepairSettings)
+async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
+    """Request a full audit, and retry now the items that wait after a failure."""
+    parts = request.app[PARTS]
+    await parts.repairs.hurry()
+    return answer(await parts.repair_settings.trigger())
+
+
+ROUTES.serve(
+    "GET /v1/repair-settings", lambda of: of.repair_settings.get, roles=HEALERS | OPERATORS
+)
+ROUTES.serve(
+    "PATCH /v1/repair-settings",
+    lambda of: of.repair_settings.change,
+    roles=HEALERS,
+    name="patch_repair_settings",
+    is_audited=True,
+)
+ROUTES.serve("PUT /v1/leases/{name}", lambda of: of.leases.take, LEASE, roles=HEALERS)
+
+# A rebuild, the audit log, keys, access tokens.
+
+ROUTES.serve("GET /v1/rebuild", lambda of: of.rebuild.state, roles=BOOKIES | OPERATORS)
 
 
 @ROUTES.add(
@@ -55,10 +148,10 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
     async def work(tell: Tell) -> RebuildLine:
         return RebuildLine(report=await request.app[PARTS].rebuilder.run(ask, tell))
 
-    return await told_in_lines(request, work)
+    return await _told_in_lines(request, work)
 
 
-async def told_in_lines(
+async def _told_in_lines(
     request: web.Request, work: Callable[[Tell], Awaitable[RebuildLine]]
 ) -> web.StreamResponse:
     """A line of progress at a time, and at last what `work` returns or why it ended early."""
@@ -80,56 +173,109 @@ async def told_in_lines(
     return response
 
 
-@ROUTES.add(
-    "GET /v1/audit", SINCE, TARGET, NUMBER, LIMIT, roles=GATEWAYS | OPERATORS, gives=AuditList
-)
-async def list_audit(request: web.Request, given: Given) -> web.Response:
-    """Requests of the audit log that changed something, in the order of their numbers."""
-    page = await request.app[PARTS].audit.page(
-        after=given[NUMBER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]
-    )
-    return answer(page)
-
-
-@ROUTES.add("POST /v1/keys/reseal", AFTER, roles=OPERATORS, gives=Resealed, is_audited=True)
-async def reseal(request: web.Request, given: Given) -> web.Response:
-    """Encrypt the keys of some ledgers above `after` under the first key of the key file."""
-    after = given[AFTER]
-    return answer(await request.app[PARTS].sealing.reseal(after=-1 if after is None else after))
-
-
-ID: Final = path_text("id", TOKEN_ID, "The token.", "0123456789abcdef")
-KNOWN: Final = query_text(
-    "known", ATTEMPT, "The version of the list that the caller has: the answer has no tokens then."
-)
-
-
-@ROUTES.add(
-    "POST /v1/tokens",
+ROUTES.serve(
+    "GET /v1/audit",
+    lambda of: of.audit.page,
+    SINCE,
+    TARGET,
+    NUMBER,
+    ROWS,
     roles=GATEWAYS | OPERATORS,
-    takes=TokenCreate,
-    gives=TokenRow,
-    status=201,
+)
+ROUTES.serve(
+    "POST /v1/keys/reseal",
+    lambda of: of.sealing.reseal,
+    AFTER,
+    roles=OPERATORS,
+    name="reseal",
     is_audited=True,
 )
-async def create_token(request: web.Request, _given: Given) -> web.Response:
-    """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer."""
-    body = await parsed(request, TokenCreate)
-    audit.name_target(f"tokens/{body.token.id}")
-    row = await request.app[PARTS].tokens.create(body)
-    return answer(row, 201)
 
 
-@ROUTES.add("GET /v1/tokens", KNOWN, roles=GATEWAYS, gives=TokenList)
-async def list_tokens(request: web.Request, given: Given) -> web.Response:
-    """All access tokens, or none where the caller knows them."""
-    return answer(await request.app[PARTS].tokens.list(known=given[KNOWN]))
+ROUTES.serve(
+    "POST /v1/tokens",
+    lambda of: of.tokens.create,
+    roles=GATEWAYS | OPERATORS,
+    creates=lambda body: f"tokens/{body.token.id}",
+    name="create_token",
+    is_audited=True,
+)
+ROUTES.serve("GET /v1/tokens", lambda of: of.tokens.list, KNOWN, roles=GATEWAYS)
+ROUTES.serve(
+    "DELETE /v1/tokens/{id}",
+    lambda of: of.tokens.revoke,
+    TOKEN,
+    roles=GATEWAYS,
+    name="revoke_token",
+    is_audited=True,
+)
+
+# Witnesses.
+
+
+@web.middleware
+async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Keep the request's witnesses for the database's check, and return their replacements."""
+    given = request.headers.get(header.WITNESSES)
+    # An unreadable list is treated as one invalid witness, so that the request is refused.
+    witnesses = () if not given else witnesses_from_header(given) or (given,)
+    presented = Presented(witnesses, holder=request.remote or "somebody")
+    PRESENTED.set(presented)
+    response = await handler(request)
+    if presented.answer and not response.prepared:
+        response.headers[header.WITNESSES] = witnesses_to_header(presented.answer)
+    return response
+
+
+ROUTES.serve("POST /v1/witnesses", lambda of: of.witnesses.confirm, roles=SERVICES)
+
+
+@ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
+async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
+    """Check as well that the database has the changes that copies of rows are of, which bookies hold."""
+    body = await parsed(request, CopyWitnesses)
+    check_name(request, body.holder)
+    presented = PRESENTED.get()
+    assert presented is not None, "the middleware runs before"
+    presented.witnesses += body.witnesses
+    presented.holder = body.holder
+    return answer(await request.app[PARTS].witnesses.confirm())
+
+
+@ROUTES.add("GET /v1/witnesses", roles=GATEWAYS | OPERATORS, gives=WitnessState)
+async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
+    """The witnesses held by this process, and those that the database lacked at the last check."""
+    return answer(request.app[PARTS].witnesses.state())
+
+
+ROUTES.serve(
+    "GET /v1/kept-ledgers", lambda of: of.kept.list, AFTER, LIMIT, roles=GATEWAYS | OPERATORS
+)
 
 
 @ROUTES.add(
-    "DELETE /v1/tokens/{id}", ID, roles=GATEWAYS, takes=TokenRevoke, status=204, is_audited=True
+    "POST /v1/witnesses/accept",
+    roles=OPERATORS,
+    takes=WitnessAccept,
+    gives=WitnessState,
+    is_audited=True,
 )
-async def revoke_token(request: web.Request, given: Given) -> web.Response:
-    """Delete an access token; a repeat of the attempt succeeds."""
-    await request.app[PARTS].tokens.revoke(given[ID], await parsed(request, TokenRevoke))
-    return web.Response(status=204)
+async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse:
+    """Accept the loss of the changes of these witnesses: an operator decides (see the runbook). All bookies' copies are
+    looked at before, so whoever accepts `application/x-ndjson` gets lines of progress.
+    """
+    body = await parsed(request, WitnessAccept)
+    accept = partial(
+        request.app[PARTS].witnesses.accept, body.witnesses, lost=body.lost, ledgers=body.ledgers
+    )
+    if request.headers.get("Accept") != LINES:
+        return answer(await accept(tell=_quiet))
+
+    async def work(tell: Tell) -> RebuildLine:
+        return RebuildLine(state=await accept(tell=tell))
+
+    return await _told_in_lines(request, work)
+
+
+async def _quiet(_line: RebuildLine) -> None:
+    """Nobody is told of the progress."""

@@ -22,9 +22,7 @@ _PAGE: Final = 2000
 """Ledgers of one page; its bytes are bounded by the bookie."""
 
 
-class SourceAway(
-    Unavailable, code="source-away", title="A bookie stopped answering", travels=False
-):
+class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
     """A bookie that a rebuild reads stopped answering. What is written stays; run the rebuild again, with `after`."""
 
 

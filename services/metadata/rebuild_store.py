@@ -25,9 +25,8 @@ from quorumlog.protocol.rebuild import (
     newest_of,
 )
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision, decide_log, is_opened
-from quorumlog.wire.bodies import STAND_IN, Cookie, json_of
+from quorumlog.wire.bodies import STAND_IN, Cookie, json_of, token_of
 from quorumlog.wire.rebuild_bodies import RebuildState
-from quorumlog.wire.witnesses import token_of
 from services.metadata import audit
 from services.metadata.attempts import record_attempt, record_change
 from services.metadata.cookies import lock_name
@@ -66,7 +65,7 @@ class RebuildStore(RowStore):
 
     @plain
     async def state(self, connection: Connection) -> RebuildState:
-        """For bookies whose cookies are missing."""
+        """Whether the database is empty, or was rebuilt: for bookies whose cookies are missing."""
         return RebuildState(
             is_empty=await connection.fetchval(_IS_EMPTY),
             was_rebuilt=await connection.fetchval("SELECT rebuilt_at IS NOT NULL FROM cluster"),

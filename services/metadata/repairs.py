@@ -10,6 +10,7 @@ items that others hold, so that no deadlock arises.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -19,14 +20,16 @@ from quorumlog.errors import NoSuchRepair, VersionConflict
 from quorumlog.wire.bodies import received
 from quorumlog.wire.repair_bodies import (
     Lease,
-    LeaseGive,
     LeaseTake,
     Ranges,
+    RangesBody,
     RepairAdd,
     RepairClaim,
     RepairFail,
     RepairItem,
+    RepairList,
     RepairProgress,
+    RepairsAdd,
     RepairSettings,
     RepairSettingsPut,
     RepairSummary,
@@ -117,20 +120,21 @@ class RepairStore(RowStore):
     @listing
     async def page(
         self, connection: Connection, *, after: tuple[int, str], limit: int
-    ) -> tuple[list[RepairItem], tuple[int, str] | None]:
-        """One page by ledger and member, and the `after` of the next page."""
+    ) -> RepairList:
+        """Items of the queue, by ledger and member; `after` is `ledger_id:member`."""
         records = await connection.fetch(PAGE, *after, limit)
-        found = [_repair_of(record) for record in records]
-        return found, (found[-1].ledger_id, found[-1].member) if has_more(records) else None
+        found = tuple(_repair_of(record) for record in records)
+        last = f"{found[-1].ledger_id}:{found[-1].member}" if has_more(records) else None
+        return RepairList(repairs=found, next=last)
 
     @transactional
-    async def add(self, connection: Connection, items: Iterable[RepairAdd]) -> None:
-        """Add missed ranges; deleted ledgers are skipped."""
-        await add_repairs(connection, items)
+    async def add(self, connection: Connection, request: RepairsAdd) -> None:
+        """Queue entries that members lack; deleted ledgers are skipped."""
+        await add_repairs(connection, request.items)
 
     @listing
     async def summary(self, connection: Connection) -> RepairSummary:
-        """Numbers about the queue."""
+        """Numbers of the whole queue."""
         record = await connection.fetchrow(SUMMARY)
         assert record is not None
         return RepairSummary(**dict(record))
@@ -146,23 +150,17 @@ class RepairStore(RowStore):
 
     # A transaction, since no work may rest on rows of a database that went back (rule 18a).
     @transactional
-    async def claim(self, connection: Connection, request: RepairClaim) -> list[RepairItem]:
-        """Claim unclaimed items for one worker until its lease ends."""
+    async def claim(self, connection: Connection, request: RepairClaim) -> RepairList:
+        """Claim unclaimed items for one worker until its lease ends, those with the fewest survivors first."""
         records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
-        return sorted(
-            (_repair_of(record) for record in records),
-            key=lambda item: (
-                _UNCOUNTED if item.survivors is None else item.survivors,
-                item.ledger_id,
-                item.member,
-            ),
-        )
+        records.sort(key=itemgetter("survivors", "ledger_id", "member"))
+        return RepairList(repairs=tuple(_repair_of(record) for record in records))
 
     @transactional
     async def progress(
         self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
-    ) -> Ranges:
-        """Remove finished ranges and keep the claim on the rest; an item without a rest is deleted.
+    ) -> RangesBody:
+        """Remove repaired ranges and keep the claim on the rest; an item without a rest is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -181,13 +179,13 @@ class RepairStore(RowStore):
             await connection.execute(
                 "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
             )
-        return remaining
+        return RangesBody(ranges=remaining)
 
     @transactional
     async def fail(
         self, connection: Connection, ledger_id: int, member: str, request: RepairFail
     ) -> None:
-        """Release an item until a pause has passed, which doubles with each failure.
+        """Release an item after a failure until a pause has passed, which doubles with each failure.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -267,7 +265,9 @@ def _repair_of(record: asyncpg.Record | None) -> RepairItem:
     return value_of(RepairItem, record, ranges=ranges, survivors=survivors)
 
 
-_LEFT: Final = "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS left_s"
+_LEFT: Final = (
+    "greatest(0, extract(epoch FROM expires_at - clock_timestamp()))::float8 AS expires_in_s"
+)
 
 
 class LeaseStore(RowStore):
@@ -294,23 +294,7 @@ class LeaseStore(RowStore):
             f"SELECT holder, token, {_LEFT} FROM leases WHERE name = $1", name
         )
         assert record is not None
-        return Lease(
-            name=name,
-            holder=record["holder"],
-            token=record["token"],
-            expires_in_s=record["left_s"],
-        )
-
-    @transactional
-    async def give(self, connection: Connection, name: str, request: LeaseGive) -> None:
-        """Release a lease, if this holder still has it."""
-        await connection.execute(
-            "UPDATE leases SET expires_at = clock_timestamp()"
-            " WHERE name = $1 AND holder = $2 AND token = $3",
-            name,
-            request.holder,
-            request.token,
-        )
+        return value_of(Lease, record, name=name)
 
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
@@ -322,16 +306,18 @@ class RepairSettingsStore(RowStore):
 
     @plain  # an older setting decides nothing: leases and claims are refused then
     async def get(self, connection: Connection) -> RepairSettings:
-        """The present settings."""
+        """Operators' settings for all processes of autorecovery."""
         return _settings_of(await connection.fetchrow(GET))
 
     @transactional
-    async def change(self, connection: Connection, change: RepairSettingsPut) -> RepairSettings:
-        """Change the given fields; concurrent changes of different fields both apply."""
+    async def change(self, connection: Connection, request: RepairSettingsPut) -> RepairSettings:
+        """Change the given settings, for all processes and over restarts; concurrent changes of different ones both
+        apply.
+        """
         changed = _settings_of(
             await connection.fetchrow(
                 f"UPDATE repair_settings SET body = body || $1::text::jsonb, {_CHANGED}",
-                change.model_dump_json(),
+                request.model_dump_json(),
             )
         )
         await audit.keep(connection)

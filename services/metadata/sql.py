@@ -6,6 +6,7 @@ from typing import Final
 import asyncpg
 
 from quorumlog.wire.bodies import T, codec
+from services.metadata.database import Connection
 
 PAGE_BYTES_MAX: Final = 1 << 20
 """Bodies of one page, by their text: a page takes Postgres and this process some 30 ms (measured), whatever clients
@@ -55,6 +56,11 @@ def value_of(cls: type[T], record: asyncpg.Record, **given: object) -> T:
     """The body or value whose fields are a record's columns; `given` fields count in place of columns."""
     value: T = codec(cls).validate_python(dict(record) | given, strict=False, extra="ignore")
     return value
+
+
+async def ids_of(connection: Connection, query: str, *values: object) -> tuple[int, ...]:
+    """The ids in a query's first column."""
+    return tuple(record[0] for record in await connection.fetch(query, *values))
 
 
 def page_of(rows: str, *, order: str, row: str, limit: str) -> str:

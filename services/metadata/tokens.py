@@ -1,14 +1,32 @@
-"""Access tokens of users: create, revoke, and the list that gateways follow."""
+"""Access tokens of users: create, revoke, and the list that gateways follow; and the audit log, its pages and its end
+(docs/adr/0022-audit-log.md).
+"""
 
+from datetime import datetime
 from typing import Final
 
 import asyncpg
 import orjson
 
 from quorumlog.errors import InvalidRequest, NoSuchToken
-from quorumlog.wire.token_bodies import TokenCreate, TokenList, TokenRevoke, TokenRow
+from quorumlog.wire.token_bodies import (
+    AuditList,
+    AuditRow,
+    TokenCreate,
+    TokenList,
+    TokenRevoke,
+    TokenRow,
+)
 from services.metadata.attempts import is_applied, record_attempt
-from services.metadata.database import Connection, RowStore, ages_count, proven, transactional
+from services.metadata.database import (
+    Connection,
+    Database,
+    RowStore,
+    ages_count,
+    listing,
+    proven,
+    transactional,
+)
 from services.metadata.sql import utc, value_of
 
 TOKENS_MAX: Final = 2000
@@ -24,7 +42,7 @@ class TokenStore(RowStore):
 
     @transactional
     async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
-        """Store a token; a repeat of the attempt gets the first answer.
+        """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
         """
@@ -58,7 +76,7 @@ class TokenStore(RowStore):
 
     @transactional
     async def revoke(self, connection: Connection, token_id: str, request: TokenRevoke) -> None:
-        """Delete a token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
+        """Delete an access token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
         target = f"revoke token {token_id}"
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
         if await is_applied(connection, request.attempt, target):
@@ -70,8 +88,8 @@ class TokenStore(RowStore):
         await record_attempt(connection, request.attempt, target)
 
     @proven  # an older database may have tokens that were revoked since (rule 18a)
-    async def list(self, connection: Connection, *, known: str | None) -> TokenList:
-        """All tokens by creation, unless `known` is the present version."""
+    async def list(self, connection: Connection, *, known: str | None = None) -> TokenList:
+        """All access tokens by creation, or none where `known` is the present version."""
         records = await connection.fetch(
             f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
             " ON version IS DISTINCT FROM $1::uuid ORDER BY access_tokens.created_at, id",
@@ -95,3 +113,56 @@ def _row_of(record: asyncpg.Record | None, token_id: str) -> TokenRow:
     if record is None:
         raise no_such_token(token_id)
     return value_of(TokenRow, record, **orjson.loads(record["body"]))
+
+
+_PAGE: Final = (
+    f"SELECT number, id::text AS id, {utc('at')}, who, remote, via, operation, target FROM audit"
+    " WHERE number > $1 AND ($2::timestamptz IS NULL OR at >= $2)"
+    " AND ($3::text IS NULL OR target = $3) ORDER BY number LIMIT $4 + 1"
+)
+_TRIMMED_AT_ONCE: Final = 1000
+"""Rows of one transaction: some 10 ms (taste)."""
+_NEVER_DAYS: Final = 365_000
+"""Nothing is so old."""
+_TRIM: Final = (
+    f"WITH oldest AS (SELECT number, at FROM audit ORDER BY number LIMIT {_TRIMMED_AT_ONCE})"
+    " DELETE FROM audit WHERE number IN (SELECT number FROM oldest"
+    " WHERE at < now() - make_interval(days => $1)"
+    " OR number <= (SELECT max(number) FROM audit) - $2)"
+)
+
+
+class AuditStore(RowStore):
+    """The rows of audited requests."""
+
+    def __init__(self, database: Database, *, days: int, rows_max: int) -> None:
+        """What is older than `days`, and all but the last `rows_max`, is deleted."""
+        super().__init__(database)
+        self._days, self._rows_max = days, rows_max
+
+    @listing
+    async def page(
+        self,
+        connection: Connection,
+        *,
+        after: int,
+        since: datetime | None = None,
+        target: str | None = None,
+        limit: int,
+    ) -> AuditList:
+        """Requests of the audit log that changed something, with numbers above `after`, ascending."""
+        records = await connection.fetch(_PAGE, after, since, target, limit)
+        rows = tuple(AuditRow.model_validate(dict(record)) for record in records[:limit])
+        return AuditList(audit=rows, next=rows[-1].number if len(records) > limit else None)
+
+    async def trim(self) -> None:
+        """Delete what is kept no longer."""
+        while await self._trim_some() == _TRIMMED_AT_ONCE:
+            pass
+
+    @transactional
+    async def _trim_some(self, connection: Connection) -> int:
+        """Delete the oldest of it; returns how many rows."""
+        days = self._days if await ages_count(connection) else _NEVER_DAYS
+        done = await connection.execute(_TRIM, days, self._rows_max)
+        return int(done.removeprefix("DELETE "))

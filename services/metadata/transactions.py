@@ -45,7 +45,7 @@ from services.metadata.database import (
 )
 from services.metadata.forks import NOT_SHARED
 from services.metadata.ledgers import check_row
-from services.metadata.logs import change_row, lock_log
+from services.metadata.logs import change_row, lock_log, release_unpublished
 from services.metadata.sql import IS_AFTER_LOSS, utc, value_of
 
 _WRITTEN: Final = (
@@ -77,12 +77,12 @@ class TransactionStore(RowStore):
         super().__init__(database)
         self.committed = self.aborted = self.expired = 0
         """Transactions ended by this service since its start."""
+        self.open = self.orphans = 0
+        """OPEN transactions, and ledgers that wait for their deletion, at the last count."""
 
     @transactional
-    async def begin(
-        self, connection: Connection, request: TransactionBeginBody
-    ) -> tuple[Transaction, bool]:
-        """Begin a transaction, and True; or the existing one of this app and version, and False.
+    async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
+        """Begin a transaction, or get the existing one of this app and version.
 
         A version that is not above the app's last one gets a COMMITTED transaction: there is
         nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
@@ -90,20 +90,20 @@ class TransactionStore(RowStore):
         await _lock_log_shared(connection, request.log)
         known = await _find_earlier_try(connection, request)
         if known is not None:
-            return known, False
+            return known
         if request.app is not None:
             done = await _last_version(connection, request.log, request.app)
             if done is not None and done["version"] >= (request.version or 0):
-                return await _answer_old_version(connection, request, done), False
+                return await _answer_old_version(connection, request, done)
         while True:
             made = await _insert(connection, request, state=TransactionState.OPEN)
             if made is not None:
                 await record_change(connection, f"begin transaction {request.id}")
-                return _row(made), True
+                return _row(made)
             known = await _find_earlier_try(connection, request)
             if known is not None:
                 # A concurrent try of this request has just ended.
-                return known, False
+                return known
             shared = await connection.fetchrow(
                 f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
                 " WHERE log = $1 AND app = $2 AND app_version = $3 AND state = 'OPEN'"
@@ -114,15 +114,15 @@ class TransactionStore(RowStore):
             )
             # None: the transaction ended meanwhile.
             if shared is not None:
-                return _row(shared), False
+                return _row(shared)
 
     @proven
     async def get(self, connection: Connection, transaction_id: str) -> Transaction:
-        """One transaction. Raises: NoSuchTransaction."""
+        """A transaction, read from the primary. Raises: NoSuchTransaction."""
         return _row(await _get(connection, transaction_id))
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
-        """Renew a transaction, and return its state. Raises: NoSuchTransaction."""
+        """Put off a transaction's expiry, and return its state. Raises: NoSuchTransaction."""
         state, is_due = await self._state(transaction_id)
         if state is TransactionState.OPEN and is_due:
             await self._renew(transaction_id)
@@ -169,7 +169,7 @@ class TransactionStore(RowStore):
         return _row(await _get(connection, transaction_id)), has_changed
 
     async def commit(self, transaction_id: str, request: TransactionCommitBody) -> TransactionDone:
-        """Publish the ledgers onto the log and end the transaction, atomically and once.
+        """Publish ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
         row as `current`), InvalidRequest; TransactionCommitted if other ledgers were published.
@@ -203,14 +203,14 @@ class TransactionStore(RowStore):
         return len(records)
 
     @plain  # for gauges only
-    async def counts(self, connection: Connection) -> tuple[int, int]:
-        """How many transactions are OPEN, and how many ledgers wait for their deletion."""
+    async def count(self, connection: Connection) -> None:
+        """Count what is open, and what waits for its deletion."""
         record = await connection.fetchrow(
             "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
             f" (SELECT count(*) FROM unnamed_ledgers WHERE {NOT_SHARED}) AS orphans"
         )
         assert record is not None
-        return record["open"], record["orphans"]
+        self.open, self.orphans = record["open"], record["orphans"]
 
 
 async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
@@ -221,18 +221,8 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
         "UPDATE transactions SET state = 'ABORTED', ended_at = now() WHERE id = ANY($1::text[])",
         list(ids),
     )
-    await _release_unpublished(connection, ids)
+    await release_unpublished(connection, ids)
     await record_change(connection, f"abort transaction {ids[0]}")
-
-
-async def _release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue unpublished ledgers for deletion at once; that fences their writers."""
-    await connection.execute(
-        "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
-        " RETURNING ledger_id)"
-        " INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'epoch' FROM gone",
-        list(ids),
-    )
 
 
 async def _commit(
@@ -319,7 +309,7 @@ async def _end_committed(
             [item.ledger_id for item in published],
         )
     }
-    await _release_unpublished(connection, [record["id"]])
+    await release_unpublished(connection, [record["id"]])
     await connection.execute(
         "UPDATE transactions SET state = 'COMMITTED', ended_at = now(), is_duplicate = $2,"
         " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",

@@ -7,8 +7,7 @@ from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import CopyLost, InvalidRequest, NotEnoughBookies
-from quorumlog.wire.bodies import MissingWitness, WitnessState
-from quorumlog.wire.witnesses import token_of, witness_of
+from quorumlog.wire.bodies import MissingWitness, WitnessState, token_of, witness_of
 from services.metadata.attempts import record_attempt, record_change
 from services.metadata.database import Connection, Database, RowStore, transactional
 from services.metadata.inquiry import Inquiry
@@ -31,8 +30,8 @@ class WitnessStore(RowStore):
         self._inquiry, self._rebuilder = inquiry, rebuilder
 
     async def confirm(self) -> WitnessState:
-        """Check that the database has what the request presents and what this process holds;
-        returns witnesses that stand for all of it, at least one.
+        """Check that the database has what the request presents and what this process holds. The answer has witnesses
+        that stand for all of it, at least one.
 
         Raises: DatabaseWentBack.
         """

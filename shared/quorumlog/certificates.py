@@ -108,16 +108,7 @@ def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) 
         x509.NameAttribute(NameOID.ORGANIZATION_NAME, SCHEME),
         x509.NameAttribute(NameOID.COMMON_NAME, cluster),
     ])  # fmt: skip
-    public = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    built = (
-        _builder(name, name, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(public, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(public), critical=False
-        )
-    )
+    built = _builder(name, name, key, key, days, path_length=0)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = _write(folder, _AUTHORITY, key, built.sign(key, hashes.SHA256()), replaces=False)
     (folder / _ISSUED).touch()
@@ -150,15 +141,9 @@ def issue(
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
     text = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject.file[:64])])
     built = (
-        _builder(text, authority.subject, key.public_key(), days, authority.not_valid_after_utc)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        _builder(text, authority.subject, key, signer, days, authority.not_valid_after_utc)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
     )
     into = into or folder
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -237,31 +222,22 @@ def key_file(certificate: Path) -> Path:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
     days: int,
     latest: datetime | None = None,
+    path_length: int | None = None,
 ) -> x509.CertificateBuilder:
+    """`path_length` is given for an authority's own certificate."""
     if days < 1:
         raise CertificateRefused("a certificate lives for a day at least")
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        # No certificate outlives its authority.
-        .not_valid_after(min(ends, latest) if latest is not None else ends)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+    is_authority, public = path_length is not None, key.public_key()
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -269,6 +245,24 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        # No certificate outlives its authority.
+        .not_valid_after(min(ends, latest) if latest is not None else ends)
+        .add_extension(x509.BasicConstraints(is_authority, path_length), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(_signed_by(signer), critical=False)
+    )
+
+
+def _signed_by(signer: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -304,9 +298,7 @@ def _signed_list(
         # A list must say when the next one comes. None has to: this one is good as long as its authority.
         .next_update(authority.not_valid_after_utc)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
+        .add_extension(_signed_by(signer), critical=False)
     )
     for serial in sorted(serials):
         revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)

@@ -3,12 +3,14 @@
 A server raises a class, `wire/problems.py` turns the error into `application/problem+json`, and the
 client raises the same class again. Three questions decide the class: may the same request be sent again
 (`retryable`), was it done (`outcome`), and whose fault is it (the families, and `status`). The docstring
-of a class is what `/problems/<code>` shows to people. Pure: no IO, no clock.
+of a class is what `/problems/<code>` shows to people, and its name is the code, which is a promise to clients:
+`tests/wire/test_problems.py` lists all. Pure: no IO, no clock.
 
 A more precise class is a subclass of the broader one, with a code of its own: callers that catch the
 broader class, or decide by `retryable` and `outcome`, need not know the precise one.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
@@ -21,6 +23,7 @@ Outcome = Literal["not-done", "unknown"]
 NOT_DONE: Final[Outcome] = "not-done"
 UNKNOWN: Final[Outcome] = "unknown"
 
+_CAPITAL: Final = re.compile(r"\B(?=[A-Z])")
 _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 
 
@@ -63,9 +66,12 @@ class QuorumLogError(Exception):
         retry_after_s: int | None = None,
         travels: bool = True,
     ) -> None:
-        """Set the given attributes of a class, and register a class that has a code. A family has none
-        and is never raised; a client's own class does not travel, and is no code of the HTTP API.
+        """Set the given attributes of a class, and register a class that has a code: where nothing else is given, a class
+        with a title has its own name as `words-with-hyphens`. A family has neither and is never raised; a client's own
+        class does not travel, and is no code of the HTTP API.
         """
+        if code is None and title is not None:
+            code = _CAPITAL.sub("-", cls.__name__).lower()
         given = {
             "code": code,
             "status": status,
@@ -200,7 +206,7 @@ class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, 
 # 4xx: the request is wrong.
 
 
-class BadRequest(Invalid, code="bad-request", title="The request can't be parsed"):
+class BadRequest(Invalid, title="The request can't be parsed"):
     """The request can't be parsed: broken JSON, a malformed number, a repeated key."""
 
 
@@ -210,7 +216,7 @@ class InvalidRequest(Invalid, code="invalid", status=422, title="The request is 
     """
 
 
-class Unauthenticated(Refused, code="unauthenticated", status=401, title="The caller is not known"):
+class Unauthenticated(Refused, status=401, title="The caller is not known"):
     """The request names no caller, or an unknown one."""
 
     @property
@@ -219,34 +225,28 @@ class Unauthenticated(Refused, code="unauthenticated", status=401, title="The ca
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
 
 
-class Forbidden(Refused, code="forbidden", title="Not allowed"):
+class Forbidden(Refused, title="Not allowed"):
     """The caller is not allowed to do this: a page of an origin that is not in `CORS_ORIGINS`, say."""
 
 
-class CallerRefused(
-    Refused, code="caller-refused", title="The caller's certificate does not allow this"
-):
+class CallerRefused(Refused, title="The caller's certificate does not allow this"):
     """A service's certificate names another process or another host than its request: a bookie may register and
     speak for its own name only, at a host of its certificate, and only if `ALLOWED_BOOKIES` has its name.
     """
 
 
-class ForeignHost(
-    Refused, code="foreign-host", status=421, title="The request is for another host"
-):
+class ForeignHost(Refused, status=421, title="The request is for another host"):
     """`Host` is not a name of this process, as in the requests of a web page whose name resolves to the
     address of the process (DNS rebinding). A process answers to loopback names, IP addresses, the host of
     `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
 
-class WrongPassword(
-    Refused, code="wrong-password", title="The ledger's password is missing or wrong"
-):
+class WrongPassword(Refused, title="The ledger's password is missing or wrong"):
     """The ledger has a password, and the header `Ledger-Password` is missing or wrong."""
 
 
-class StaleProducer(Refused, code="stale-producer", title="A newer epoch of this producer exists"):
+class StaleProducer(Refused, title="A newer epoch of this producer exists"):
     """A producer of the same id has written under a higher epoch since, which `Producer-Epoch` has."""
 
     member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
@@ -256,162 +256,122 @@ class RouteNotFound(NotFound, code="not-found", title="No such route"):
     """There is no such route."""
 
 
-class NoSuchLedger(NotFound, code="no-such-ledger", title="No such ledger"):
+class NoSuchLedger(NotFound, title="No such ledger"):
     """There is no ledger with this id, or the ledger was deleted (`deleted` says which)."""
 
 
-class NoSuchEntry(NotFound, code="no-such-entry", title="The ledger ends before this entry"):
+class NoSuchEntry(NotFound, title="The ledger ends before this entry"):
     """The ledger is closed and ends before this entry."""
 
 
-class NotYetConfirmed(
-    NotFound, code="not-yet-confirmed", title="The entry is not confirmed yet", retryable=True
-):
+class NotYetConfirmed(NotFound, title="The entry is not confirmed yet", retryable=True):
     """The entry is beyond the last add confirmed of a ledger that is not closed: it may come later."""
 
 
-class NoSuchLog(NotFound, code="no-such-log", title="No such log"):
+class NoSuchLog(NotFound, title="No such log"):
     """There is no log of this name."""
 
 
-class LogDeleted(
-    NoSuchLog, code="log-deleted", status=410, title="The log is deleted, and forks of it are not"
-):
+class LogDeleted(NoSuchLog, status=410, title="The log is deleted, and forks of it are not"):
     """The log was deleted while forks of it exist. Its name is free once the last one of them is deleted."""
 
 
-class NoSuchConsumer(NotFound, code="no-such-consumer", title="No such consumer"):
+class NoSuchConsumer(NotFound, title="No such consumer"):
     """The log has no position of this name."""
 
 
-class NoSuchBookie(NotFound, code="no-such-bookie", title="No such bookie"):
+class NoSuchBookie(NotFound, title="No such bookie"):
     """No bookie of this name is registered: it never was, or it was decommissioned."""
 
 
-class NoSuchRepair(NotFound, code="no-such-repair", title="No such item in the queue of repairs"):
+class NoSuchRepair(NotFound, title="No such item in the queue of repairs"):
     """The queue of repairs has no such item: the repair is done, or the ledger was deleted."""
 
 
-class NoSuchTransaction(NotFound, code="no-such-transaction", title="No such transaction"):
+class NoSuchTransaction(NotFound, title="No such transaction"):
     """There is no transaction with this id."""
 
 
-class NoSuchToken(NotFound, code="no-such-token", title="No such access token"):
+class NoSuchToken(NotFound, title="No such access token"):
     """There is no access token with this id: it never was, it was revoked, or it expired long ago."""
 
 
-class MethodNotAllowed(
-    Invalid, code="method-not-allowed", status=405, title="The route does not have this method"
-):
+class MethodNotAllowed(Invalid, status=405, title="The route does not have this method"):
     """The route exists, but not with this method; `Allow` lists the methods that it has."""
 
 
-class NotAcceptable(
-    Invalid,
-    code="not-acceptable",
-    status=406,
-    title="None of the accepted media types is available",
-):
+class NotAcceptable(Invalid, status=406, title="None of the accepted media types is available"):
     """None of the media types in `Accept` is one that the route can answer with."""
 
 
 class RequestTimeout(
-    Invalid,
-    code="request-timeout",
-    status=408,
-    title="The request did not arrive in time",
-    retryable=True,
+    Invalid, status=408, title="The request did not arrive in time", retryable=True
 ):
     """The client took too long to send its headers or its body; the connection is closed."""
 
 
-class TooLarge(Invalid, code="too-large", status=413, title="The request is too large"):
+class TooLarge(Invalid, status=413, title="The request is too large"):
     """An entry, a batch or the body is larger than the limit that the detail names."""
 
 
-class UnsupportedMediaType(
-    Invalid,
-    code="unsupported-media-type",
-    status=415,
-    title="The body's media type is not supported",
-):
+class UnsupportedMediaType(Invalid, status=415, title="The body's media type is not supported"):
     """The route does not accept the body's `Content-Type`, or its `Content-Encoding`."""
 
 
-class HeadersTooLarge(
-    Invalid, code="headers-too-large", status=431, title="The request's headers are too large"
-):
+class HeadersTooLarge(Invalid, status=431, title="The request's headers are too large"):
     """The request line or the headers are larger than the limit."""
 
 
-class CodingUnknown(
-    Invalid, code="coding-unknown", status=501, title="The transfer coding is not supported"
-):
+class CodingUnknown(Invalid, status=501, title="The transfer coding is not supported"):
     """The only supported `Transfer-Encoding` of a request is `chunked` (RFC 9112, 6.1)."""
 
 
 # 409, 410, 412: somebody else decided.
 
 
-class CopyLost(
-    Superseded,
-    code="copy-lost",
-    title="The database lacks a change of which a bookie holds a copy",
-):
+class CopyLost(Superseded, title="The database lacks a change of which a bookie holds a copy"):
     """Bookies hold copies of a ledger's row that changes made which the database lacks, or whose loss an
     operator accepted (`attempts`). Neither a deletion nor a recovery must rest on the database's row.
     """
 
 
-class StaleMember(
-    Superseded,
-    code="stale-member",
-    title="A member is not the registered incarnation of its bookie",
-):
+class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
     """The change would add a member to a ledger, and the member is not the registered incarnation of its bookie. `present`
     has the registered incarnation of each such bookie, null if none is registered. With `is_final` all these members
     are older incarnations, so this change can never succeed.
     """
 
 
-class IncarnationUsed(
-    Superseded, code="incarnation-used", title="The incarnation belongs to another directory"
-):
+class IncarnationUsed(Superseded, title="The incarnation belongs to another directory"):
     """A new directory of a bookie registers as an incarnation that ledgers name already (`named` is the highest one).
     The bookie may have acknowledged entries as that incarnation, and this directory lacks them.
     """
 
 
-class LedgerClosed(Superseded, code="ledger-closed", title="The ledger is closed"):
+class LedgerClosed(Superseded, title="The ledger is closed"):
     """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
 
 
-class LedgerFenced(Superseded, code="ledger-fenced", title="The ledger is fenced"):
+class LedgerFenced(Superseded, title="The ledger is fenced"):
     """The ledger is being recovered, so its writer can't continue. Entries in flight may become part of
     the ledger; the last entry that recovery finds is final.
     """
 
 
-class LedgerExists(Superseded, code="ledger-exists", title="The ledger's id is taken"):
+class LedgerExists(Superseded, title="The ledger's id is taken"):
     """There is, or was, a ledger with this id: ids are used once."""
 
 
-class OwnedByLog(Superseded, code="owned-by-log", title="The ledger belongs to a log"):
+class OwnedByLog(Superseded, title="The ledger belongs to a log"):
     """The ledger belongs to a log; append, close and delete through the log."""
 
 
-class WriterLost(
-    Superseded, code="writer-lost", title="The ledger's writer is gone", outcome=UNKNOWN
-):
+class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOWN):
     """The process that could write to this ledger is gone. Recover the ledger to learn its end."""
 
 
 class NotTheOwner(
-    WriterLost,
-    code="not-the-owner",
-    title="This gateway does not own the log",
-    retryable=True,
-    outcome=NOT_DONE,
+    WriterLost, title="This gateway does not own the log", retryable=True, outcome=NOT_DONE
 ):
     """The gateway that got the request does not own the log, or is shutting down. Nothing was appended;
     the next try finds the owner.
@@ -419,53 +379,48 @@ class NotTheOwner(
 
 
 class EntryConflict(
-    Superseded,
-    code="entry-conflict",
-    title="Other bytes are stored under the entry's id",
-    outcome=UNKNOWN,
+    Superseded, title="Other bytes are stored under the entry's id", outcome=UNKNOWN
 ):
     """Bookies store other bytes under an entry's id than its writer sent: the writer can't continue."""
 
 
-class LogExists(Superseded, code="log-exists", title="The log exists with other settings"):
+class LogExists(Superseded, title="The log exists with other settings"):
     """There is a log of this name with other settings."""
 
 
-class LogProtected(Superseded, code="log-protected", title="The log is protected from deletion"):
+class LogProtected(Superseded, title="The log is protected from deletion"):
     """The log has `deletion_protection`: switch that off before it is deleted, truncated or overwritten."""
 
 
-class LogClosed(Superseded, code="log-closed", title="The log is closed"):
+class LogClosed(Superseded, title="The log is closed"):
     """The log is closed for good."""
 
 
-class LogFenced(Superseded, code="log-fenced", title="A newer writer opened the log"):
+class LogFenced(Superseded, title="A newer writer opened the log"):
     """Another writer has opened the log since; this writer token is no longer valid."""
 
 
-class LogReplaced(Superseded, code="log-replaced", title="The log was deleted and created again"):
+class LogReplaced(Superseded, title="The log was deleted and created again"):
     """The request is for a log that was deleted, and another log was created under its name. Nothing was done.
     Offsets of the old log mean nothing in the new log: read it from `earliest`. A reset moves a consumer to the new log.
     """
 
 
-class LeaseHeld(Superseded, code="lease-held", title="Another holder has the lease"):
+class LeaseHeld(Superseded, title="Another holder has the lease"):
     """`holder` has the lease of this consumer for `expires_in_ms` from now on, unless it renews it."""
 
 
-class LeaseLost(Superseded, code="lease-lost", title="The lease was lost"):
+class LeaseLost(Superseded, title="The lease was lost"):
     """The fencing token is not the last one that was given out (`fencing_token`), or its holder has let go: somebody
     else may be reading as this consumer. Stop, and acquire the lease again.
     """
 
 
-class PositionBehind(Superseded, code="position-behind", title="The position is further on"):
+class PositionBehind(Superseded, title="The position is further on"):
     """The consumer's position (`offset`) is above the one that was to be committed. It goes back by a reset only."""
 
 
-class RequestOutdated(
-    Superseded, code="request-outdated", title="The request may be an old retry", outcome=UNKNOWN
-):
+class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
     """With outcome `unknown`, `Consumers-Version` is so old that the cluster may have carried out another copy of this
     change and forgotten it. Read the consumer. If the change was not made, send it with a new `Idempotency-Key` and the
     `version` of this problem. With outcome `not-done` the header was 0 or missing: send the same request with
@@ -473,17 +428,14 @@ class RequestOutdated(
     """
 
 
-class TooManyConsumers(Superseded, code="too-many-consumers", title="There are too many consumers"):
+class TooManyConsumers(Superseded, title="There are too many consumers"):
     """The cluster, the log or this access token has as many consumers as it may have. No consumer was created: delete
     unused ones.
     """
 
 
 class SequenceGap(
-    Superseded,
-    code="sequence-gap",
-    title="A request of this producer is missing before this one",
-    retryable=True,
+    Superseded, title="A request of this producer is missing before this one", retryable=True
 ):
     """A request of this producer with a lower sequence number is missing; `Producer-Expected-Seq` has
     that number.
@@ -492,92 +444,70 @@ class SequenceGap(
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
-class StreamSeqRegression(
-    Superseded, code="stream-seq-regression", title="A later stream sequence was appended before"
-):
+class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
     """`Stream-Seq` is not above the last one of the stream, compared byte by byte. Nothing was appended."""
 
 
-class StreamConflict(Superseded, code="stream-conflict", title="The stream is another one"):
+class StreamConflict(Superseded, title="The stream is another one"):
     """The stream exists with other settings than those of the request: its content type, its expiry, or whether it is
     closed.
     """
 
 
-class ExpiredProducer(
-    Superseded, code="expired-producer", title="The producer is no longer known", outcome=UNKNOWN
-):
+class ExpiredProducer(Superseded, title="The producer is no longer known", outcome=UNKNOWN):
     """The log has forgotten this producer, or this request, so it can't tell whether the request is a
     repeat. Nothing was appended now. A new producer sends in `Producer-Since` where the log ended
     before the producer's first request.
     """
 
 
-class TransactionCommitted(
-    Superseded, code="transaction-committed", title="The transaction is committed"
-):
+class TransactionCommitted(Superseded, title="The transaction is committed"):
     """The transaction is committed already."""
 
 
-class TransactionAborted(
-    Superseded, code="transaction-aborted", title="The transaction is aborted"
-):
+class TransactionAborted(Superseded, title="The transaction is aborted"):
     """The transaction is aborted."""
 
 
-class OffsetTruncated(
-    Superseded, code="offset-truncated", status=410, title="The records at this offset were dropped"
-):
+class OffsetTruncated(Superseded, status=410, title="The records at this offset were dropped"):
     """The offset is below the log's first offset (`first_offset`): these records were dropped."""
 
 
-class OffsetBeyondEnd(
-    Invalid, code="offset-beyond-end", status=416, title="The log ends before this offset"
-):
+class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
     """No record of this log has had this offset. `next_offset` is the log's end: a reader may wait there for the next
     record.
     """
 
 
-class EntryLost(Superseded, code="entry-lost", status=410, title="The entry is lost"):
+class EntryLost(Superseded, status=410, title="The entry is lost"):
     """The entry was acknowledged and is lost for ever: no bookie has it, and an operator has accepted
     that. Continue reading at the entry `next`; in a log, at `next_offset`.
     """
 
 
-class LossNotProven(
-    Superseded, code="loss-not-proven", title="It is not proven that the entries are lost"
-):
+class LossNotProven(Superseded, title="It is not proven that the entries are lost"):
     """Entries are given up only if the ledger is CLOSED and every bookie that could hold them answers
     that it does not; `answers` has the answer of each.
     """
 
 
-class VersionConflict(
-    Superseded, code="version-conflict", status=412, title="The row changed since"
-):
+class VersionConflict(Superseded, status=412, title="The row changed since"):
     """The row has another version than `If-Match` says; `current` is the current row."""
 
 
-class AlreadyDone(
-    Superseded, code="already-done", title="An earlier copy of the request was carried out"
-):
+class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
     """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` is the row as it is now. Only
     services get this error: a gateway answers its client with the row.
     """
 
 
-class PreconditionRequired(
-    Superseded, code="precondition-required", status=428, title="The request needs a precondition"
-):
+class PreconditionRequired(Superseded, status=428, title="The request needs a precondition"):
     """A position is changed by compare-and-swap: send `If-Match` with its version, `If-None-Match: *` where there is
     none yet, or the `Fencing-Token` of the lease.
     """
 
 
-class UnexpectedEntryId(
-    Superseded, code="unexpected-entry-id", status=412, title="The next entry has another id"
-):
+class UnexpectedEntryId(Superseded, status=412, title="The next entry has another id"):
     """The first entry would not get the id in `expect`; nothing was written. The header `Next-Entry-Id`
     and the member `next_entry_id` have the id that the next entry gets.
     """
@@ -585,9 +515,7 @@ class UnexpectedEntryId(
     member_headers = MappingProxyType({"next_entry_id": header.NEXT_ENTRY_ID})
 
 
-class UnexpectedOffset(
-    Superseded, code="unexpected-offset", status=412, title="The next record has another offset"
-):
+class UnexpectedOffset(Superseded, status=412, title="The next record has another offset"):
     """The first record would not get the offset in `expect`; nothing was written. The header
     `Next-Offset` and the member `next_offset` have the offset that the next record gets.
     """
@@ -595,7 +523,7 @@ class UnexpectedOffset(
     member_headers = MappingProxyType({"next_offset": header.NEXT_OFFSET})
 
 
-class LogFull(Superseded, code="log-full", title="The log has too many ledgers"):
+class LogFull(Superseded, title="The log has too many ledgers"):
     """The log has as many ledgers as a log may have, so it can't roll, and no transaction can be committed to it. A
     retry succeeds only after a truncation or the log's retention has dropped ledgers.
     """
@@ -604,35 +532,30 @@ class LogFull(Superseded, code="log-full", title="The log has too many ledgers")
 # 429, 503, 504: the cluster can't do it now.
 
 
-class Overloaded(Unavailable, code="overloaded", status=429, title="Too many requests at once"):
+class Overloaded(Unavailable, status=429, title="Too many requests at once"):
     """Too many requests at once; nothing of this request was begun."""
 
 
-class NotEnoughBookies(Unavailable, code="not-enough-bookies", title="Not enough bookies"):
+class NotEnoughBookies(Unavailable, title="Not enough bookies"):
     """Fewer bookies take entries than the ledger's ensemble needs (they are lost, or read-only), or answer than
     an operator's command needs.
     """
 
 
-class EntryUnavailable(Unavailable, code="entry-unavailable", title="The entry can't be read now"):
+class EntryUnavailable(Unavailable, title="The entry can't be read now"):
     """The entry may exist, but can't be read now; `answers` has the answer of each bookie."""
 
 
-class MetadataUnavailable(
-    Unavailable, code="metadata-unavailable", title="The metadata can't be reached"
-):
+class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
     """The metadata service or its database can't be reached."""
 
 
-class MetadataBusy(MetadataUnavailable, code="metadata-busy", title="Too many listings at once"):
+class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
     """The metadata service is working on as many listings as it may; other requests are served."""
 
 
 class DatabaseWentBack(
-    MetadataUnavailable,
-    code="database-went-back",
-    title="The database lost changes that it had answered",
-    retryable=False,
+    MetadataUnavailable, title="The database lost changes that it had answered", retryable=False
 ):
     """The metadata's database lacks a change that was answered: the database was restored from a
     backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
@@ -641,28 +564,22 @@ class DatabaseWentBack(
     """
 
 
-class RecoveryBlocked(
-    Unavailable, code="recovery-blocked", title="The ledger's recovery is blocked"
-):
+class RecoveryBlocked(Unavailable, title="The ledger's recovery is blocked"):
     """A recovery can't finish: too many bookies do not answer, so whether an entry was acknowledged is
     unknown. `bookie` and `entry_id` say where the recovery is blocked.
     """
 
 
-class ReadOnly(Unavailable, code="read-only", title="Bookies are read-only"):
+class ReadOnly(Unavailable, title="Bookies are read-only"):
     """Bookies take no new entries now."""
 
 
-class ShuttingDown(ReadOnly, code="shutting-down", title="The process is shutting down"):
+class ShuttingDown(ReadOnly, title="The process is shutting down"):
     """The process is shutting down and takes no new requests: ask another one."""
 
 
 class QuorumTimeout(
-    QuorumLogError,
-    code="quorum-timeout",
-    status=504,
-    title="The ack quorum did not answer in time",
-    outcome=UNKNOWN,
+    QuorumLogError, status=504, title="The ack quorum did not answer in time", outcome=UNKNOWN
 ):
     """Too few bookies acknowledged in time. The entries may exist, now or later."""
 
@@ -673,7 +590,6 @@ class QuorumTimeout(
 class ConnectionLost(
     QuorumLogError,
     travels=False,
-    code="connection-lost",
     status=503,
     title="The connection to the gateway is lost",
     retryable=True,
@@ -684,11 +600,7 @@ class ConnectionLost(
 
 
 class NotAGateway(
-    QuorumLogError,
-    travels=False,
-    code="not-a-gateway",
-    status=502,
-    title="The URL does not lead to a gateway",
+    QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
     """The response does not come from a gateway. It is a redirect, which the client never follows because the request
     carries credentials, or an error without a problem document. A gateway behind a proxy may have got the request.
@@ -698,7 +610,6 @@ class NotAGateway(
 class UntrustedServer(
     QuorumLogError,
     travels=False,
-    code="untrusted-server",
     status=502,
     title="The TLS handshake with this URL fails",
     outcome=NOT_DONE,
@@ -709,19 +620,14 @@ class UntrustedServer(
 
 
 class ClientClosed(
-    QuorumLogError,
-    travels=False,
-    code="client-closed",
-    status=503,
-    title="The client is not open",
-    outcome=NOT_DONE,
+    QuorumLogError, travels=False, status=503, title="The client is not open", outcome=NOT_DONE
 ):
     """The client was used before `with` or after its end (not-done), or it ended under a call
     (unknown).
     """
 
 
-class ClientBroke(QuorumLogError, travels=False, code="client-broke", title="The client failed"):
+class ClientBroke(QuorumLogError, travels=False, title="The client failed"):
     """The client itself failed under a call: a defect; the exception is the error's cause. What was
     under way has an unknown outcome; what was queued behind it was not sent.
     """

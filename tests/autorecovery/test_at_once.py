@@ -27,7 +27,7 @@ from quorumlog.protocol.row_copy import RowName, name_of
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from quorumlog.wire.repair_bodies import RepairItem
 from quorumlog.wire.row_copies import decode
-from services.autorecovery.losses import KnownLosses
+from services.autorecovery.findings import KnownLosses
 from services.autorecovery.worker import RepairCounts, Worker
 from services.bookie.store import Store
 from tests.bookie.support import KEY, add, ids_of, read, run_of

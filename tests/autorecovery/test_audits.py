@@ -22,7 +22,7 @@ from services.autorecovery import auditor as auditor_module
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
-from services.autorecovery.losses import KnownLosses
+from services.autorecovery.findings import KnownLosses
 from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 from tests.metadata.support import DRAFT, PATIENT_S, Service, swapped

@@ -12,7 +12,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.wire.bodies import BookieInfo
-from services.autorecovery import losses as losses_module
+from services.autorecovery import findings as losses_module
 from services.autorecovery.findings import (
     GracePeriod,
     LostMembers,

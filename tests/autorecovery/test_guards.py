@@ -14,7 +14,7 @@ from services.autorecovery import check, writers
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaCheck
 from services.autorecovery.findings import LostMembers
-from services.autorecovery.pace import PacedBookies
+from services.autorecovery.steering import PacedBookies
 from services.autorecovery.worker import Worker
 from tests.autorecovery import (
     test_at_once,

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from quorumlog.protocol.messages import Status
-from services.autorecovery.pace import PacedBookies
+from services.autorecovery.steering import PacedBookies
 from tests.protocol.hands import run_of
 from tests.support.waiting import turns, until
 

@@ -8,7 +8,7 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowName
-from services.bookie.collect import Collector, Found
+from services.bookie.collect import Collector, Found, MetadataRows
 from services.bookie.space import LIVE_SHARE_MIN
 from services.bookie.store import Store
 from tests.bookie.support import add, fence, run_of, started
@@ -23,7 +23,7 @@ AWAY = replace(ROW, fragments=(Fragment(0, ("b2@1",)),)).closed(last_entry=99, l
 GONE = (CasStatus.MISSING, None)
 
 
-class Rows:
+class Rows(MetadataRows):
     """The rows that a test says there are."""
 
     def __init__(self, rows: Mapping[int, Found] | None = None) -> None:

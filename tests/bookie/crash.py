@@ -27,7 +27,7 @@ from rocksdict import Checkpoint
 
 from loadtest.stores import scratch
 from quorumlog.protocol.messages import CasStatus, Status
-from services.bookie.collect import Collector, Found
+from services.bookie.collect import Collector, Found, MetadataRows
 from services.bookie.config import StoreOptions
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
@@ -45,7 +45,7 @@ OPTIONS = StoreOptions(
 )
 
 
-class Rows:
+class Rows(MetadataRows):
     """What the metadata service would say: these ledgers are deleted, all others are here."""
 
     def __init__(self) -> None:

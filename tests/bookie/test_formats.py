@@ -14,8 +14,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from services.bookie.collect import MetadataRows
 from services.bookie.config import StoreOptions
 from services.bookie.cookie import CookieRefused, read_cookie
-from services.bookie.directory import FORMAT, DirectoryTooNew
-from services.bookie.disk import Disk
+from services.bookie.directory import FORMAT, DirectoryTooNew, Disk
 from services.bookie.log import (
     BATCH_HEAD,
     SECTOR,
@@ -197,7 +196,7 @@ def test_low_space_is_told_once_and_so_is_its_end(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / "log").mkdir()
-    caplog.set_level(logging.INFO, logger="services.bookie.disk")
+    caplog.set_level(logging.INFO, logger="services.bookie.directory")
 
     def told(space: int) -> list[str]:
         caplog.clear()

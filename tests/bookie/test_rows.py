@@ -7,8 +7,7 @@ import pytest
 
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie import rows
-from services.bookie.rows import rows_page
+from services.bookie import holdings
 from services.bookie.store import Store
 from tests.bookie.support import KEY, ME, add, opened, run_of, started
 
@@ -23,7 +22,7 @@ async def keep(store: Store, ledger_id: int, *versions: int) -> None:
 
 async def told(store: Store, after: int = -1, limit: int = 100) -> dict[int, object]:
     """By ledger: its copies, or None where it is deleted."""
-    found, _ = await rows_page(store, after, limit)
+    found, _ = await store.holdings.rows_page(after, limit)
     return {held.ledger_id: None if held.deleted else held.copies for held in found}
 
 
@@ -49,7 +48,7 @@ async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_resta
     }
 
     live = await told(store)
-    page, _ = await rows_page(store, -1, 100)
+    page, _ = await store.holdings.rows_page(-1, 100)
     await store.stop()
     waiting = opened(tmp_path)
     replayed = await told(waiting)
@@ -66,9 +65,9 @@ async def test_pages_go_on_behind_the_last_ledger(tmp_path: Path) -> None:
         await keep(store, ledger_id, 1)
     store.moves.drop(2, keep_stub=False)
 
-    first, following = await rows_page(store, -1, 2)
+    first, following = await store.holdings.rows_page(-1, 2)
     rest = await told(store, following or 0)
-    _, end = await rows_page(store, following or 0, 3)
+    _, end = await store.holdings.rows_page(following or 0, 3)
     await store.stop()
 
     assert ([held.ledger_id for held in first], following) == ([0, 1], 1)
@@ -77,12 +76,12 @@ async def test_pages_go_on_behind_the_last_ledger(tmp_path: Path) -> None:
 
 
 async def test_a_page_ends_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PAGE_BYTES_MAX", 15)
+    monkeypatch.setattr(holdings, "ROWS_BYTES_MAX", 15)
     store = started(tmp_path)
     for ledger_id in range(4):
         await keep(store, ledger_id, 1)
 
-    found, following = await rows_page(store, -1, 100)
+    found, following = await store.holdings.rows_page(-1, 100)
     await store.stop()
 
     assert ([held.ledger_id for held in found], following) == ([0, 1], 1)

@@ -11,7 +11,7 @@ import pytest
 from loadtest.stores import scratch
 from loadtest.waiting import until
 from quorumlog.protocol.messages import Status
-from services.bookie import damage, scan
+from services.bookie import reads, scan
 from services.bookie.log import SEGMENT_HEAD
 from services.bookie.scan import STEP_BYTES
 from services.bookie.scrub import Pace, Scrubber
@@ -245,7 +245,7 @@ async def test_damage_beyond_the_bound_is_told_until_a_pass_finds_room_for_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bookie does not say that nothing is damaged when what it remembers is repaired."""
-    monkeypatch.setattr(damage, "DAMAGES_MAX", 1)
+    monkeypatch.setattr(reads, "DAMAGES_MAX", 1)
     for entry in (0, 60):
         (part,) = store.ledger(7).find(entry, entry)
         flip(store.segments.path(part.segment), part.offset + part.size - 1)
@@ -258,7 +258,7 @@ async def test_damage_beyond_the_bound_is_told_until_a_pass_finds_room_for_all(
     assert not list(store.damages.lost())
     assert store.damages.is_cut
 
-    monkeypatch.setattr(damage, "DAMAGES_MAX", 100)
+    monkeypatch.setattr(reads, "DAMAGES_MAX", 100)
     await scrubber_of(store).one_pass()
 
     (other,) = store.damages.lost()

@@ -176,7 +176,7 @@ async def test_on_a_full_disk_the_reserve_holds_accepted_records(
         return create(*args)
 
     monkeypatch.setattr(store.segments, "create", without_room)
-    monkeypatch.setattr("services.bookie.disk.keep_reserve", lambda *_: False)
+    monkeypatch.setattr("services.bookie.directory.keep_reserve", lambda *_: False)
     number = 0
     while (root / "d" / "reserve").exists():
         verdict = await add(store, run_of(7, [number], "y" * 500))

@@ -16,7 +16,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked
-from services.bookie.collect import Collector
+from services.bookie.collect import Collector, MetadataRows
 from tests.bookie.support import (
     KEY,
     ME,
@@ -44,8 +44,11 @@ IDS = st.one_of(
 )
 
 
-class Rows:
+class Rows(MetadataRows):
     """Nobody is asked about ledgers where only segments are moved."""
+
+    def __init__(self) -> None:
+        """Without a client."""
 
     async def read(self, held: Any) -> Any:
         raise AssertionError(f"a move of segments asks about ledgers {list(held)}")

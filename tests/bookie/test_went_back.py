@@ -27,8 +27,8 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import name_of
+from quorumlog.wire.bodies import witness_of
 from quorumlog.wire.row_copies import encode
-from quorumlog.wire.witnesses import witness_of
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.store import Store
 from services.bookie.witnesses import FreshCopies, WitnessFile

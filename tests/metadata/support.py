@@ -17,7 +17,7 @@ from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Writer
 from quorumlog.protocol.quorum import Quorum
-from services.metadata import copies, inquiry
+from services.metadata import inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
 from tests.support.database import sql
@@ -136,7 +136,7 @@ def await_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
     change that one takes at its start comes after what they tell.
     """
     monkeypatch.setattr(inquiry, "_ASK_S", PATIENT_S)
-    monkeypatch.setattr(copies, "_ASK_S", PATIENT_S)
+    monkeypatch.setattr(inquiry, "_COPIES_S", PATIENT_S)
 
 
 WAITING: Final = (

@@ -18,9 +18,8 @@ from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Bookies as Registered
-from quorumlog.wire.bodies import document_of
-from quorumlog.wire.witnesses import witness_of
-from services.metadata import attempts, copies, ledgers, logs, losses, rebuild_sources
+from quorumlog.wire.bodies import document_of, witness_of
+from services.metadata import attempts, inquiry, ledgers, logs, losses, rebuild_sources
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import Rebuilder, _Work
 from services.metadata.rebuild_sources import Source, SourceAway
@@ -401,6 +400,16 @@ def of_version(_original: Any) -> Any:
     return lambda row, *, version, attempt: row.version == version  # noqa: ARG005
 
 
+def checked_by_version(_original: Any) -> Any:
+    """A deletion of a log compares versions only."""
+
+    def check(current: Any, request: Any) -> None:
+        if current.version != request.version:
+            raise ledgers._conflict(current)
+
+    return check
+
+
 GUARDS: Final = (
     Patch(ledgers, "is_made_from", by_version).guard(
         "a change of a ledger may be of another line of history", "rule 18d", names_the_row
@@ -411,7 +420,7 @@ GUARDS: Final = (
     Patch(ledgers, "is_row", of_version).guard(
         "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
     ),
-    Patch(logs, "is_row", of_version).guard(
+    Patch(logs, "check_deleted", checked_by_version).guard(
         "a deletion of a log may be of another line of history", "rule 18d", deletes_the_log
     ),
     Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
@@ -428,7 +437,7 @@ GUARDS: Final = (
     Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
         "an acceptance forgets which ledgers were open", "rule 18d", ends_by_no_older_row
     ),
-    Patch(copies, "_fence", answers(Status.OK)).guard(
+    Patch(inquiry, "_fence", answers(Status.OK)).guard(
         "bookies tell their copies and go on taking adds", "rule 18d", fences_before_it_reads
     ),
     Patch(Registered, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(

@@ -11,11 +11,11 @@ from loadtest.stores import Stores
 from quorumlog.header import AUDITED
 from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.wire.audit_bodies import AuditedRequest
+from quorumlog.wire.token_bodies import AuditedRequest
 from services.metadata import audit
 from services.metadata.app import ROUTES
-from services.metadata.audit_store import AuditStore
 from services.metadata.database import Database
+from services.metadata.tokens import AuditStore
 from tests.metadata.support import PATIENT_S, WAITING, Service, serving
 from tests.metadata.test_unchecked import LOG, requests_of
 from tests.support.database import connected

@@ -15,7 +15,7 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
 from quorumlog import header
 from quorumlog.protocol.messages import CasStatus
-from quorumlog.wire.witnesses import to_header
+from quorumlog.wire.bodies import witnesses_to_header
 from services.local.embedded import _environment, set_up_postgres
 from tests.metadata.support import DRAFT, Service, is_ready, serving
 from tests.metadata.test_went_back import is_told
@@ -150,7 +150,7 @@ async def test_a_dump_is_restored_and_what_it_lacks_is_told(
         assert await service.client.get(row.ledger_id) == row
         # As each bookie and gateway does once a second.
         await service.send(
-            "POST", "/v1/witnesses", headers={header.WITNESSES: to_header(witnesses)}
+            "POST", "/v1/witnesses", headers={header.WITNESSES: witnesses_to_header(witnesses)}
         )
         await until(lambda: is_told(service), "what the dump lacks is told")
         told = await machine.run(

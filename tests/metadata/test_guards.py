@@ -12,23 +12,22 @@ from asyncpg.connect_utils import SessionAttribute
 
 from loadtest.stores import Stores
 from quorumlog.errors import MetadataUnavailable, VersionConflict
-from quorumlog.net import metadata_requests
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import Repair
+from quorumlog.wire import bodies
 from services.bookie import witnesses as bookie_witnesses
 from services.bookie.collect import MetadataRows
 from services.bookie.witnesses import FreshCopies, WitnessFile
 from services.metadata import (
-    audit_store,
     cookies,
     database,
-    kept,
     ledgers,
     logs,
+    losses,
+    operator_handlers,
     servers,
     tokens,
     transactions,
-    witness_handlers,
 )
 from services.metadata.database import Connection, Database, plain
 from services.metadata.inquiry import Inquiry
@@ -392,7 +391,7 @@ GUARDS: Final = (
     Patch(Memory, "presented", always(())).guard(
         "what is presented is not looked for", "rule 18a", a_holder_tells
     ),
-    Patch(metadata_requests, "to_header", always("")).guard(
+    Patch(bodies, "witnesses_to_header", always("")).guard(
         "a client presents nothing", "rule 18a", a_holder_tells
     ),
     Patch(MetadataClient, "get", unproven).guard(
@@ -449,7 +448,7 @@ GUARDS: Final = (
     *(
         Patch(store, method, unchecked).guard(f"unchecked: {method}", "rule 18a", no_route_changes)
         for store, method in (
-            (LeaseStore, "give"),
+            (LeaseStore, "take"),
             (RepairSettingsStore, "change"),
             (RepairStore, "_hurry_some"),
             (TransactionStore, "_renew"),
@@ -463,7 +462,7 @@ GUARDS: Final = (
         "rule 18c",
         a_held_copy_keeps_its_ledger,
     ),
-    Patch(kept, "ACCEPTED", lambda _original: "a target of no change").guard(
+    Patch(losses, "ACCEPTED", lambda _original: "a target of no change").guard(
         "an accepted loss counts as contained", "rule 18c", an_accepted_loss_deletes_nothing
     ),
     Patch(FreshCopies, "note", always(None)).guard(
@@ -474,7 +473,7 @@ GUARDS: Final = (
         "rule 18c",
         a_copy_tells_of_its_place,
     ),
-    Patch(witness_handlers, "PRESENTED", nobody_presents).guard(
+    Patch(operator_handlers, "PRESENTED", nobody_presents).guard(
         "fresh copies are not looked for", "rule 18c", a_held_copy_tells
     ),
     Guard(
@@ -490,8 +489,7 @@ GUARDS: Final = (
         for what, module in (
             ("transactions", transactions),
             ("unnamed ledgers", logs),
-            ("access tokens", tokens),
-            ("audit rows", audit_store),
+            ("access tokens and audit rows", tokens),
         )
     ),
 )

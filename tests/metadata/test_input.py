@@ -61,7 +61,6 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
         ("POST", f"/v1/repairs/{ledger_id}/b1@1/fail", {"worker": "w", "version": 1,
                                                         "detail": "d"}),
         ("PUT", "/v1/leases/auditor", {"holder": "h", "ttl_s": 1}),
-        ("DELETE", "/v1/leases/auditor", {"holder": "h", "token": 1}),
     ]  # fmt: skip
 
 

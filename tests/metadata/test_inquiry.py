@@ -21,8 +21,7 @@ from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
-from quorumlog.wire.bodies import BookieWitnesses
-from quorumlog.wire.witnesses import witness_of
+from quorumlog.wire.bodies import BookieWitnesses, witness_of
 from services.local.process import stop
 from services.metadata import inquiry
 from services.metadata.database import Connection, Database

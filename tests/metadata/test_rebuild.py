@@ -31,8 +31,8 @@ from quorumlog.protocol.rebuild import Bookies as AnsweringBookies
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
+from quorumlog.wire.bodies import token_of
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildReport
-from quorumlog.wire.witnesses import token_of
 from services.bookie.app import build
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE

@@ -188,12 +188,7 @@ async def test_a_lease_has_one_holder_and_a_token_that_grows(
     assert len({(lease.holder, lease.token) for lease in leases}) == 1
     holder, rival = (worker, other) if leases[0].holder == "worker-1" else (other, worker)
     assert (await rival.take_lease("auditor", ttl_s=LONG_S)).holder == leases[0].holder
-    await rival.give_lease(leases[0])
     assert (await holder.take_lease("auditor", ttl_s=LONG_S)).token == 1
-    await holder.give_lease(leases[0])
-    taken = await rival.take_lease("auditor", ttl_s=LONG_S)
-    assert taken.holder != leases[0].holder
-    assert taken.token == 2
 
 
 async def test_an_expired_lease_is_free(worker: RepairClient, other: RepairClient) -> None:
@@ -203,6 +198,7 @@ async def test_an_expired_lease_is_free(worker: RepairClient, other: RepairClien
         return (await other.take_lease("auditor", ttl_s=LONG_S)).holder == "worker-2"
 
     await until(is_taken, "the first holder's time is over")
+    assert (await other.take_lease("auditor", ttl_s=LONG_S)).token == 2
 
 
 async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:

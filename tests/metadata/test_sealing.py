@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from loadtest.stores import Stores
 from quorumlog.cli.clusters import new_key
 from quorumlog.errors import MetadataUnavailable
-from services.metadata import resealing
+from services.metadata import migrate
 from services.metadata.config import Config
 from services.metadata.sealing import KeyRing, key_id, read_key_file
 from tests.metadata.restores import _run
@@ -152,7 +152,7 @@ async def _is_told(caplog: pytest.LogCaptureFixture, event: str) -> bool:
 async def test_a_reseal_goes_on_anywhere_and_the_older_key_is_needed_until_its_end(
     stores: Stores, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resealing, "_AT_ONCE", 1)
+    monkeypatch.setattr(migrate, "_SEALED_AT_ONCE", 1)
     async with serving(stores, key_file=keys) as service:
         first, second = [(await service.client.create(KEYED)).ledger_id for _ in range(2)]
     new_key(keys)

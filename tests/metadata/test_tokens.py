@@ -10,8 +10,8 @@ from quorumlog.errors import InvalidRequest, MetadataUnavailable, NoSuchToken
 from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.wire.bodies import witness_of
 from quorumlog.wire.token_bodies import TokenFields
-from quorumlog.wire.witnesses import witness_of
 from services.metadata import tokens as token_store
 from tests.metadata.support import Service
 from tests.metadata.test_went_back import NOBODY

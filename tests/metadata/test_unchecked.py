@@ -12,10 +12,9 @@ from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.bodies import document_of
+from quorumlog.wire.bodies import document_of, witness_of
 from quorumlog.wire.repair_bodies import RepairAdd
 from quorumlog.wire.token_bodies import TokenFields
-from quorumlog.wire.witnesses import witness_of
 from services.metadata.app import ROUTES
 from tests.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.metadata.test_bookies import beat, cookie
@@ -85,7 +84,6 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
     await database.execute(
         "UPDATE repairs SET next_try_at = now() + interval '1 hour' WHERE worker IS NULL"
     )
-    lease = await repairs.take_lease("auditor", ttl_s=3600)
     await TokenClient(client).create(
         TokenFields.model_validate(_token("1" * 16), strict=False), expires_in_s=None
     )
@@ -120,7 +118,6 @@ async def requests_of(service: Service, database: Any) -> list[Sent]:
         _sent("POST", "/v1/repairs/trigger", None),
         _sent("PATCH", "/v1/repair-settings", {"paused": True}),
         ("PUT", "/v1/leases/{name}", "/v1/leases/another", {"holder": "another"}),
-        ("DELETE", "/v1/leases/{name}", "/v1/leases/auditor", {"holder": lease.holder, "token": lease.token}),
         _sent("POST", "/v1/transactions", {"id": "a-transaction", "log": "a-log", "expires_in_s": 60}),
         _sent("POST", "/v1/tokens", {"token": _token("0" * 16), "attempt": attempt()}),
         ("DELETE", "/v1/tokens/{id}", f"/v1/tokens/{'1' * 16}", {"attempt": attempt()}),

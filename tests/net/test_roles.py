@@ -233,7 +233,8 @@ def requests_about(name: str) -> Iterator[tuple[str, str, Any]]:
     attempt = str(uuid.uuid4())
     yield "PUT", f"/v1/bookies/{name}/log-end", {"process": "p", "log_end": 1}
     yield "POST", "/v1/witnesses/copies", {"witnesses": [f"{attempt}.00000000"], "holder": name}
-    yield "GET", f"/v1/ledgers/1?held={attempt}&holder={name}", None
+    asked = [{"ledger_id": 1, "attempts": [attempt]}]
+    yield "POST", "/v1/ledger-proofs", {"ledgers": asked, "holder": name}
     item = {"ledger_id": 1, "member": f"{name}@1", "ranges": [[0, 0]]}
     yield "POST", "/v1/repairs", {"items": [item]}
 

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from quorumlog.certificates import create_authority, issue, key_file
-from quorumlog.wire.certificate import (
+from quorumlog.wire.secret import (
     LOCAL_CERTIFICATE,
     CertificateUnusable,
     client_context,

@@ -12,7 +12,7 @@ from quorumlog.net.gateway_clients import AuditClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.net.responses import html_response
-from quorumlog.wire.audit_bodies import AuditList
+from quorumlog.wire.token_bodies import AuditList
 from quorumlog.wire.versions import RELEASE
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on

@@ -12,7 +12,7 @@ from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.wire import token_bodies
-from quorumlog.wire.new_tokens import draw_token
+from quorumlog.wire.secret import draw_token
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.callers import NO_TICKET, TICKET_S, Callers
 from services.gateway.edge.access.scopes import Named, Scope, caller_of, on

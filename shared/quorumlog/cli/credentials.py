@@ -24,7 +24,7 @@ from quorumlog.cli.output import (
 )
 from quorumlog.cli.session import offline_options, run, with_common_options
 from quorumlog.errors import NOT_DONE, QuorumLogError
-from quorumlog.wire.new_tokens import draw_token
+from quorumlog.wire.secret import draw_token
 
 T = TypeVar("T")
 

@@ -33,8 +33,13 @@ from quorumlog.cli.output import (
     tell_interrupted,
 )
 from quorumlog.client import Batching, Client, Paged
-from quorumlog.wire.certificate import CertificateUnusable, operator_context
-from quorumlog.wire.secret import LOCAL_GATEWAYS, SecretUnusable, operator_headers
+from quorumlog.wire.secret import (
+    LOCAL_GATEWAYS,
+    CertificateUnusable,
+    SecretUnusable,
+    operator_context,
+    operator_headers,
+)
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from quorumlog.net.identity import Identity
 from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text, time_of
 from quorumlog.net.responses import CODE
 from quorumlog.protocol.ids import ID_MAX
-from quorumlog.wire.audit_bodies import TARGET_CHARS_MAX, AuditedRequest
+from quorumlog.wire.token_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
 log.setLevel(logging.INFO)  # whatever the level of the other lines is

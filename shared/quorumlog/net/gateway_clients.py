@@ -17,9 +17,15 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
 from quorumlog.wire import log_bodies
-from quorumlog.wire.audit_bodies import AuditList
 from quorumlog.wire.bodies import Body, RowDelete
-from quorumlog.wire.token_bodies import TokenCreate, TokenFields, TokenList, TokenRevoke, TokenRow
+from quorumlog.wire.token_bodies import (
+    AuditList,
+    TokenCreate,
+    TokenFields,
+    TokenList,
+    TokenRevoke,
+    TokenRow,
+)
 
 
 class LogClient:

@@ -7,6 +7,7 @@ served. Anything but a checked answer counts as silence.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import aiohttp
@@ -19,8 +20,8 @@ from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.loss import Answers, Holding, Word
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
-from quorumlog.wire.bodies import received
-from quorumlog.wire.digest_bodies import DigestsAsked, DigestsBody
+from quorumlog.wire.bodies import Body, T, json_of, received
+from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
 """Entries of one request: a bookie lists at most 1,000 ranges, so never more than it can list."""
@@ -77,23 +78,37 @@ class HoldingsClient:
     async def _ask(self, member: str, ledger_id: int, first: int, last: int) -> Holding | None:
         """A member's answer; None where it is silent."""
         name = member_name(member)
-        url = self._directory.address(name)
-        try:
-            async with self._session.post(
-                f"{url}/v1/ledgers/{ledger_id}/digests",
-                data=DigestsAsked(ranges=((first, last),)).model_dump_json(),
-                timeout=aiohttp.ClientTimeout(total=_ASK_S),
-                ssl=ExpectedServer(Role.BOOKIE, name),
-            ) as response:
-                if response.status != 200:
-                    return None
-                answer = received(DigestsBody, await response.read())
-            (part,) = answer.digests
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}/digests"
+        asked = DigestsAsked(ranges=((first, last),))
+        answer = await ask_bookie(self._session, name, url, DigestsBody, asked, limit_s=_ASK_S)
+        if answer is None or len(answer.digests) != 1:
             return None
+        part = answer.digests[0]
         if (answer.ledger_id, part.first, part.last) != (ledger_id, first, last):
             return None
         return Holding(part.present, part.damaged) if _speaks_for(answer.bookie, member) else None
+
+
+async def ask_bookie(
+    session: aiohttp.ClientSession,
+    name: str,
+    url: str,
+    gives: type[T],
+    asked: Body | None = None,
+    *,
+    limit_s: float,
+) -> T | None:
+    """The answer of the bookie `name` to a POST of `asked`, or else to a GET; None where it refuses, is silent, or
+    something else answers.
+    """
+    ask = session.get if asked is None else partial(session.post, data=json_of(asked))
+    limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
+    try:
+        async with ask(url, timeout=limit, ssl=expected) as response:
+            body = await response.read()
+        return received(gives, body) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
 
 
 def _speaks_for(bookie: str, member: str) -> bool:

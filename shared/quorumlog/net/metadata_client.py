@@ -1,6 +1,5 @@
 """The client of the metadata service: rows of ledgers, bookies and their cookies, live services."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
@@ -32,62 +31,32 @@ class MetadataClient(MetadataRequests):
 
     # A ledger's row.
 
-    async def get(
-        self,
-        ledger_id: int,
-        *,
-        proof: bool = False,
-        held: Sequence[RowName] = (),
-        holder: str | None = None,
-    ) -> LedgerMetadata:
-        """The row from the primary. With `proof` a deletion may rest on the answer, if the bookie `holder` names
-        the copies of rows that it holds of this ledger (rules 18a, 18c).
+    async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
+        """The row from the primary. With `proof` a decision may rest on the answer (rule 18a).
 
-        Raises: NoSuchLedger (`members["deleted"]` says whether the ledger ever existed),
-        MetadataUnavailable, CopyLost.
+        Raises: NoSuchLedger (`members["deleted"]` says whether the ledger ever existed), MetadataUnavailable.
         """
-        attempts = [name.token for name in held if name.token]
-        while len(attempts) > bodies.HELD_MAX:
-            some, attempts = attempts[: bodies.HELD_MAX], attempts[bodies.HELD_MAX :]
-            with contextlib.suppress(errors.NoSuchLedger):
-                await self._get(ledger_id, some, holder, proof=proof)
-        return await self._get(ledger_id, attempts, holder, proof=proof)
-
-    async def _get(
-        self, ledger_id: int, attempts: Sequence[str], holder: str | None, *, proof: bool
-    ) -> LedgerMetadata:
-        query = query_of(held=",".join(attempts) or None, holder=holder)
-        row = await self.ask(
-            "GET", f"/v1/ledgers/{ledger_id}", gives=LedgerMetadata, query=query, proof=proof
-        )
+        path = f"/v1/ledgers/{ledger_id}"
+        row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
         if row.ledger_id != ledger_id:
             raise errors.MetadataUnavailable(f"asked for ledger {ledger_id}, got {row.ledger_id}")
         return row
 
-    async def read(
-        self,
-        ledger_id: int,
-        *,
-        proof: bool = False,
-        held: Sequence[RowName] = (),
-        holder: str | None = None,
-    ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row and a status for a machine: UNKNOWN where no service can tell, or where the database lacks a
-        change that a held copy is of.
-        """
+    async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
+        """The row and a status for a machine: UNKNOWN where no service can tell."""
         try:
-            row = await self.get(ledger_id, proof=proof, held=held, holder=holder)
+            row = await self.get(ledger_id)
         except errors.NoSuchLedger as error:
             return _of_missing(error), None
-        except (errors.MetadataUnavailable, errors.CopyLost):
+        except errors.MetadataUnavailable:
             return CasStatus.UNKNOWN, None
         return CasStatus.OK, row
 
     async def proofs(
         self, held: Mapping[int, Sequence[RowName]], holder: str
     ) -> Mapping[int, bodies.LedgerProof]:
-        """The rows of some ledgers, with proof as by `get`, by id. The bookie `holder` names the copies that it holds
-        of each. Raises: MetadataUnavailable.
+        """The rows of some ledgers, by id, on which a deletion may rest: the bookie `holder` names the copies that it
+        holds of each (rules 18a, 18c). Raises: MetadataUnavailable.
         """
         asked: list[bodies.HeldBody] = []
         for ledger_id, names in held.items():

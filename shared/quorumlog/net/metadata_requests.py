@@ -28,7 +28,6 @@ from quorumlog.net.timers import awake, awake_timeout
 from quorumlog.wire import bodies
 from quorumlog.wire.outgoing import outgoing
 from quorumlog.wire.problems import from_answer
-from quorumlog.wire.witnesses import WITNESSES_MAX, from_header, to_header
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ _PAUSE_S: Final = (0.02, 1.0)
 """Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats is broken."""
-_WITNESSES_MAX: Final = 10 * WITNESSES_MAX
+_WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
 """Witnesses that are remembered: as many as changes were under way at once (taste)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 _SERVER: Final = ExpectedServer(Role.METADATA)
@@ -178,11 +177,11 @@ class MetadataRequests:
         headers = dict[str, str]()
         if data is not None:
             headers["Content-Type"] = "application/json"
-        presented = self.witnesses[-WITNESSES_MAX:] if proof or method != "GET" else ()
+        presented = self.witnesses[-bodies.WITNESSES_MAX :] if proof or method != "GET" else ()
         if method != "GET" and (audited := audit.current()) is not None:
             headers[header.AUDITED] = audited.body.to_header()
         if presented:
-            headers[header.WITNESSES] = to_header(presented)
+            headers[header.WITNESSES] = bodies.witnesses_to_header(presented)
         try:
             async with (
                 awake_timeout(limit_s),
@@ -201,7 +200,7 @@ class MetadataRequests:
             raise _Unsettled(errors.NOT_DONE, f"{url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unsettled(errors.UNKNOWN, f"{url}: {error!r}") from error
-        witnesses = from_header(response.headers.get(header.WITNESSES, ""))
+        witnesses = bodies.witnesses_from_header(response.headers.get(header.WITNESSES, ""))
         is_proven = bool(presented and witnesses)
         if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)

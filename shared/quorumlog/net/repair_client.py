@@ -48,7 +48,7 @@ class RepairClient:
         )
         try:
             answer = await self._client.ask(
-                "POST", _path(item, "progress"), body, gives=bodies.RepairRemaining
+                "POST", _path(item, "progress"), body, gives=bodies.RangesBody
             )
         except NoSuchRepair:
             return ()  # an earlier try of this call completed the item
@@ -86,11 +86,6 @@ class RepairClient:
         """Take or renew a lease; the answer may name another holder."""
         body = bodies.LeaseTake(holder=self._worker, ttl_s=ttl_s)
         return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=bodies.Lease)
-
-    async def give_lease(self, lease: bodies.Lease) -> None:
-        """Give a lease back."""
-        body = bodies.LeaseGive(holder=self._worker, token=lease.token)
-        await self._client.ask("DELETE", f"/v1/leases/{lease.name}", body, gives=Body)
 
 
 def _path(item: bodies.RepairItem, verb: str) -> str:

@@ -28,7 +28,7 @@ from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net.identity import LOOK_S, Credentials, Followed, HoldsConnections, Identity, Role
-from quorumlog.wire.certificate import client_context, load_own
+from quorumlog.wire.secret import client_context, load_own
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self, cast
 from quorumlog import header
 from quorumlog.spark import config
 from quorumlog.spark.http import DEADLINE_S, Gateways
-from quorumlog.wire.certificate import load_own
+from quorumlog.wire.secret import load_own
 
 _log = logging.getLogger(__name__)
 

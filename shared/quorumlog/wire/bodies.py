@@ -4,10 +4,12 @@ Values of the protocol (`protocol/values.py`) are bodies and fields of bodies as
 `1.0` and `"1"` are no integers, and unknown fields are refused. The gateway's public bodies are elsewhere.
 """
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+import google_crc32c
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from quorumlog.protocol.heads import LedgerHead
@@ -26,7 +28,6 @@ from quorumlog.protocol.values import (
     Text,
     Version,
 )
-from quorumlog.wire.witnesses import WITNESS
 
 HEADS_MAX = 1000
 """Heads in one request: an answer of 100 KiB (taste)."""
@@ -114,7 +115,40 @@ HELD_MAX = 100
 PROOFS_MAX = 100
 """Ledgers of one question of a collector: 400 KB with all their copies at most (taste)."""
 
+WITNESSES_MAX: Final = 100
+"""Witnesses in one header: a process remembers those of its concurrent changes (taste)."""
+
+WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
+"""A witness of the metadata's database (rule 18a), as it travels and as bookies store it: the attempt token of an answered
+change, with a checksum that binds it to the cluster. The database must contain the token of every witness: a database that
+lacks one went back. The metadata service makes witnesses; all other processes pass them on unchanged.
+"""
+
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
+
+
+def witness_of(cluster_id: str, token: str) -> str:
+    """The witness of a change of this cluster."""
+    checksum = google_crc32c.value(f"{cluster_id} {token}".encode())
+    return f"{token}.{checksum:08x}"
+
+
+def token_of(cluster_id: str, witness: str) -> str | None:
+    """The token; None for a damaged witness or one of another cluster, which proves nothing."""
+    token, _, _ = witness.partition(".")
+    return token if witness_of(cluster_id, token) == witness else None
+
+
+def witnesses_to_header(witnesses: Iterable[str]) -> str:
+    """The header's value."""
+    return ",".join(witnesses)
+
+
+def witnesses_from_header(value: str) -> tuple[str, ...]:
+    """The witnesses in a header, in order; none where the header is no list of witnesses."""
+    found = tuple(item.strip() for item in value.split(","))
+    is_sound = len(found) <= WITNESSES_MAX and all(re.fullmatch(WITNESS, item) for item in found)
+    return found if is_sound else ()
 
 
 class MissingWitness(Body):

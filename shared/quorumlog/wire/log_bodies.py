@@ -111,7 +111,7 @@ PACKED_TAG = "packed"
 
 
 class TransactionBeginBody(Body):
-    """`POST /v1/transactions`: a new one (201), or the one of this app and version (200).
+    """`POST /v1/transactions`: a new one, or the one of this app and version.
 
     The caller draws `id`, so that a retry of the request begins no second transaction.
     """

@@ -1,15 +1,18 @@
-"""What a lost database is rebuilt from and what the rebuild tells (rule 18d): bodies of the internal routes.
+"""What bookies tell of their copies, as bodies of the internal routes: digests, by which replicas are compared, and the
+rows of which a lost database is rebuilt (rule 18d); and what the rebuild tells.
 
 `GET /v1/rows` of a bookie gives copies of rows, ledger keys and deleted ids. Ledger keys go to the metadata service
 only, which keeps them anyway.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
+from quorumlog.protocol.ids import ID_MAX
+from quorumlog.protocol.quorum import QUORUM_MAX
 from quorumlog.protocol.rebuild import Action
-from quorumlog.protocol.values import BookieName, IdOrNone, Key, LedgerId, Text
+from quorumlog.protocol.values import BookieName, EntryId, IdOrNone, Key, LedgerId, Text
 from quorumlog.wire.bodies import Body, Cookie, WitnessState
 
 NOT_REBUILT: Final = (
@@ -152,3 +155,57 @@ class RebuildLine(Body):
     error: Text | None = None
     code: Text | None = None
     """The error's code, where it has one."""
+
+
+Range = Annotated[
+    tuple[EntryId, EntryId],
+    # Equivalent to `prefixItems`, which some OpenAPI readers do not know.
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": ID_MAX},
+            "minItems": 2,
+            "maxItems": 2,
+        }
+    ),
+]
+
+
+class DigestsAsked(Body):
+    """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared without sending their
+    entries. Autorecovery's checks ask, and the gateway before it accepts a loss.
+    """
+
+    ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
+    modulus: Annotated[int, Field(ge=1, le=QUORUM_MAX)] = 1
+    residue: Annotated[int, Field(ge=0, lt=QUORUM_MAX)] = 0
+    """Digest only entries whose id is `residue` modulo `modulus`: one write set of a striped
+    ledger."""
+    from_disk: bool = False
+    """Wait for pending writes, and read every copy from the disk."""
+
+
+class RangeDigest(Body):
+    """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
+
+    LACs and authentication codes are left out: a recovery writes an entry again with its own.
+    """
+
+    first: int
+    last: int
+    entries: int
+    """How many entries of the requested residue are stored and readable."""
+    present: tuple[Range, ...]
+    """Ranges in the index, of any residue; at most 1,000."""
+    digest: str
+    damaged: tuple[Range, ...]
+    """Entries of the requested residue that are in the index and unreadable."""
+
+
+class DigestsBody(Body):
+    """Digests of ranges. In limbo, an entry that is not present is unknown."""
+
+    bookie: str
+    ledger_id: int
+    limbo: bool
+    digests: tuple[RangeDigest, ...]

@@ -86,16 +86,13 @@ class RepairProgress(RangesBody):
     """`POST /v1/repairs/{ledger_id}/{member}/progress`: the member durably has `ranges` now.
 
     The service deletes the item when nothing remains. 412 when the item changed since it was claimed:
-    new gaps may be among the copied ranges, so a worker that still is `current.worker` starts over.
+    new gaps may be among the copied ranges, so a worker that still is `current.worker` starts over. The answer has the ranges
+    that remain, none when the item is done.
     """
 
     worker: Holder
     version: Version
     lease_s: Seconds = 30.0
-
-
-class RepairRemaining(RangesBody):
-    """The answer to progress: the ranges that remain; none when the item is done."""
 
 
 class RepairFail(Body):
@@ -119,11 +116,7 @@ class RepairSummary(Body):
     """The age of the oldest item; 0 where there is none."""
 
 
-class RepairSettings(Body):
-    """`GET /v1/repair-settings`: operators' settings for all of autorecovery, which survive restarts.
-    Null stands for each process's own configuration.
-    """
-
+class _Settings(Body):
     paused: bool = False
     """Copying is paused; findings are queued all the same."""
     lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
@@ -131,17 +124,19 @@ class RepairSettings(Body):
     """For all processes together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
     """Repairs at a time in each process."""
+
+
+class RepairSettings(_Settings):
+    """`GET /v1/repair-settings`: operators' settings for all of autorecovery, which survive restarts.
+    Null stands for each process's own configuration.
+    """
+
     triggers: Annotated[int, Field(ge=0)] = 0
     """Grows with each request to look at everything now."""
 
 
-class RepairSettingsPut(Body):
+class RepairSettingsPut(_Settings):
     """`PATCH /v1/repair-settings`: changes the given settings; null restores the default."""
-
-    paused: bool = False
-    lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
-    bytes_per_s: Annotated[int, Field(ge=1)] | None = None
-    concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
 
     @model_serializer(mode="wrap")
     def _only_what_is_named(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -164,10 +159,3 @@ class Lease(Body):
     holder: Text
     token: Version
     expires_in_s: float
-
-
-class LeaseGive(Body):
-    """`DELETE /v1/leases/{name}`: release the lease if this holder still has it."""
-
-    holder: Holder
-    token: Version

@@ -1,11 +1,17 @@
-"""The secret of a cluster: the file that it is read from, and the header that carries it.
+"""Credentials, with the standard library alone: the secret of a cluster, which a file has and a header carries; the
+certificate that an operator's programs show to the services behind the gateways; and new access tokens.
 
-Services check it (`net/identity.py`); an operator's programs, which are no services, show it.
+Services check the secret (`net/identity.py`), and those that listen have `net/tls.py`. An operator's programs, which are no
+services, show the secret or the certificate, and draw tokens too.
 """
 
+import hashlib
 import os
 import re
+import secrets
+import ssl
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -16,8 +22,13 @@ LOCAL_SECRET: Final = Path(".quorumlog/cluster-secret")
 LOCAL_GATEWAYS: Final = LOCAL_SECRET.with_name("gateways")
 """The URLs of its gateways, one a line, while it runs."""
 
+LOCAL_CERTIFICATE: Final = Path(".quorumlog/certificates/operator-local.pem")
+"""The operator's certificate of the cluster that `make run TLS=1` starts, seen from the folder in which it runs."""
+
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{32,1024}")
 """What a bearer token may consist of (RFC 6750), and at least 128 bits if each character is a hexadecimal digit."""
+_PREFIX: Final = "qlt_"
+"""So that scanners for secrets know a token that somebody published."""
 
 
 class SecretUnusable(ValueError):
@@ -83,3 +94,72 @@ def is_on_this_machine(url: str) -> bool:
         return is_loopback(urlsplit(url.strip()).hostname or "")
     except ValueError:
         return False
+
+
+class CertificateUnusable(ValueError):
+    """The files of a certificate can't be used; says why, and nothing of a key."""
+
+
+def operator_context(
+    certificate: Path | None, key: Path | None, authority: Path | None, urls: Iterable[str]
+) -> ssl.SSLContext | None:
+    """A context that shows a certificate, and verifies the services by an authority. Where no file is named, those of the
+    cluster that `make run TLS=1` starts here, and only for services of this machine; None without any. Raises:
+    CertificateUnusable.
+    """
+    if certificate is key is authority is None:
+        certificate = LOCAL_CERTIFICATE
+        if not os.access(certificate, os.R_OK) or not all(map(is_on_this_machine, urls)):
+            return None
+        key = certificate.with_name(f"{certificate.stem}-key.pem")
+        authority = certificate.with_name("ca.pem")
+    if certificate is None or key is None or authority is None:
+        raise CertificateUnusable(
+            "a certificate needs all of --cert-file, --key-file and --ca-file (TLS_CERT_FILE, TLS_KEY_FILE, TLS_CA_FILE)"
+        )
+    try:
+        return client_context(certificate, key, authority)
+    except OSError as error:  # an SSLError is one
+        raise CertificateUnusable(f"{certificate}, {key}, {authority}: {error}") from None
+
+
+def client_context(
+    certificate: Path, key: Path, authority: Path | None, password: str | None = None
+) -> ssl.SSLContext:
+    """A context that verifies the server's certificate and host, and shows a certificate. Raises: OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if authority is not None:
+        context.load_verify_locations(authority)
+    load_own(context, certificate, key, password)
+    return context
+
+
+def load_own(
+    context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
+) -> None:
+    """Have a context show a certificate, whose key may have a password. Raises: OSError."""
+    # Without one a password would be asked for at the terminal.
+    context.load_cert_chain(certificate, key, password=password or _no_password)
+
+
+def _no_password() -> str:
+    raise ssl.SSLError(
+        "the key has a password: set it, or write the key without one, readable by its owner alone"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token whose secret is not stored anywhere yet."""
+
+    secret: str = field(repr=False)
+    id: str
+    hash: bytes
+    """SHA-256 of the secret, which has 256 random bits: nobody finds the secret by trying."""
+
+
+def draw_token() -> NewToken:
+    """A new token."""
+    secret = _PREFIX + secrets.token_urlsafe(32)
+    return NewToken(secret, secrets.token_hex(8), hashlib.sha256(secret.encode()).digest())

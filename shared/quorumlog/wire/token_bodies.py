@@ -1,15 +1,17 @@
-"""Bodies of the metadata service's API about access tokens (docs/adr/0021-access-tokens.md).
+"""Bodies of the metadata service's API about access tokens (docs/adr/0021-access-tokens.md), and about the audit log, which
+tells what was asked for on whose behalf (docs/adr/0022-audit-log.md).
 
 Whoever makes a token draws its secret and sends SHA-256 of it: no service stores the secret, and only the
 gateways see it in use.
 """
 
+import json
 from typing import Annotated, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError
 
 from quorumlog.protocol.values import ATTEMPT, Attempt, Key
-from quorumlog.wire.bodies import Body
+from quorumlog.wire.bodies import Body, received
 
 GRANTS_MAX: Final = 32
 """Grants of one token, all of which a request may be compared with (taste)."""
@@ -92,3 +94,47 @@ class IssuedToken(Body):
     """In seconds since 1970."""
     key: str
     """The thumbprint of the issuer's key that has signed it (RFC 7638)."""
+
+
+TARGET_CHARS_MAX: Final = 300
+"""A longer target is cut: it names nothing that exists."""
+
+_Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
+
+
+class AuditedRequest(Body):
+    """A request that is audited, as services tell each other of it."""
+
+    id: Attempt
+    who: _Text
+    remote: _Text
+    operation: _Text
+    target: _Text
+
+    def to_header(self) -> str:
+        """The value of the header, in ASCII."""
+        return json.dumps(self.model_dump())
+
+    @classmethod
+    def from_header(cls, text: str) -> "AuditedRequest | None":
+        """What a header tells, or None. It may be a later release's."""
+        try:
+            return received(cls, text)
+        except ValidationError:
+            return None
+
+
+class AuditRow(AuditedRequest):
+    """A change that was made: its row is of the same transaction."""
+
+    number: int
+    at: str
+    via: _Text
+    """The service that asked for the change; empty where that is who asked."""
+
+
+class AuditList(Body):
+    """A page of changes, in the order of their numbers."""
+
+    audit: tuple[AuditRow, ...]
+    next: int | None

@@ -19,14 +19,12 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.wire.bodies import BookieList, CookieRow
-from quorumlog.wire.witnesses import witness_of
+from quorumlog.wire.bodies import BookieList, CookieRow, witness_of
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
-from services.autorecovery.losses import KnownLosses
-from services.autorecovery.pace import PacedBookies
-from services.autorecovery.steering import Steering
+from services.autorecovery.findings import KnownLosses
+from services.autorecovery.steering import PacedBookies, Steering
 from services.autorecovery.worker import RepairCounts, Worker, Workers
 from services.autorecovery.writers import Writers
 from services.gateway.edge.entries import EntryRoutes

@@ -19,7 +19,6 @@ from quorumlog import header
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
-    CopyLost,
     InvalidRequest,
     LedgerExists,
     MetadataUnavailable,
@@ -59,9 +58,12 @@ from quorumlog.wire.bodies import (
     WitnessState,
     document_of,
     json_of,
+    token_of,
+    witness_of,
+    witnesses_from_header,
+    witnesses_to_header,
 )
 from quorumlog.wire.log_bodies import LedgerIds
-from quorumlog.wire.witnesses import from_header, to_header, token_of, witness_of
 from services.metadata.attempts import ACCEPTED
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory, Presented
@@ -185,7 +187,7 @@ class Metadata(Process):
         self.check_database()
         given = request.headers.get(header.WITNESSES)
         # A list that can't be read is one witness that counts for nothing, and so is refused.
-        witnesses = () if not given else from_header(given) or (given,)
+        witnesses = () if not given else witnesses_from_header(given) or (given,)
         presented = Presented(witnesses, "a client")
         if request.path == _COPIES:
             presented.witnesses += CopyWitnesses.model_validate_json(request.body).witnesses
@@ -197,7 +199,10 @@ class Metadata(Process):
             told = self._answered(work())
         except QuorumLogError as error:
             if presented.answer:
-                headers = {**error.extra_headers, header.WITNESSES: to_header(presented.answer)}
+                headers = {
+                    **error.extra_headers,
+                    header.WITNESSES: witnesses_to_header(presented.answer),
+                }
                 raise error.replace(extra_headers=headers) from error
             raise
         token = next(reversed(self.tables.attempts), None)
@@ -207,7 +212,7 @@ class Metadata(Process):
             self.database.committed()
             presented.answer = self.memory.witnesses
         if presented.answer:
-            told.headers = {**told.headers, header.WITNESSES: to_header(presented.answer)}
+            told.headers = {**told.headers, header.WITNESSES: witnesses_to_header(presented.answer)}
         return told
 
     def _check(self, presented: Presented) -> None:
@@ -285,9 +290,7 @@ class Metadata(Process):
         """The row as it is, None where there is a tombstone."""
         return self.tables.rows[ledger_id]
 
-    def _get(self, request: Request, id: str) -> LedgerMetadata:  # noqa: A002
-        if held := request.query.get("held"):
-            self._check_held(held.split(","), request.query["holder"])
+    def _get(self, _request: Request, id: str) -> LedgerMetadata:  # noqa: A002
         return self._row(int(id))
 
     def _proofs(self, request: Request) -> LedgerProofs:
@@ -306,10 +309,6 @@ class Metadata(Process):
         return LedgerProof(
             ledger_id=ledger_id, row=row, deleted=is_deleted, lost=tuple(sorted(lost))
         )
-
-    def _check_held(self, held: list[str], holder: str) -> None:
-        if lost := self._lost(held, holder):
-            raise CopyLost(attempts=lost)
 
     def _lost(self, held: list[str], holder: str) -> list[str]:
         attempts = self.tables.attempts

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Final
 from quorumlog.errors import NoSuchRepair, VersionConflict
 from quorumlog.wire.repair_bodies import (
     Lease,
-    LeaseGive,
     LeaseTake,
     Ranges,
+    RangesBody,
     RepairClaim,
     RepairFail,
     RepairItem,
     RepairList,
     RepairProgress,
-    RepairRemaining,
     RepairsAdd,
     RepairSettings,
     RepairSettingsPut,
@@ -60,7 +59,6 @@ class RepairQueue:
             ("GET", "/v1/repair-settings", lambda _request: self._tables.settings, RUNS),
             ("PATCH", "/v1/repair-settings", self._change_settings, CHANGES),
             ("PUT", lease, self._take_lease, CHANGES),
-            ("DELETE", lease, self._give_lease, CHANGES),
         )
 
     @property
@@ -183,7 +181,7 @@ class RepairQueue:
             raise VersionConflict("the claim is over", ledger_id=ledger_id, current=current)
         return item
 
-    def _progress(self, request: Request, id: str, member: str) -> RepairRemaining:  # noqa: A002
+    def _progress(self, request: Request, id: str, member: str) -> RangesBody:  # noqa: A002
         body = RepairProgress.model_validate_json(request.body)
         item = self._mine(int(id), member, body.worker, body.version)
         item.ranges = _without(item.ranges, body.ranges)
@@ -192,7 +190,7 @@ class RepairQueue:
         if not item.ranges:
             del self._tables.repairs[int(id), member]
             self._metadata.net.note("repaired", id, member)
-        return RepairRemaining(ranges=tuple(item.ranges))
+        return RangesBody(ranges=tuple(item.ranges))
 
     def _fail(self, request: Request, id: str, member: str) -> Answer:  # noqa: A002
         body = RepairFail.model_validate_json(request.body)
@@ -226,12 +224,6 @@ class RepairQueue:
             held = self._tables.leases[name] = Held(body.holder, token, now + ttl)
         left_s = (held.expires_at - now) / SECOND
         return Lease(name=name, holder=held.holder, token=held.token, expires_in_s=left_s)
-
-    def _give_lease(self, request: Request, name: str) -> Answer:
-        body, held = LeaseGive.model_validate_json(request.body), self._tables.leases.get(name)
-        if held is not None and (held.holder, held.token) == (body.holder, body.token):
-            held.expires_at = self._now
-        return Answer(204)
 
 
 def _survivors(item: Item) -> int:
