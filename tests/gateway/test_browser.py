@@ -235,7 +235,7 @@ const record = await new Promise((done, failed) => {
 const tailed = await new Promise((done, failed) => {
   socket.onclose = () => failed(new Error("the socket failed"));
   socket.onopen = () => socket.send('{"tail":{"from":0}}');
-  socket.onmessage = (event) => done(JSON.parse(event.data).entries.length);
+  socket.onmessage = (event) => done(JSON.parse(event.data).records.length);
 });
 const urls = performance.getEntriesByType("resource").map((entry) => entry.name);
 """
