@@ -178,6 +178,23 @@ async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
         await until(lambda: is_told(two), "the second service tells it")
 
 
+async def test_who_is_told_of_a_lost_change_tells_the_other_services_of_it(
+    stores: Stores, folder: Path
+) -> None:
+    async with serving(stores) as one, serving(stores) as two:
+        old = await dump(stores, folder / "old")
+        await one.client.create(DRAFT)
+        await restore(stores, old)
+        await until(lambda: is_told(one), "the first service noticed it by itself")
+        assert await is_ready(two)
+
+        other = MetadataClient([one.url, two.url], one.session, deadline_s=PATIENT_S)
+        for _ in range(2):
+            await refused(other.create(DRAFT))
+
+        await until(lambda: is_told(two), "the second service tells it")
+
+
 @dataclass(frozen=True)
 class World:
     """What there is before the dump."""
@@ -438,7 +455,7 @@ async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accept
         await refused(other.confirm())
         assert await other.cas(row.in_recovery()) == (CasStatus.UNKNOWN, None)
         assert await other.get(row.ledger_id) == row, "reads on which nothing rests go on"
-        assert await other.heads([row.ledger_id])
+        await refused(other.heads([row.ledger_id]))
     await refused(service.client.heads([row.ledger_id]))
     await refused(repairs.claim(lease_s=1))
     await refused(repairs.take_lease("auditor", ttl_s=1))

@@ -11,7 +11,7 @@ each read on which a deletion rests (rule 18a).
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from http.client import NO_CONTENT
 from typing import Final, Never, TypeVar
 from uuid import uuid4
@@ -110,6 +110,10 @@ class MetadataRequests:
         if self._current == failed:
             self._current = (failed + 1) % len(self._urls)
 
+    def _remember(self, witnesses: Iterable[str]) -> None:
+        """Present these too from now on. The least recently answered ones go first."""
+        self.witnesses = tuple(dict.fromkeys((*self.witnesses, *witnesses)))[-_WITNESSES_MAX:]
+
     async def ask(
         self,
         method: str,
@@ -144,7 +148,8 @@ class MetadataRequests:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
-                # The next request presents the witnesses to another service, which may not know of the loss yet (rule 18a).
+                # Tell the next service of the lost changes too: it may not know of the loss yet (rule 18a).
+                self._remember(error.members.get("witnesses", ()))
                 self._turn(current)
                 # A change that an earlier try may have made is pursued nevertheless (rule 6).
                 if not (settles and outcome == errors.UNKNOWN):
@@ -204,7 +209,8 @@ class MetadataRequests:
         is_proven = bool(presented and witnesses)
         if witnesses:
             kept = (witness for witness in self.witnesses if witness not in presented)
-            self.witnesses = tuple(dict.fromkeys((*kept, *witnesses)))[-_WITNESSES_MAX:]
+            self.witnesses = tuple(kept)
+            self._remember(witnesses)
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:
