@@ -55,13 +55,18 @@ class Checkpoints:
         self._running: asyncio.Task[None] | None = None
         self._since = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def note_written(self, size: int, count: int) -> None:
         """Count records that reached the log; start a checkpoint when enough have, or some time later."""
         self._since += size + CHECKPOINT_COST * count
         if self._since >= self._disk.options.checkpoint_bytes:
             self.start_background()
-        elif self._timer is None:
+        else:
+            self._await_due()
+
+    def _await_due(self) -> None:
+        if self._since and self._timer is None and not self._is_closed:
             self._timer = asyncio.get_running_loop().call_later(CHECKPOINT_S, self._is_due)
 
     def _is_due(self) -> None:
@@ -71,6 +76,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Start no more of them."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -93,6 +99,7 @@ class Checkpoints:
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
         self._running = None
+        self._await_due()
 
     async def run_final(self) -> None:
         """Run the checkpoint of an orderly shutdown."""
@@ -108,7 +115,6 @@ class Checkpoints:
         except Exception:
             log.exception("checkpoint-failed")
             self._counters["failed_checkpoints"] += 1
-            self._since = self._disk.options.checkpoint_bytes * 7 // 8
 
     async def _write(self) -> None:
         self._since = 0
@@ -128,6 +134,7 @@ class Checkpoints:
             if is_disk_full_error(error):
                 # The next checkpoint uses the reserve's room, or waits until somebody makes room.
                 self._disk.release_reserve()
+            self._since = self._disk.options.checkpoint_bytes * 7 // 8
             raise
         self._holdings.checkpointed(changes)
         self._counters["checkpoints"] += 1
