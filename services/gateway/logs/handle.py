@@ -149,8 +149,8 @@ class LogHandle:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> asyncio.Future[LogMetadata]:
-        """Take the log over from its owner, whoever that is, if it was created then; also if the caller goes away meanwhile. `once`: the client's request that
-        `finish` carries out.
+        """Take the log over from its owner if the log was created at `created_at`. Continues even if the caller is cancelled.
+        `once`: the client's request that `finish` carries out.
         """
         return self._ask(lambda future: ForceAsked(future, creates, finish, created_at, once))
 

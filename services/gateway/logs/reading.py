@@ -66,6 +66,7 @@ class LogReader:
         wait_s: float = 0.0,
         created_at: str | None = None,
         row: LogMetadata | None = None,
+        is_whole: bool = False,
     ) -> LogBatches:
         """Records from `start` on, including all that were acknowledged before the call. `created_at`: of the log that is
         meant; None: whichever has the name. `row`: of the log that is meant, read after the client had asked.
@@ -75,6 +76,7 @@ class LogReader:
         """
         deadline = self._clock() + wait_s
         page = await self._begun(name, start, row, created_at, limit, max_bytes)
+        page.is_whole = is_whole
         page.at, page.row = await self.begin(name, start, page.row, page)
         await self._fill(page)
         if isinstance(start, int) and not page.count:
@@ -292,11 +294,12 @@ class LogReader:
             confirmed = await self._confirmed(name, item)
             if confirmed is None:
                 return None
+            is_empty = confirmed.last_add_confirmed == NO_ENTRY
+            head = None if is_empty else await self._last_head(item, confirmed)
             if page is not None:
                 page.news = confirmed
-            if confirmed.last_add_confirmed == NO_ENTRY:
+            if head is None:
                 return item.first_offset, False
-            head = await self._last_head(item, confirmed)
         except NoSuchLedger as error:
             if error.members.get("deleted") is False:
                 raise _without_row(name, item.ledger_id, item.first_offset) from error

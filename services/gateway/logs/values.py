@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from sys import maxsize
 from typing import Final, Literal
 
 from quorumlog.protocol import batch, packed
@@ -131,8 +132,8 @@ class LogBatches:
 class Page:
     """What a read has gathered: `count` records up to, not including, the offset `at`; and the log's row by which it reads.
 
-    A row that is not fresh, which means read after the read began, serves for what never changes: where the records of a
-    closed ledger are. Only a fresh row says that the log ends.
+    A row is fresh if it was fetched after this read began. An older row is used only for facts that never change: where the
+    records of a closed ledger are. Only a fresh row says that the log ends.
     """
 
     def __init__(
@@ -157,6 +158,8 @@ class Page:
         self.at, self.limit, self.bytes_left, self.count = at, limit, max_bytes, 0
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
+        self.is_whole = False
+        """Whether `max_bytes` never cuts a batch: the page ends with the batch that crosses the bound."""
         self.is_cut = False
         """Whether the page ends before a record that is not read now."""
         self.stored = 1
@@ -226,7 +229,8 @@ class Page:
     def _add(self, found: Columns, skip: int, item: LogItem, entry_id: int) -> None:
         head = found.head
         left = min(self.own(head.count - skip), self.limit - self.count)
-        count, size = found.fitting(skip, left, self.bytes_left, RECORD_COST)
+        bytes_max = maxsize if self.is_whole else self.bytes_left
+        count, size = found.fitting(skip, left, bytes_max, RECORD_COST)
         if count < head.count:
             found = found.part(skip, count)
         time_ms = item.published_ms or head.append_time_ms  # rule 26b
@@ -244,6 +248,6 @@ class Page:
             first_offset=self.row.first_offset,
             closed=self.is_end,
             created_at=self.row.created_at,
-            is_at_end=self.is_end or not self.is_full,
+            is_at_end=self.is_end or not (self.is_full or self.is_large),
             is_full=self.is_large and not self.is_end,
         )

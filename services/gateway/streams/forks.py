@@ -20,11 +20,10 @@ from quorumlog.errors import (
     StreamConflict,
 )
 from quorumlog.net.parameters import Given
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, RECORDS_MAX, Record
+from quorumlog.protocol.batch import RECORDS_MAX, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from services.gateway.edge.access.scopes import Kind, Scope, caller_of
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import RECORD_COST
 from services.gateway.streams import operations as op
 from services.gateway.streams.config import Forked, StreamConfig, config_of, media_of
 from services.gateway.streams.reads import Found
@@ -187,14 +186,14 @@ class StreamForks:
         left = sub_offset
         if not left:
             return offset, ()
-        is_json, limit = source.config.is_json, min(sub_offset, RECORDS_MAX)
-        size = BATCH_BYTES_MAX if is_json else min(sub_offset, BATCH_BYTES_MAX)
+        is_json = source.config.is_json
         page = await self._logs.reader.read(
             source.row.name,
             offset,
-            limit=limit,
-            max_bytes=size + RECORD_COST * limit,
+            limit=RECORDS_MAX,
+            max_bytes=1,
             created_at=source.row.created_at,
+            is_whole=True,
         )
         for found in page.batches[:1]:
             for at, record in enumerate(found.columns.records, offset):

@@ -51,6 +51,30 @@ async def fill(http: Served, *letters: str) -> None:
         assert (await http.post(OCTETS, letter.encode() * (600 << 10))).status == 204
 
 
+async def test_a_large_page_that_is_not_full_does_not_say_for_ever_that_it_ends_the_stream(
+    http: Served,
+) -> None:
+    assert (await http.put(OCTETS)).status in (200, 201)
+    assert (await http.post(OCTETS, b"a" * (950 << 10))).status == 204
+    await get(http, 0)
+    assert (await http.post(OCTETS, b"b")).status == 204
+
+    assert not shown(await get(http, 0))[3]
+
+
+async def test_a_page_by_an_older_row_does_not_say_that_it_ends_the_log(http: Served) -> None:
+    assert (await http.put(OCTETS)).status in (200, 201)
+    assert (await http.post(OCTETS, b"a" * (950 << 10))).status == 204
+    logs = http.gateway.logs
+    older = await logs.rows.row(LOG)
+    await logs.roll(LOG)
+    assert (await http.post(OCTETS, b"b")).status == 204
+
+    page = await logs.reader.full_page(older, 0, limit=10_000, max_bytes=MIB)
+
+    assert page is None or not page.is_at_end
+
+
 async def get(http: Served, offset: str | int) -> Answer:
     text = offset if isinstance(offset, str) else place(offset)
     return await http.ask("GET", f"{STREAM}?offset={text}")
