@@ -1,6 +1,4 @@
-"""The ends of ledgers: the recoveries that this gateway runs, and the ends that clients may be told of, which are those
-that bookies keep (rule 18b).
-"""
+"""Ends of ledgers: runs recoveries, and decides which ends may be reported to clients: those that bookies keep (rule 18b)."""
 
 import asyncio
 import itertools
@@ -50,7 +48,8 @@ class Ends:
         self._in_background: set[int] = set()
 
     async def told(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row, or a later one, once the end of a CLOSED ledger may be told. Callers share one look at it.
+        """Returns the metadata, or a later version. Reports the end of a CLOSED ledger only once bookies keep it. Concurrent
+        callers share one check.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -91,6 +90,7 @@ class Ends:
         ledger_id = row.ledger_id
         while declare_lost and ledger_id in self._recovering:
             await asyncio.wait([self._recovering[ledger_id]])
+            row = await self._rows.fresh(ledger_id)
         if ledger_id not in self._recovering:
             _share(self._recovering, ledger_id, self._recover(row, declare_lost))
         return await asyncio.shield(self._recovering[ledger_id])
@@ -157,7 +157,7 @@ class Ends:
 def _share(
     running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
 ) -> None:
-    """Begin work for a ledger that all callers wait for, and that is `running` until it has ended."""
+    """Start one task per ledger that all callers await; the entry is removed when the task ends."""
 
     def ended(task: asyncio.Task[T]) -> None:
         del running[ledger_id]

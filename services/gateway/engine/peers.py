@@ -37,8 +37,6 @@ _APPEND_BEYOND_S: Final = 5.0
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
 """Long, so that a busy writer does not look gone: the LAC that bookies know is older (rule 5)."""
-_WAIT_S_MAX: Final = 60.0
-"""As long as a client may ask to wait; whoever waits longer, with a long COMMENT_EVERY_S, asks again."""
 _HUNG_S: Final = 2.0
 """How long readers skip a writer that did not answer in time (taste)."""
 _CONNECT_S: Final = 2.0
@@ -66,7 +64,6 @@ class Peers:
 
         Raises: WriterLost, also if the writer times out.
         """
-        wait_s = min(wait_s, _WAIT_S_MAX)
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
         now = asyncio.get_running_loop().time()
         if now < self._hung_until.get(writer.id, now):

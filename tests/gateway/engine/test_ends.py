@@ -8,7 +8,7 @@ import pytest
 
 from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine import ends as module
 from services.gateway.engine.ends import Ends
 from tests.gateway.engine.hands import MEMBERS, Failing, Hand, Primary, closed, rows_of
@@ -48,6 +48,53 @@ async def test_an_end_beyond_the_bound_is_kept_again(monkeypatch: pytest.MonkeyP
     await ends.told(one)
 
     assert len(hand.copies) == 3 * known
+
+
+class Recovered:
+    """Recoveries that end when they may, and the rows by which they began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began: list[LedgerMetadata] = []
+        self.may_end = asyncio.Event()
+        monkeypatch.setattr(module, "recover", self.recover)
+        self.ends = Ends(rows_of(Primary(closed(0))), Keeping().ports)
+        self.row = replace(closed(0), state=State.IN_RECOVERY, last_entry=None, length=None)
+
+    async def recover(
+        self, row: LedgerMetadata, *_: Any, **_more: Any
+    ) -> tuple[LedgerMetadata, int]:
+        self.began.append(row)
+        await self.may_end.wait()
+        return closed(0), 3
+
+    def start(self, *declared: str) -> asyncio.Task[tuple[LedgerMetadata, int]]:
+        return asyncio.create_task(self.ends.recover(self.row, declare_lost=declared))
+
+
+async def test_callers_share_one_recovery_which_goes_on_without_a_cancelled_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Recovered(monkeypatch)
+    one, two = world.start(), world.start()
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.wait([one])
+    world.may_end.set()
+
+    assert await two == (closed(0), 3)
+    assert len(world.began) == 1
+
+
+async def test_a_recovery_that_declares_members_lost_waits_and_begins_by_the_present_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Recovered(monkeypatch)
+    one, two = world.start(), world.start("b1@1")
+    await asyncio.sleep(0)
+    world.may_end.set()
+    await asyncio.gather(one, two)
+
+    assert [row.state for row in world.began] == [State.IN_RECOVERY, State.CLOSED]
 
 
 async def test_an_end_with_too_few_copies_is_kept_again_for_the_next_reader() -> None:
