@@ -12,7 +12,7 @@ from aiohttp import web
 
 from loadtest.ports import free_ports
 from quorumlog.client import Client, ConnectionLost
-from quorumlog.client.transport import Transport
+from quorumlog.client.transport import GatewayAnswer, Transport
 from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -171,6 +171,12 @@ async def test_a_page_of_something_in_between_is_no_answer() -> None:
                 with pytest.raises(ConnectionLost) as caught:
                     await ask
                 assert caught.value.outcome == UNKNOWN
+
+
+def test_only_a_204_may_be_without_a_body() -> None:
+    assert GatewayAnswer(204, {}, b"").json() == {}
+    with pytest.raises(ValueError):  # noqa: PT011 — the parser's own class
+        GatewayAnswer(200, {}, b"").json()
 
 
 async def test_the_next_gateway_is_asked_when_one_refuses() -> None:

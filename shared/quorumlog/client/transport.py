@@ -123,8 +123,8 @@ class GatewayAnswer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body: a JSON object, as all of the API's are; empty where there is no body."""
-        parsed: dict[str, Any] = orjson.loads(self.body) if self.body else {}
+        """The body, a JSON object; {} for 204 No Content."""
+        parsed: dict[str, Any] = {} if self.status == 204 else orjson.loads(self.body)
         return parsed
 
 
