@@ -108,6 +108,16 @@ def test_who_swaps_and_finds_the_log_closed_since_yields() -> None:
     assert hand.answer(late) == DeleteLedger(7)
 
 
+def test_who_swaps_and_finds_its_ledger_sealed_since_yields() -> None:
+    hand = Hand()
+    hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False))
+    swap = hand.answer(ledger(7))
+    assert isinstance(swap, SwapLog)
+    items = tuple(replace(item, last_offset=-1) for item in swap.log.items)
+
+    assert hand.answer(replace(swap.log, items=items)) == DeleteLedger(7)
+
+
 def test_a_swap_of_an_unknown_outcome_deletes_what_no_log_names_and_fails() -> None:
     hand = Hand()
     hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False), ledger(7))

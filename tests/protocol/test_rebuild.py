@@ -925,6 +925,10 @@ def test_no_row_is_written_whose_member_a_new_directory_is_registered_as(
         "a recovery that began earlier has fenced the new directory"
     )
     assert kept.action is (Action.WAIT if incarnation == 1 else Action.WRITE), "it holds a copy"
+    end = row.closed(last_entry=-1, length=0)
+    closed_held = [Held("b1@1", KEY, rows=(end,)), Held(f"b3@{incarnation}", KEY)]
+    ended = decide(Known(), closed_held, bookies)
+    assert ended.action is kept.action, "of a CLOSED ledger anything is proof"
 
 
 def test_a_member_that_answers_is_itself_though_the_database_has_an_older_cookie() -> None:
