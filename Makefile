@@ -95,12 +95,13 @@ spark: .venv/installed-spark ## run the Spark job FILE= against the local cluste
 demo: .venv/installed-run ## send FILE= (or a log of this machine) through a cluster in which processes are killed
 	@exec $(PY) -m loadtest.demo
 
-# `make bench ARGS=--list` names all benchmarks; each takes of these variables what its options are.
+# `make bench ARGS=--list` names all benchmarks. The variables that are set become options; a benchmark rejects those that
+# it does not have.
 BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle many metadata rebuild spark streams submit tail tokens
 BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS
 lower = $(shell echo $(1) | tr A-Z a-z)
 
-bench: setup $(if $(filter $(BENCH_ALONE),$(ONLY)),,build/nats build/bookkeeper) ## ours beside peers, or ONLY= another benchmark (ARGS=--list): TIME= ROUNDS= OUT=docs/benchmarks TLS=1
+bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$(ARGS))),,build/nats build/bookkeeper) ## ours beside peers, or ONLY= another benchmark (ARGS=--list): TIME= ROUNDS= OUT=docs/benchmarks TLS=1
 	@exec $(PY) -m loadtest.bench $(addprefix --only ,$(ONLY)) \
 		$(foreach name,$(BENCH_OPTIONS),$(if $($(name)),--$(call lower,$(name)) $($(name)))) $(ARGS)
 
@@ -120,7 +121,7 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.scenarios --write
 
-docs: setup ## write the tables in docs/ anew that are made from the code: checks, roles, scopes, settings
+docs: setup ## regenerate the tables in docs/ that come from the code: checks, roles, scopes, settings
 	@for table in matrix roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services

@@ -304,7 +304,10 @@ def _plan(given: list[str] | None) -> Plan:
     }
     asked = arguments("make produce", __doc__, options, given)
     if asked.consumers < 1 or asked.workers < 2:
-        raise SystemExit("without two workers of a consumer nobody takes over")
+        sys.stderr.write(
+            "make produce: each consumer needs two workers, so that one can take over\n"
+        )
+        raise SystemExit(2)
     crowd = replace(crowd, consumers=asked.consumers, workers=asked.workers, every_s=asked.every)
     return Plan(asked.records, asked.producers, asked.batch, asked.every, crowd=crowd)
 

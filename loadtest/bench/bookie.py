@@ -30,6 +30,7 @@ from typing import Final
 
 from loadtest.bench.measure import Absent, Figures, medians
 from loadtest.bench.one_bookie import (
+    LONG_EVERY,
     MB,
     READ_BYTES,
     RUN_ENTRIES,
@@ -319,7 +320,9 @@ _PLACES: Final = (
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
     """A bookie that grows, then a bookie for each size of entries."""
-    least = 5 * RUN_ENTRIES * asked.ledgers
+    if asked.ledgers < 2:
+        raise SystemExit("a long ledger and at least one other are needed: --ledgers 2")
+    least = 5 * RUN_ENTRIES * max(asked.ledgers, LONG_EVERY)
     if asked.entries < least:
         raise SystemExit(f"{asked.ledgers} ledgers need {least:,} entries at least")
     entries = asked.entries // RUN_ENTRIES * RUN_ENTRIES

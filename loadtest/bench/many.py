@@ -119,7 +119,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
         [Columns("us: of a ledger", is_turned=True)],
         goals=[
             Goal(f"{last}: costs", figure, "<=", _GROWS, (f"{first}: costs",))
-            for figure in ("audit us", "check us", "cluster status ms")
+            for figure in ("audit us", "check us")
             if last != first
         ],
         is_apart=True,
