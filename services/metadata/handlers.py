@@ -141,7 +141,7 @@ def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
 
 @ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
-    """The rows of many ledgers for a bookie's collector, read from the primary in one snapshot."""
+    """The rows of many ledgers for a bookie's collector and its limbo, read from the primary in one snapshot."""
     parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
     check_name(request, asked.holder)
     proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)

@@ -115,7 +115,7 @@ def build_parts(config: Config, database: Database) -> MetadataParts:
 
 
 _CLASSES: Final = cast("MetadataParts", SimpleNamespace(**get_type_hints(MetadataParts)))
-"""In place of each store its class, whose methods say what a route takes and gives."""
+"""The class of each store. `serve` reads the types of a method's arguments and result from it."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 BOOKIE: Final = path_text(
@@ -149,14 +149,15 @@ class StoreRoutes(Routes):
         is_audited: bool = False,
         is_audited_for_clients: bool = False,
     ) -> None:
-        """Add a route that calls a store's method (`does`) with the parameters of the path, with the body as
-        `request`, and by name with those parameters of the query that have a value.
+        """Add a route that calls a store's method (`does`). The method gets the parameters of the path, the body as
+        `request`, and by name the query parameters that were given.
 
-        The method's annotations say what the body and the answer are, and its docstring's first sentence what
-        the operation does. The audit log has the operation's `name`. `checks` may refuse the body for its caller or its path. A route that `creates` something has
-        the status 201, and names what it creates in the audit log by the body. Raises: TypeError if the method takes other
-        arguments.
+        The method's annotations are the types of body and answer, and the first sentence of its docstring is the
+        operation's summary. `name` is the operation's name in the audit log. `checks` may refuse the body: because of the
+        caller, or because the path names something else. A route that `creates` something answers 201, and `creates`
+        makes the target in the audit log from the body. Raises: TypeError if the method takes other arguments.
         """
+        assert name or not is_audited, key
         method = does(_CLASSES)
         hints = get_type_hints(method)
         takes, gives = hints.get("request"), hints["return"]
@@ -203,10 +204,11 @@ async def parsed(request: web.Request, model: type[T]) -> T:
     return bodies.parsed(await bodies.read(request), model)
 
 
-def answer(value: object, status: int = 200, **headers: str) -> web.Response:
+def answer(value: object, status: int = 200) -> web.Response:
     """A body, a row with its version as its ETag, or nothing."""
     if value is None:
         return web.Response(status=204)
+    headers = dict[str, str]()
     if isinstance(value, LedgerMetadata | LogMetadata | CookieRow):
         headers["ETag"] = f'"{value.version}"'
     return bodies.answer(value, status, **headers)

@@ -198,7 +198,7 @@ class LogStore(RowStore):
     async def change(self, connection: Connection, request: LogChange) -> LogMetadata:
         """Compare-and-swap on `row.version`; returns the changed row.
 
-        Raises: NoSuchLog and AlreadyDone (with `current`), InvalidRequest.
+        Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
         """
         row = request.row
         old = await lock_log(connection, row.name)
@@ -218,7 +218,7 @@ class LogStore(RowStore):
         """Delete a log and free its name. Its CLOSED ledgers are deleted with it, so that a reader with the
         old row cannot find them under a new log. The other ledgers become unnamed.
 
-        Raises: NoSuchLog (with `current`), LogProtected.
+        Raises: NoSuchLog, VersionConflict (with `current`), LogProtected.
         """
         target = f"delete log {name}"
         try:

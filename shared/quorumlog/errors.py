@@ -66,8 +66,8 @@ class QuorumLogError(Exception):
         retry_after_s: int | None = None,
         travels: bool = True,
     ) -> None:
-        """Set the given attributes of a class, and register a class that has a code: where nothing else is given, a class
-        with a title has its own name as `words-with-hyphens`. A family has neither and is never raised; a client's own
+        """Set the given attributes of a class, and register a class that has a code. Without `code`, the code is the class's
+        name in lower case with hyphens, if the class has a title. A family has neither and is never raised; a client's own
         class does not travel, and is no code of the HTTP API.
         """
         if code is None and title is not None:

@@ -166,7 +166,6 @@ class Routes(list[Route]):
         takes: type | None = None,
         gives: Schema | None = None,
         status: int = 200,
-        repeat_status: int | None = None,
         media: str = JSON,
         refuses_with: type | None = None,
         is_audited: bool = False,
@@ -175,15 +174,13 @@ class Routes(list[Route]):
         """Decorate the handler of a route. The operation's name is the handler's, its summary the first line
         of the handler's docstring, and any error may be its answer.
 
-        `repeat_status` is that of a repeat, where it is another one; `refuses_with` is what a refusal may
-        say besides a problem. Raises: ValueError if no role may call the route.
+        `refuses_with` is what a refusal may say besides a problem. Raises: ValueError if no role may call the route.
         """
         if not roles:
             raise ValueError(f"{key}: declare the roles that may call the route")
         done = Reply("Done.", {} if gives is None else {media: Content(gives)})
         refusal = {} if refuses_with is None else {JSON: Content(refuses_with)}
         problem = Reply("A problem.", {problems.CONTENT_TYPE: Content(Problem), **refusal})
-        statuses = (status,) if repeat_status is None else (status, repeat_status)
 
         def added(handler: _H) -> _H:
             operation = Operation(
@@ -193,7 +190,7 @@ class Routes(list[Route]):
                 (handler.__doc__ or "").strip().split("\n", 1)[0].rstrip("."),
                 parameters=given,
                 body={} if takes is None else {JSON: Content(takes)},
-                replies={**dict.fromkeys(statuses, done), "default": problem},
+                replies={status: done, "default": problem},
                 needs_body=takes is not None,
                 roles=roles,
                 is_audited=is_audited,

@@ -180,7 +180,7 @@ class HeldBody(Body):
 
 
 class LedgerProofsAsk(Body):
-    """`POST /v1/ledger-proofs`: the ledgers of which a bookie wants the rows that a deletion may rest on."""
+    """`POST /v1/ledger-proofs`: the ledgers whose metadata a bookie needs before it deletes them or ends their limbo."""
 
     holder: BookieName
     ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
