@@ -119,73 +119,73 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 	@exec $(PY) -m loadtest.load
 
 scenarios: setup ## play the golden traces again and write down what comes of them
-	$(PY) -m tests.scenarios --write
+	$(PY) -m tests.model.scenarios --write
 
 docs: setup ## regenerate the tables in docs/ that come from the code: checks, roles, scopes, settings
 	@for table in matrix roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
-	$(PY) -m tests.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
+	$(PY) -m tests.model.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 
 logsim: setup ## simulate a log of several gateways under publishers, kills and duels: SEEDS=, or SEED= as a story
-	$(PY) -m tests.logs --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
+	$(PY) -m tests.model.logs --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 
 explore: setup ## search all interleavings of small worlds: SCOPES= names, or all
-	$(PY) -m tests.explore $(SCOPES)
+	$(PY) -m tests.model.explore $(SCOPES)
 
 mutants: setup ## take each safety guard out; its absence must be noticed: RULES= words
-	$(PY) -m tests.mutants $(RULES)
+	$(PY) -m tests.mutation.mutants $(RULES)
 
 mutate: setup ## take every if, early return, lock and SQL condition out in turn for TIME=: PATHS=, ARGS=--resume
-	@exec $(PY) -m tests.mutate $(if $(PATHS),--paths $(PATHS)) $(if $(TIME),--time $(TIME)) $(ARGS)
+	@exec $(PY) -m tests.mutation.mutate $(if $(PATHS),--paths $(PATHS)) $(if $(TIME),--time $(TIME)) $(ARGS)
 
 chaos: setup ## kills, power cuts, partitions, failing calls for TIME=, or until KILLS= CUTS= PARTITIONS= METADATA_CUTS= FAILOVERS=
-	@exec $(PY) -m tests.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \
+	@exec $(PY) -m tests.cluster.chaos --seed $(or $(SEED),1) $(if $(TIME),--time $(TIME)) \
 		--kills $(or $(KILLS),0) --power-cuts $(or $(CUTS),0) --partitions $(or $(PARTITIONS),0) \
 		--metadata-cuts $(or $(METADATA_CUTS),0) --failovers $(or $(FAILOVERS),0) $(ARGS)
 
 .PHONY: upgrade
 upgrade: setup ## a cluster of an earlier release (FROM= tag or commit) is upgraded service by service under load, and back
-	@exec $(PY) -m tests.upgrade $(if $(FROM),--from $(FROM)) --seed $(or $(SEED),1) $(ARGS)
+	@exec $(PY) -m tests.cluster.upgrade $(if $(FROM),--from $(FROM)) --seed $(or $(SEED),1) $(ARGS)
 
 .PHONY: restore
 restore: setup ## a database restored (RESTORES=), failed over (FAILOVERS=), rebuilt (REBUILDS=) in a storm: SEED=
-	@exec $(PY) -m tests.restore --seed $(or $(SEED),1) $(if $(RESTORES),--restores $(RESTORES)) \
+	@exec $(PY) -m tests.cluster.restore --seed $(or $(SEED),1) $(if $(RESTORES),--restores $(RESTORES)) \
 		$(if $(FAILOVERS),--failovers $(FAILOVERS)) $(if $(REBUILDS),--rebuilds $(REBUILDS)) $(ARGS)
 
 fuzz: setup .venv/installed-fuzz ## any bytes and any requests for TIME=: refused as such, or right
-	@exec $(PY) -m tests.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)
+	@exec $(PY) -m tests.outside.fuzz --time $(or $(TIME),120s) --seed $(or $(SEED),1) $(ARGS)
 
 attack: setup ## strangers, slow peers and crowds on a cluster of its own: SEED= REQUESTS= SECONDS= ONLY= campaigns
-	@exec $(PY) -m tests.attack --seed $(or $(SEED),1) $(if $(REQUESTS),--requests $(REQUESTS)) \
+	@exec $(PY) -m tests.outside.attack --seed $(or $(SEED),1) $(if $(REQUESTS),--requests $(REQUESTS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(addprefix --only ,$(ONLY)) $(ARGS)
 
 .PHONY: hosts
 hosts: setup ## three hosts in network namespaces, made by the commands of docs/operations.md; one is taken away
-	@exec $(PY) -m tests.hosts
+	@exec $(PY) -m tests.cluster.hosts
 
 .PHONY: chart
 chart: setup build/chart ## render the Helm chart of deploy/ and check each object by Kubernetes' own types; needs Go
-	@[ ! -x build/chart ] || $(PYTEST) -q -n 0 tests/hosts/test_chart.py
+	@[ ! -x build/chart ] || $(PYTEST) -q -n 0 tests/cluster/hosts/test_chart.py
 
 # Its modules come from Go's proxy, some 400 MB with what is compiled of them; the tests are skipped without it.
 GO := env GOMODCACHE=$(CURDIR)/build/go/mod GOCACHE=$(CURDIR)/build/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local \
 	$(or $(shell command -v go),$(wildcard /usr/local/go/bin/go))
 
-build/chart: $(wildcard tests/hosts/chart/*)
+build/chart: $(wildcard tests/cluster/hosts/chart/*)
 	@mkdir -p build
-	@(cd tests/hosts/chart && $(GO) build -o $(CURDIR)/build/chart .) \
+	@(cd tests/cluster/hosts/chart && $(GO) build -o $(CURDIR)/build/chart .) \
 		|| echo "no Go here, or no way to its modules: the chart is not rendered"
 
 .PHONY: e2e-compose
 e2e-compose: setup ## compose.yaml on an engine of its own (root, apt-get, Go): every container, the engine, networks hurt
-	@exec $(PY) -m tests.compose --seed $(or $(SEED),1) $(ARGS)
+	@exec $(PY) -m tests.cluster.compose --seed $(or $(SEED),1) $(ARGS)
 
 produce: setup ## RECORDS= numbered records go to a log and its consumers while gateways, bookies and workers are killed
 	@exec $(PY) -m loadtest.produce $(if $(RECORDS),--records $(RECORDS)) $(ARGS)
 
 conformance: setup ## the Durable Streams suite against a cluster of its own, where Node is; KILLS=1: processes are killed
-	@exec $(PY) -m tests.conformance $(if $(KILLS),--kills) $(ARGS)
+	@exec $(PY) -m tests.outside.conformance $(if $(KILLS),--kills) $(ARGS)
 
 heal: setup ## bookies die with their disks under load and all copies come back; ARGS=--rolling restarts them
 	@exec $(PY) -m loadtest.heal $(ARGS)
@@ -208,10 +208,10 @@ scaling: setup ## what 100 bookies and 20 gateways carry by the measured figures
 	@exec $(PY) -m loadtest.scaling $(ARGS)
 
 crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a kill
-	@$(PY) -m tests.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)
+	@$(PY) -m tests.unit.bookie.crash --points $(or $(POINTS),1000) --seed $(or $(SEED),1)
 
 flips: setup ## change FLIPS= bits and sizes of a stopped bookie's files: all are found, or harmless
-	@$(PY) -m tests.bookie.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
+	@$(PY) -m tests.unit.bookie.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv

@@ -95,18 +95,24 @@ def stores(servers: StoreServers, request: pytest.FixtureRequest) -> Stores:
     return servers.fresh(like=request.getfixturevalue("template"))
 
 
+def _folder(item: pytest.Item) -> str:
+    """The folder below `unit`, `model` and the like; that of a test beside these itself."""
+    parts = item.path.relative_to(_ROOT / "tests").parts
+    return parts[1] if len(parts) > 2 else parts[0]
+
+
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Which event loop a test runs on."""
-    folder = item.path.relative_to(_ROOT / "tests").parts[0]
-    return {"loop": uvloop.new_event_loop if folder in _ON_UVLOOP else asyncio.new_event_loop}
+    on_uvloop = _folder(item) in _ON_UVLOOP
+    return {"loop": uvloop.new_event_loop if on_uvloop else asyncio.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start processes, and those that search for long."""
     for item in items:
-        folder = item.path.relative_to(_ROOT / "tests").parts[0]
+        folder = _folder(item)
         if folder not in _PURE and not folder.endswith(".py"):
             item.add_marker(pytest.mark.processes)
         if folder in _SEARCHES:

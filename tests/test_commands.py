@@ -1,6 +1,6 @@
 """The commands and requests that pages show are those of the command line and of the services.
 
-Guides whose programs are run by `tests/client/test_guides.py` and the like are held here too: a page is read whole, also what it
+Guides whose programs are run by `tests/unit/client/test_guides.py` and the like are held here too: a page is read whole, also what it
 shows in the middle of a sentence.
 """
 

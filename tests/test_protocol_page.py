@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.bookie.mutants import STORAGE_MUTANTS
-from tests.mutants.ends import END_MUTANTS
-from tests.mutants.list import MUTANTS
-from tests.mutants.logs import LOG_MUTANTS
-from tests.mutants.positions import POSITION_MUTANTS
-from tests.scenarios.script import FOLDER
+from tests.model.scenarios.script import FOLDER
+from tests.mutation.mutants.ends import END_MUTANTS
+from tests.mutation.mutants.list import MUTANTS
+from tests.mutation.mutants.logs import LOG_MUTANTS
+from tests.mutation.mutants.positions import POSITION_MUTANTS
 from tests.support.matrix import cited
+from tests.unit.bookie.mutants import STORAGE_MUTANTS
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _PAGE: Final = (_ROOT / "docs" / "protocol.md").read_text()
@@ -165,8 +165,8 @@ def test_the_checks_that_an_invariant_names_are_there() -> None:
             "support/invariants.py",
             "support/history.py",
             "support/log_history.py",
-            "logs/judge.py",
-            "sim/checker.py",
+            "model/logs/judge.py",
+            "model/sim/checker.py",
         )
     )
     named = {

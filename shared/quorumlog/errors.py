@@ -4,7 +4,7 @@ A server raises a class, `wire/problems.py` turns the error into `application/pr
 client raises the same class again. Three questions decide the class: may the same request be sent again
 (`retryable`), was it done (`outcome`), and whose fault is it (the families, and `status`). The docstring
 of a class is what `/problems/<code>` shows to people, and its name is the code, which is a promise to clients:
-`tests/wire/test_problems.py` lists all. Pure: no IO, no clock.
+`tests/unit/wire/test_problems.py` lists all. Pure: no IO, no clock.
 
 A more precise class is a subclass of the broader one, with a code of its own: callers that catch the
 broader class, or decide by `retryable` and `outcome`, need not know the precise one.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from loadtest.stores import Stores, StoreServers
-from tests.gateway.tokens.support import LOG, guarded
 from tests.support.issuer import Issuer
 from tests.support.waiting import SETTLED_S
+from tests.unit.gateway.tokens.support import LOG, guarded
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 

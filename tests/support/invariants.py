@@ -1,7 +1,7 @@
 """The invariants of ledgers as named checks, each over values that the caller's own books give.
 
 Explorer, simulator and whole services judge by these; what clients saw is judged by `history.py`
-and `log_history.py`, and the list of a log by `tests/logs/judge.py`. A check returns what is wrong,
+and `log_history.py`, and the list of a log by `tests/model/logs/judge.py`. A check returns what is wrong,
 or None. It asks no machine anything, so that a fault of one cannot hide itself.
 
 Sources: TLA is the public specification Vanlightly/bookkeeper-tlaplus; BK#n is an issue or pull

@@ -17,22 +17,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.autorecovery.test_guards import GUARDS as AUTORECOVERY
-from tests.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
-from tests.explore.log_judge import LogJudge
-from tests.explore.log_parts import LogParts
-from tests.gateway.streams.test_forks import GUARDS as FORKS_READ
-from tests.logs.judge import Judge
-from tests.metadata.test_forks import GUARDS as FORKS
-from tests.metadata.test_guards import GUARDS as METADATA
-from tests.mutants.ends import END_MUTANTS
-from tests.mutants.hunt import Mutant
-from tests.mutants.list import MUTANTS
-from tests.mutants.logs import CLAIMS, LOG_MUTANTS
-from tests.scenarios.script import FOLDER, switches
-from tests.scenarios.script import paths as scripts
+from tests.model.explore.log_judge import LogJudge
+from tests.model.explore.log_parts import LogParts
+from tests.model.logs.judge import Judge
+from tests.model.scenarios.script import FOLDER, switches
+from tests.model.scenarios.script import paths as scripts
+from tests.mutation.mutants.ends import END_MUTANTS
+from tests.mutation.mutants.hunt import Mutant
+from tests.mutation.mutants.list import MUTANTS
+from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS
 from tests.support import history, log_history
 from tests.support.invariants import CHECKS
+from tests.unit.autorecovery.test_guards import GUARDS as AUTORECOVERY
+from tests.unit.bookie.mutants import STORAGE_MUTANTS, by_crashes, by_flips
+from tests.unit.gateway.streams.test_forks import GUARDS as FORKS_READ
+from tests.unit.metadata.test_forks import GUARDS as FORKS
+from tests.unit.metadata.test_guards import GUARDS as METADATA
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NORMS: Final = ROOT / "docs" / "protocol.md"
@@ -41,9 +41,9 @@ BEGIN: Final = "<!-- matrix: written by `python -m tests.support.matrix --write`
 END: Final = "<!-- end of the matrix -->\n"
 
 WORLDS: Final = {
-    "E": ("explore",),
-    "S": ("sim/*.py",),
-    "W": ("sim/services", "sim/bookie.py"),
+    "E": ("model/explore",),
+    "S": ("model/sim/*.py",),
+    "W": ("model/sim/services", "model/sim/bookie.py"),
 }
 """Where the code of a world asks named checks. Whole services keep their ledgers in the swarm's bookies."""
 
@@ -190,7 +190,8 @@ def tested() -> Iterator[tuple[str, set[str]]]:
     """The folder of each test that cites a norm, or that a norm's section names."""
     for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):
         name = str(path.relative_to(ROOT))
-        folder = path.relative_to(ROOT / "tests").parts[0]
+        parts = path.relative_to(ROOT / "tests").parts
+        folder = parts[1] if len(parts) > 2 else parts[0]
         if folder not in META:
             yield folder, _named(name) | cited(path.read_text(encoding="utf-8"))
 

@@ -11,14 +11,14 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TOGETHER: Final = (
-    "tests/client/", "tests/e2e/", "tests/examples/", "tests/gateway/test_browser.py", "tests/spark/",
+    "tests/unit/client/", "tests/cluster/e2e/", "tests/cluster/examples/", "tests/unit/gateway/test_browser.py", "tests/spark/",
 )  # fmt: skip
 """Where tests share a cluster, a browser or Spark's session."""
 
-APART: Final = ("tests/e2e/test_run.py", "tests/spark/test_chaos.py")
+APART: Final = ("tests/cluster/e2e/test_run.py", "tests/spark/test_chaos.py")
 """Files that share nothing, and are long."""
 
-FIRST: Final = ("tests/spark/", "tests/transactions/")
+FIRST: Final = ("tests/spark/", "tests/unit/transactions/")
 """Where single tests take a minute and would be the last by name: one worker alone would end the run."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State
 from quorumlog.protocol.quorum import Quorum
-from tests.logs.judge import Judge
+from tests.model.logs.judge import Judge
 from tests.support import history, invariants, log_history
 from tests.support.invariants import CHECKS, Wrong
 

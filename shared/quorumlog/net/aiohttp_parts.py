@@ -1,6 +1,6 @@
 """Everything that quorumlog uses of aiohttp beyond aiohttp's public interface.
 
-No other module reads, replaces or overrides a private name of aiohttp. `tests/net/test_aiohttp_parts.py` compares the
+No other module reads, replaces or overrides a private name of aiohttp. `tests/unit/net/test_aiohttp_parts.py` compares the
 names and the behaviour on which this module relies with the installed aiohttp.
 
 The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that task starts another one

@@ -6,7 +6,7 @@ The state is a fold over the log of positions: the last row of a consumer counts
 A version is the place of its change in the log, so it rises for ever, also over a deletion. The version of the
 row by which a lease was granted is its fencing token.
 
-Invariants (checked by the simulation in tests/positions):
+Invariants (checked by the simulation in tests/unit/positions):
   - a position of one creation of a log goes back by a reset only, which raises the token;
   - a commit with a token counts only while no higher one was given out, whatever any clock says;
   - a held lease is granted to another holder only after a whole lease of time awake without a word of its holder.

@@ -13,7 +13,7 @@
 | `producers` `clock` | what makes a retry harmless; what time it is |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them, and
-`tests/explore/logs.py` searches small worlds of them to their end. May use what `protocol` may.
+`tests/model/explore/logs.py` searches small worlds of them to their end. May use what `protocol` may.
 """
 
 from quorumlog.protocol.log.row import (

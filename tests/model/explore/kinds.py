@@ -1,0 +1,13 @@
+"""The search of each kind of scope."""
+
+from tests.model.explore.ends import EndExplorer
+from tests.model.explore.explorer import Explorer
+from tests.model.explore.logs import LogExplorer
+from tests.model.explore.scope import AnyScope, EndScope, LogScope
+
+
+def explorer_of(scope: AnyScope) -> Explorer | LogExplorer | EndExplorer:
+    """The search of a scope."""
+    if isinstance(scope, LogScope):
+        return LogExplorer(scope)
+    return EndExplorer(scope) if isinstance(scope, EndScope) else Explorer(scope)

@@ -1,0 +1,265 @@
+"""What must hold of a log whose every step is seen (I32 to I34, rules 22 to 28).
+
+What clients were told, and what ledgers held when they were sealed or dropped, goes into one history
+(tests/support/log_history.py), judged at each event; the row and the ledgers are judged beside it. TLA is the public specification
+Vanlightly/bookkeeper-tlaplus.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from quorumlog.protocol import batch
+from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.messages import RecordsAppended
+from quorumlog.protocol.metadata import State
+from services.gateway.logs.values import ReadRecord
+from tests.model.logs.model import Cluster, Ledger
+from tests.support.log_history import Checker, Event, LogHistory
+
+LOG = 1
+"""The log's number in the history."""
+
+
+class Violation(Exception):
+    """Something happened that must never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The state of the cluster when a client sent a request."""
+
+    token: int
+    needed: int
+    """The highest token that anybody had been given."""
+    deleted: frozenset[int]
+
+
+class Judge(LogHistory):
+    """Watches a cluster with one log, and raises Violation at the event that shows it."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._name = name
+        self._checker = Checker()
+        self._told = 0
+        self.found: list[str] = []
+        """All violations: a gateway in which one was raised may take it for a request that failed."""
+        self.token = 0
+        """The highest writer token that anybody was given."""
+        self.stored: dict[int, bytes] = {}
+        """Every record that a sealed ledger ever held, by offset."""
+        self.on_row: Callable[[LogMetadata], None] = lambda _row: None
+        """Told of each row that was changed, of any log."""
+        self._times: dict[int, int] = {}
+        """Their append times."""
+
+    def violated(self, what: str) -> NoReturn:
+        """Raise Violation, and keep it."""
+        self.found.append(what)
+        raise Violation(what)
+
+    def record(self, event: Event) -> None:
+        """Judge an event of the history as it comes."""
+        super().record(event)
+        self._checker.step(event)
+        self._raise()
+
+    def _raise(self) -> None:
+        """Each violation is told once: who goes on after one may."""
+        told, self._told = self._told, len(self._checker.violations)
+        if self._told > told:
+            self.violated(str(self._checker.violations[told]))
+
+    # --- events of the cluster -------------------------------------------------------------------
+
+    def submitted(self, ledger: Ledger) -> None:
+        """An append to an open ledger begins."""
+        if ledger.row.log != self._name:
+            return
+        self.written_is_named_last(ledger)
+        self.older_ones_are_closed(ledger)
+        self.copies_tell_its_place(ledger)
+
+    def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
+        """The row was changed."""
+        self.on_row(now)
+        if now.name != self._name:
+            return
+        self.at_most_two_are_open(now)
+        known = {item.ledger_id: item for item in before.items}
+        for item in now.items:
+            seen = known.get(item.ledger_id)
+            if item.last_offset is not None and (seen is None or seen.last_offset is None):
+                self.sealed_as_it_is(item)
+                self._saw(item)
+        for item in before.items:
+            if now.item_of(item.ledger_id) is None and item.last_offset is None:
+                # Ended and dropped at once: it was empty, or a new generation began.
+                self._saw(item)
+
+    def _saw(self, item: LogItem) -> None:
+        stored = self._cluster.ledgers[item.ledger_id].entries
+        values = values_of(stored)
+        first = item.first_offset or 0
+        for data in stored:
+            head = batch.decode_head(data)
+            time = item.published_ms or head.append_time_ms
+            self._times |= {first + head.records_before + n: time for n in range(head.count)}
+        entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
+        self.stored.update(entries)
+        self.fetched(LOG, first, *entries)
+
+    def members_know_of_truncation(self, log: LogMetadata, began: float) -> None:
+        """Rule 18e: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
+        rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies. A ledger
+        that a fork named when the truncation, which `began` then, looked for forks is told of once that fork is deleted.
+        """
+        cluster = self._cluster
+        below = [at for at, end in cluster.let_go.get(log.name, ()) if end < log.first_offset]
+        last = below[-1] if below else None
+        if last is None or last in cluster.told_deleted or last in cluster.deleted:
+            return
+        if not cluster.is_named(last) and cluster.shared_at.get(last, -1.0) < began:
+            self.violated(f"rule 18e: nobody was told that the log let go of ledger {last}")
+
+    # --- events of clients -------------------------------------------------------------------------
+
+    def opened(self, token: int) -> None:
+        """A client was given this writer token."""
+        self.token = max(self.token, token)
+
+    def sending(self, token: int | None) -> "Sent":
+        """A client begins to send a request."""
+        return Sent(token or 0, self.token, frozenset(self._cluster.deleted))
+
+    def appended(self, sent: "Sent", done: RecordsAppended) -> None:
+        """A client was told where its records are."""
+        self.deleted_takes_nothing(sent, done)
+        self.end_covers_what_is_told(done)
+        self.has_the_token(sent)
+
+    # --- the invariants --------------------------------------------------------------------------
+
+    def written_is_named_last(self, ledger: Ledger) -> None:
+        """I32: what is written is in the log's list, as the one that its owner writes.
+
+        Source: TLA LedgerChaining, AllNonEmptyLedgersInLedgerList.
+        """
+        # The base: what was added ahead by a roll has no start yet, and is not written (rule 23).
+        item = self._cluster.logs[self._name].base
+        if item is None or item.ledger_id != ledger.row.ledger_id:
+            self.violated(f"I32: ledger {ledger.row.ledger_id} is written, but not named last")
+
+    def copies_tell_its_place(self, ledger: Ledger) -> None:
+        """Rule 18f: a writer knows where its ledger begins before it appends, so that each copy of the row
+        that rides on an add says so. Source: issue 16, a log that is made again from its bookies.
+        """
+        item = self._cluster.logs[self._name].item_of(ledger.row.ledger_id)
+        if item is not None and item.first_offset != ledger.told_offset:
+            self.violated(f"rule 18f: ledger {ledger.row.ledger_id} is written without its place")
+
+    def deleted_takes_nothing(self, sent: "Sent", done: RecordsAppended) -> None:
+        """I1, I32: nothing is appended to a ledger that was deleted before (rule 16a). What a repeat
+        is told may lie in one.
+
+        Source: TLA LedgerChaining, AllNonEmptyLedgersInLedgerList; BK#870.
+        """
+        if done.ledger_id in sent.deleted and not done.is_duplicate:
+            self.violated(
+                f"I1: offset {done.first_offset} is in ledger {done.ledger_id}, deleted before"
+            )
+
+    def end_covers_what_is_told(self, done: RecordsAppended) -> None:
+        """I1: what is acknowledged is not beyond the end of its ledger, were that deleted since.
+
+        Source: TLA NoDivergenceBetweenClientAndMetaData.
+        """
+        at = done.ledger_id
+        ledger = self._cluster.ledgers.get(at) or self._cluster.deleted[at]
+        end = ledger.row.last_entry
+        if end is not None and done.entry_id > end:
+            self.violated(f"I1: {at}:{done.entry_id} is acknowledged, it ended at {end}")
+
+    def has_the_token(self, sent: "Sent") -> None:
+        """Rule 22: once a log is opened for one writer, nobody appends without that writer's token.
+
+        Source: Kafka's KIP-98, an epoch that fences the ones before.
+        """
+        if sent.token < sent.needed:
+            self.violated(f"rule 22: appended with the token {sent.token}, not {sent.needed}")
+
+    def sealed_as_it_is(self, item: LogItem) -> None:
+        """I33: the list's borders are those of its ledgers, so that offsets follow its order.
+
+        Source: TLA LedgerChaining, EntryOrderMaintained.
+        """
+        values = values_of(self._cluster.ledgers[item.ledger_id].entries)
+        assert item.first_offset is not None
+        assert item.last_offset is not None
+        if len(values) != item.last_offset - item.first_offset + 1:
+            self.violated(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+
+    def older_ones_are_closed(self, ledger: Ledger) -> None:
+        """I34: only the last ledger is written, and all before it are CLOSED (rule 23).
+
+        Source: TLA LedgerChaining, CloseLastLedger comes before AppendLedger.
+        """
+        row = self._cluster.logs[self._name]
+        for before in row.items:
+            if before.ledger_id == ledger.row.ledger_id:
+                return
+            if self._cluster.ledgers[before.ledger_id].row.state is not State.CLOSED:
+                self.violated(f"I34: written behind ledger {before.ledger_id}, which is open")
+
+    def at_most_two_are_open(self, row: LogMetadata) -> None:
+        """I34 where the next ledger is made ahead: at most two are open, and one is written.
+
+        Source: rule 23; TLA LedgerChaining has one, for it makes none ahead.
+        """
+        still_open = [
+            item.ledger_id
+            for item in row.items
+            if self._cluster.ledgers[item.ledger_id].row.state is not State.CLOSED
+        ]
+        if len(still_open) > 2:
+            self.violated(f"I34: ledgers {still_open} are open")
+
+    def times_never_go_back(self) -> None:
+        """Rule 26b: append times ascend with the offsets, whoever appended or published. Source: issue 19, a search
+        for a time.
+        """
+        at, last = -1, -1
+        for offset, time in sorted(self._times.items()):
+            if time < last:
+                self.violated(f"rule 26b: offset {offset} is of {time}, offset {at} of {last}")
+            at, last = offset, time
+
+    def whole(self, contents: Iterable[ReadRecord]) -> None:
+        """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
+        for found in contents:
+            self.stored[found.offset] = found.record.value
+            self._times[found.offset] = found.timestamp_ms
+        self.times_never_go_back()
+        self.content(LOG, 0, *sorted(self.stored.items()))
+        self._checker.finish()
+        self._raise()
+
+
+class Alarms(logging.Handler):
+    """Collects what gateways log as errors: defects, which they must never have."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
+
+
+def values_of(entries: Sequence[bytes]) -> list[str]:
+    """The records of a ledger's entries."""
+    return [record.value.decode() for data in entries for record in batch.decode(data)[1]]

@@ -1,0 +1,59 @@
+"""Mutants of what others than the writer may say of a ledger (`protocol/ends.py`), which a search must see."""
+
+from typing import Any, Final
+
+from quorumlog.protocol import ends
+from quorumlog.protocol.ends import End, LacByCoverage, RowSpread
+from quorumlog.protocol.messages import Status
+from quorumlog.protocol.metadata import LedgerMetadata
+from tests.model.explore.scopes import END_COPIES, LAC
+from tests.mutation.mutants.hunt import Patch, stand_in
+
+
+@stand_in
+def _whoever_answers(original: Any, self: RowSpread, member: str, _status: Status) -> None:
+    original(self, member, Status.OK)
+
+
+@stand_in
+def _one_copy_less(original: Any, self: RowSpread) -> None:
+    original(self)
+    self._lacking -= 1
+
+
+@stand_in
+def _however_few(original: Any, told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
+    kept: End = original(told, max(copies, found.quorum.ack_quorum), found)
+    return kept
+
+
+@stand_in
+def _as_it_was(original: Any, told: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
+    same: End = original(told, copies, told)
+    return same
+
+
+@stand_in
+def _whatever_it_tells(
+    original: Any, self: LacByCoverage, position: int, _status: Status, lac: int
+) -> None:
+    original(self, position, Status.OK, lac)
+
+
+END_MUTANTS: Final = (
+    Patch(RowSpread, "answered", _whoever_answers).mutant(
+        "a bookie that refuses a copy of a row counts as if it kept one", "rule 18b", END_COPIES
+    ),
+    Patch(RowSpread, "__post_init__", _one_copy_less).mutant(
+        "copies of a row are enough with one less", "rule 18b", END_COPIES
+    ),
+    Patch(ends, "end_after", _however_few).mutant(
+        "an end is kept by however few copies", "rule 18b", END_COPIES
+    ),
+    Patch(ends, "end_after", _as_it_was).mutant(
+        "an end is told that the database no longer has", "rule 18b", END_COPIES
+    ),
+    Patch(LacByCoverage, "answered", _whatever_it_tells).mutant(
+        "bookies that report no LAC count for the LAC", "rules 5 and 13", LAC
+    ),
+)

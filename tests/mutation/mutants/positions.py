@@ -1,0 +1,216 @@
+"""Mutants of positions: the guards of ADR 37, which seeds of their simulation must miss."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from quorumlog.protocol import positions
+from quorumlog.protocol.position_keeper import (
+    BatchesRead,
+    Phase,
+    PositionKeeper,
+    Told,
+    Truncated,
+)
+from quorumlog.protocol.positions import Batch, Draft, Position, Positions
+from tests.model.positions.simulation import Violation, run
+from tests.mutation.mutants.guards import always
+from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+
+POSITION_SEEDS: Final = range(1, 101)
+"""Tried against a mutant: at most about 50 s."""
+
+
+def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
+    """Seeds of the simulation against a mutant until one shows it."""
+    with applied(mutant):
+        for count, seed in enumerate(seeds, 1):
+            try:
+                run(seed)
+            except Violation as found:
+                return Find("positions", str(found), f"seed {seed}, {count} tried")
+            except AssertionError as found:
+                return Find("positions", repr(found), f"seed {seed}, {count} tried")
+    return None
+
+
+@stand_in
+def _told_at_once(original: Any, self: PositionKeeper, *args: Any) -> None:
+    original(self, *args)
+    self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+    self._decided = []
+
+
+@stand_in
+def _taken_for_done(original: Any, self: PositionKeeper, error: Any) -> None:
+    if self.phase is Phase.APPENDING:
+        self._appended()
+    else:
+        original(self, error)
+
+
+@stand_in
+def _without_a_token(original: Any, self: Draft, row: Position, request: Any) -> Position:
+    if isinstance(request, positions.Reset):
+        return self._put(
+            replace(row, created=request.created, offset=request.offset, token=row.token)
+        )
+    done: Position = original(self, row, request)
+    return done
+
+
+@stand_in
+def _by_the_wall(
+    original: Any, self: PositionKeeper, event: Any, now_s: float, wall_ms: int, *more: int
+) -> Any:
+    del now_s
+    return original(self, event, wall_ms / 1000, wall_ms, *more)
+
+
+@stand_in
+def _of_the_last_row(_original: Any, self: Positions, end: int) -> int:
+    del self
+    return max(end - 1, 0)
+
+
+@stand_in
+def _with_what_it_had(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+    if isinstance(event, Truncated):
+        state = self.state
+        effects = original(self, event, *args)
+        self.state = state
+        return effects
+    return original(self, event, *args)
+
+
+@stand_in
+def _unread(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+    if isinstance(event, BatchesRead) and event.batches:
+        event = BatchesRead((), event.next)
+    return original(self, event, *args)
+
+
+def _from_one(_original: Any) -> Any:
+    def version(self: Draft) -> int:
+        rows = self._state.rows.values()
+        return max((row.version for row in rows), default=0) + self._asked
+
+    return property(version)
+
+
+@stand_in
+def _any_offset(original: Any, self: Draft, request: Any) -> Position:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.offset > request.offset and request.token == row.token:
+        return self._put(replace(row, offset=request.offset))
+    done: Position = original(self, request)
+    return done
+
+
+@stand_in
+def _of_what_was_done(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+    done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
+    original(self, offset, replace(batch, decided=done))
+
+
+@stand_in
+def _of_all_time(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+    known_from = self.known_from
+    original(self, offset, batch)
+    self.known_from = known_from
+
+
+@stand_in
+def _from_the_beginning(original: Any, self: Positions, offset: int) -> None:
+    original(self, offset)
+    self.known_from = 0
+
+
+def _for_ever_the_owner(original: Any) -> Any:
+    return lambda self, *, is_owner: original(self, is_owner=True)  # noqa: ARG005
+
+
+@stand_in
+def _whoever_holds_it(_original: Any, self: Draft, request: positions.Expire) -> None:
+    row = self._row((request.log, request.consumer))
+    if row is not None and self._database_ms - row.used_ms >= self._expiry_ms:
+        self._forget(row)
+
+
+@stand_in
+def _whenever_it_was_used(original: Any, self: Draft, request: positions.Expire) -> None:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.used_ms:
+        self._changed[row.key] = replace(row, used_ms=1)
+    original(self, request)
+
+
+@stand_in
+def _whoever_was_started_later(original: Any, self: Draft, request: positions.Acquire) -> Position:
+    row = self._row((request.log, request.consumer))
+    if row is not None and row.created == request.created and row.holder == request.holder:
+        self._changed[row.key] = replace(row, started=0)
+    done: Position = original(self, request)
+    return done
+
+
+@stand_in
+def _of_any_creation(_original: Any, self: Draft, log: str, created: str) -> None:
+    del created
+    for row in self._of_log(log).values():
+        self._forget(row)
+
+
+POSITION_MUTANTS: Final = (
+    Patch(Positions, "decided", always(None)).mutant(
+        "a copy of a change that was decided is decided once more", "32"
+    ),
+    Patch(Draft, "_is_remembered", always(True)).mutant(
+        "a change is done that would be forgotten if a copy had been done", "32"
+    ),
+    Patch(Positions, "_remember", _of_what_was_done).mutant(
+        "a change that was refused is not remembered", "32"
+    ),
+    Patch(Positions, "_remember", _of_all_time).mutant(
+        "tokens that were forgotten count as remembered", "32"
+    ),
+    Patch(Positions, "reach", _from_the_beginning).mutant(
+        "tokens of records that were never read count as remembered", "32"
+    ),
+    Patch(PositionKeeper, "_overtaken", _for_ever_the_owner).mutant(
+        "a keeper that was overtaken and is not the owner decides anew", "32"
+    ),
+    Patch(Draft, "_expire", _whoever_holds_it).mutant(
+        "a consumer expires while its lease is held", "32a"
+    ),
+    Patch(Draft, "_expire", _whenever_it_was_used).mutant(
+        "a consumer expires that was used just before", "32a"
+    ),
+    Patch(Draft, "_free", _of_any_creation).mutant(
+        "consumers are freed with a namesake of their log", "32a"
+    ),
+    Patch(Positions, "learned", always(None)).mutant(
+        "a new keeper grants at once what may be held", "ADR 37"
+    ),
+    Patch(positions, "_check_token", always(None)).mutant(
+        "a fencing token is not compared", "ADR 37"
+    ),
+    Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
+    Patch(PositionKeeper, "_append", _told_at_once).mutant(
+        "an answer is given before it is in the log", "ADR 37"
+    ),
+    Patch(PositionKeeper, "_failed", _taken_for_done).mutant(
+        "an append of an unknown outcome counts as done", "ADR 37"
+    ),
+    Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
+        "the older of two workers with one name takes the lease", "ADR 37"
+    ),
+    Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
+    Patch(PositionKeeper, "step", _by_the_wall).mutant(
+        "a lease ends by the clock on the wall", "ADR 37"
+    ),
+    Patch(Positions, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
+    Patch(PositionKeeper, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
+    Patch(PositionKeeper, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
+    Patch(Draft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
+    Patch(Draft, "_commit", _any_offset).mutant("a commit moves a position back", "ADR 37"),
+)

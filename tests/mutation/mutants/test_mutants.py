@@ -1,0 +1,99 @@
+"""A share of the mutants: the guards matter, and the checks see it. All of them: `make mutants`."""
+
+import pytest
+
+from tests.mutation.mutants.ends import END_MUTANTS
+from tests.mutation.mutants.hunt import Mutant, applied, by_search, by_swarm
+from tests.mutation.mutants.idle import IDLE_MUTANTS, by_idle
+from tests.mutation.mutants.list import MUTANTS
+from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, by_logs
+from tests.mutation.mutants.positions import POSITION_MUTANTS, by_positions
+from tests.support.virtual import run_virtual
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+BY_SWARM = (
+    "a restart forgets the fence",
+    "an older incarnation takes normal adds",
+    "any answer counts for coverage",
+    "silence counts as negative",
+    "the fence is not checked on add",
+    "recovery takes a conflict for success",
+    "a fence is told before it is on disk",
+    "the length is not measured",
+    "what an answer does not name is absent",
+    "what no list names is collected",
+    "the fence goes with the copy",
+    "a second process writes a ledger",
+    "a live writer's ledger is recovered",
+    "what somebody has is given up",
+)
+
+BY_SEARCH = (
+    "answers of replaced members count",
+    "acks of replaced members are kept",
+    "entries are confirmed while a change is under way",
+    "the ensemble changes without compare-and-swap",
+    "an ack fewer confirms",
+)
+
+
+@pytest.mark.parametrize("name", BY_SWARM)
+def test_the_swarm_sees_that_a_guard_is_missing(name: str) -> None:
+    assert by_swarm(BY_NAME[name], range(1, 1_001)) is not None
+
+
+BY_LOGS = (
+    "an owner goes on whatever ledger the row names last",
+    "a ledger is followed by another one before it is closed",
+    "a batch does not count the records before it",
+    "a producer's repeat is appended again",
+    "an unknown producer is new",
+    "what an ended ledger has kept is appended again",
+)
+
+
+@pytest.mark.parametrize("name", BY_LOGS)
+def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
+    assert by_logs(next(mutant for mutant in LOG_MUTANTS if mutant.name == name)) is not None
+
+
+@pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_positions(mutant) is not None
+
+
+@pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_of_logs_that_expire_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_idle(mutant) is not None
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_holds_and_sees_that_a_guard_is_missing(name: str) -> None:
+    assert run_virtual(CLAIMS[name], seed=0) is None
+    assert by_logs(next(mutant for mutant in LOG_MUTANTS if mutant.name == name)) is not None
+
+
+@pytest.mark.parametrize("name", BY_SEARCH)
+def test_the_explorer_sees_that_a_guard_is_missing(name: str) -> None:
+    find = by_search(BY_NAME[name])
+
+    assert find is not None
+    assert find.violation.startswith("I")
+
+
+@pytest.mark.parametrize("mutant", [*MUTANTS, *LOG_MUTANTS], ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_code_and_is_gone_afterwards(mutant: Mutant) -> None:
+    before = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+
+    with applied(mutant):
+        within = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+
+    after = [patch.owner.__dict__[patch.name] for patch in mutant.patches]
+    assert before == after
+    assert all(a is not b for a, b in zip(before, within, strict=True))
+
+
+@pytest.mark.parametrize("mutant", END_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_search_of_ends_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_search(mutant) is not None

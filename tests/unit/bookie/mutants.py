@@ -1,0 +1,256 @@
+"""The storage's mutants: one shipped method taken out or turned around, and who misses it.
+
+The rules that the simulator judges have theirs in tests/mutation/mutants; these are about files, and about
+what a bookie may give up.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from functools import wraps
+from inspect import signature
+from typing import Any, Final
+
+import pytest
+
+from loadtest.stores import scratch, store_servers
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.replica import Replica
+from services.bookie import cookie, registration, replay
+from services.bookie.checkpoints import Moves
+from services.bookie.collect import Collector
+from services.bookie.ledger import StoredLedger
+from services.bookie.registration import Presence, Registration
+from services.bookie.segments import Segments
+from services.bookie.space import Space
+from services.bookie.store import Store
+from services.bookie.writer import LogWriter
+from services.metadata.liveness import Liveness
+from tests.mutation.mutants.guards import always, answers
+from tests.mutation.mutants.hunt import Guard, Patch, applied
+from tests.unit.bookie import (
+    crash,
+    flips,
+    patches,
+    test_at_once,
+    test_collect,
+    test_cookie,
+    test_deleted,
+    test_row_copies,
+    test_space,
+    test_twins,
+)
+from tests.unit.bookie.support import Gate
+
+ROUNDS: Final = 8
+"""Of 50 crashes, or 100 changes, within which a mutant must be found."""
+
+
+def is_found(mutant: Guard) -> bool:
+    """Whether the search that is a mutant's claim finds something wrong while the guard is gone."""
+    with applied(mutant):
+        return bool(mutant.claim())
+
+
+def by_crashes() -> bool:
+    """Power cuts and kills."""
+    return any(not crash.run(50, 1000 + n, quiet=True).is_good for n in range(ROUNDS))
+
+
+def by_flips() -> bool:
+    """Bits and sizes of files."""
+    return any(flips.run(100, 1000 + n, quiet=True).wrong for n in range(ROUNDS))
+
+
+def scenario(test: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> Callable[[], bool]:
+    """A scenario of the tests as a search. `given`: arguments beside its fixtures."""
+
+    @wraps(test)
+    def search() -> bool:
+        with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+            fixtures: dict[str, Callable[[], object]] = {
+                "root": lambda: stack.enter_context(scratch("ql-mutant-")),
+                "stores": lambda: stack.enter_context(store_servers()).fresh(),
+                "monkeypatch": lambda: patch,
+                "gate": lambda: Gate(patch),
+            }
+            wanted = signature(test).parameters.keys() - given.keys()
+            try:
+                asyncio.run(test(**given, **{name: fixtures[name]() for name in wanted}))
+            except AssertionError:
+                return True
+        return False
+
+    return search
+
+
+def keeps_a_copy_of_an_older_incarnation() -> bool:
+    """A copy that a row's former incarnation is sent."""
+    try:
+        test_row_copies.test_a_copy_for_an_older_incarnation_is_refused()
+    except AssertionError:
+        return True
+    return False
+
+
+def starts_with_lost_data() -> bool:
+    """Directories that are not what the bookie's name stands for."""
+    for found in test_cookie.LOSSES.values():
+        try:
+            cookie.decide(found)
+        except cookie.CookieRefused:
+            continue
+        return True
+    return False
+
+
+CRASH_MUTANTS: Final = (
+    Patch(LogWriter, "_sync", always(None)).guard(
+        "acknowledged before it is synced", "rule 3, I13", by_crashes
+    ),
+    Patch(Segments, "sync_entries", always(None)).guard(
+        "a new segment's name is not synced", "rule 19", by_crashes
+    ),
+    Patch(Space, "_rewrite_state", answers(None)).guard(
+        "a compacted segment's fences are not written again", "rule 16", by_crashes
+    ),
+    Patch(Moves, "rewrite_deleted", answers(None)).guard(
+        "that a ledger is gone is not written again",
+        "rules 16a, 17",
+        scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),
+    ),
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
+        "a deleted ledger's id goes with the segment that names it",
+        "rule 16a",
+        scenario(test_deleted.test_a_deleted_ledgers_id_survives_every_compaction),
+    ),
+    Patch(Space, "_rewrite_deleted", answers(None)).guard(
+        "crashes meet a compaction that drops the ids of deleted ledgers", "rule 16a", by_crashes
+    ),
+    Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
+        "the index knows that a ledger is deleted before the log does",
+        "rule 16a",
+        scenario(test_deleted.test_no_checkpoint_contains_a_deletion_before_the_log_does),
+    ),
+    Patch(Segments, "remove", patches.forgetful).guard(
+        "a segment goes without a word", "rule 19", by_crashes
+    ),
+    Patch(StoredLedger, "is_idle", patches.idle_in_checkpoints).guard(
+        "what a checkpoint is writing is forgotten in memory",
+        "I13",
+        scenario(test_at_once.test_a_fence_is_not_evicted_while_a_checkpoint_writes_it),
+    ),
+    Patch(StoredLedger, "_prune", patches.taken_at_once).guard(
+        "the index gives a copy up before the one in its place is on disk",
+        "rule 3",
+        scenario(
+            test_at_once.test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk,
+            is_indexed=True,
+        ),
+    ),
+)
+OTHER_MUTANTS: Final = (
+    Patch(Store, "read", patches.denying).guard(
+        "what can't be read is denied", "X15, rule 1", by_flips
+    ),
+    Patch(replay, "_judge", always(None)).guard("the log is cut on doubt", "rule 19", by_flips),
+    Patch(Collector, "_disposal", patches.trusting_absence).guard(
+        "a row that is missing is a tombstone",
+        "X17, rule 18",
+        scenario(
+            test_collect.test_nothing_is_dropped_without_proof, seen=(CasStatus.UNKNOWN, None)
+        ),
+    ),
+    Patch(Store, "row_names", always(())).guard(
+        "a drop asks about no copy that is held",
+        "rule 18c",
+        scenario(
+            test_collect.test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy
+        ),
+    ),
+    Patch(Collector, "_disposal", patches.forgetting_first).guard(
+        "copies are forgotten by their version alone",
+        "rule 18c",
+        scenario(
+            test_collect.test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones
+        ),
+    ),
+    Patch(cookie, "_suspected_loss", always("")).guard(
+        "an emptied directory is taken for the old one", "X18, rule 15", starts_with_lost_data
+    ),
+)
+TWIN_MUTANTS: Final = (
+    Patch(cookie, "is_copy", always(False)).guard(
+        "a copy of a directory is taken for the directory", "rule 15a", starts_with_lost_data
+    ),
+    Patch(cookie, "_suspected_loss", patches.forgiving).guard(
+        "a directory that went back to a snapshot is taken for what it was",
+        "rules 15, 15a",
+        starts_with_lost_data,
+    ),
+    Patch(cookie, "_suspected_loss", patches.counting_only).guard(
+        "whoever counted to the same number of starts is the same",
+        "rule 15a",
+        starts_with_lost_data,
+    ),
+    Patch(registration, "probe", answers(Presence.GONE)).guard(
+        "nobody asks whether the registered process lives",
+        "rule 15a",
+        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+    ),
+    Patch(Registration, "_has_live_heartbeat", answers(False)).guard(
+        "a process that does not answer here counts as gone though it is heard",
+        "rules 15a, 21a",
+        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+    ),
+    Patch(registration, "is_displaced", always(False)).guard(
+        "a process goes on though another one is registered in its place",
+        "rule 15a",
+        scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
+    ),
+    Patch(Liveness, "_bookie_key", patches.one_for_all).guard(
+        "two processes of one name write one heartbeat",
+        "rule 15a",
+        scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
+    ),
+)
+GUARD_MUTANTS: Final = (
+    Patch(Replica, "_row_told", patches.for_any_incarnation).guard(
+        "a copy is kept for an incarnation that may have lost its entries",
+        "rule 18b",
+        keeps_a_copy_of_an_older_incarnation,
+    ),
+    Patch(Store, "add", patches.unseen_while_added).guard(
+        "a ledger that is leaving takes adds",
+        "rules 18, 20",
+        scenario(test_at_once.test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided),
+    ),
+    Patch(Store, "_add_compared", patches.unseen_while_compared).guard(
+        "an add that was compared does not look whether its ledger is leaving",
+        "rules 18, 20",
+        scenario(
+            test_at_once.test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided
+        ),
+    ),
+    Patch(Collector, "__init__", patches.graceless).guard(
+        "no grace passes between the two looks",
+        "rule 18",
+        scenario(test_at_once.test_a_grace_period_passes_between_the_two_looks),
+    ),
+    Patch(Space, "_referenced", answers(set())).guard(
+        "a segment goes though a part names it",
+        "I1",
+        scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),
+    ),
+    Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
+        "what was dropped meanwhile is moved",
+        "rules 16, 17",
+        scenario(test_at_once.test_a_ledger_dropped_during_a_move_does_not_come_back),
+    ),
+    Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
+        "a record that nobody waits for is forgotten before it is on disk",
+        "I13",
+        scenario(test_at_once.test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted),
+    ),
+)
+STORAGE_MUTANTS: Final = CRASH_MUTANTS + OTHER_MUTANTS + TWIN_MUTANTS + GUARD_MUTANTS

