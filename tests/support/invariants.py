@@ -86,24 +86,21 @@ def end_is_kept(
     is_down: Callable[[str], bool],
     others: Collection[str] = (),
 ) -> Wrong:
-    """rule 18b: when a client hears of an end, or of another change that no add follows, Qa bookies have a copy of it, or
-    all members of the last fragment that live, and `others`: the bookies that are no members, where all of them live.
+    """rule 18b: when a client hears of an end, or of another change that no append follows, at most Qw - Qa members of the
+    last fragment have no copy of it, or only members that are down. In the place of these, Qa bookies have a copy, or
+    all of `others`: the bookies that are no members, if none of them is down.
 
     Source: issue 16: a database that lost its newest rows knew ledgers without the ends that clients had heard of.
     """
     lacking = [member for member in row.last_fragment.bookies if not has_copy(member)]
-    kept = sum(map(has_copy, {*row.all_members, *others}))
-    # The last members may be those of a repair since, which sends them copies of its own (seed 202445).
-    if (
-        len(lacking) <= row.quorum.write_quorum - row.quorum.ack_quorum
-        or kept >= row.quorum.ack_quorum
-    ):
+    if len(lacking) <= row.quorum.write_quorum - row.quorum.ack_quorum:
         return None
     if not all(map(is_down, lacking)):
         return (
             f"rule 18b: the end of ledger {row.ledger_id} is told, and {lacking} have no copy of it"
         )
-    if all(map(has_copy, others)):
+    kept = sum(map(has_copy, {*row.all_members, *others}))
+    if kept >= row.quorum.ack_quorum or all(map(has_copy, others)):
         return None
     return f"rule 18b: the end of ledger {row.ledger_id} is told, and only {kept} bookies have a copy of it"
 

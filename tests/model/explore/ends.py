@@ -35,6 +35,8 @@ class Copies(NamedTuple):
     """Who was known to be down when the copies were sent."""
     deadlines: int = 0
     """How many timers have fired."""
+    sent: frozenset[str] = frozenset()
+    """Who was sent a copy."""
 
 
 class Confirming(NamedTuple):
@@ -100,7 +102,9 @@ class EndExplorer:
     def _begun(self, world: Copies, down: frozenset[str]) -> tuple[str, Copies]:
         machine = world.machine.copy()
         asked = frozenset(machine.begin(down))
-        return self._judged(world._replace(machine=machine, asked=asked, down=down))
+        if asked != frozenset(self.row.all_members):
+            raise Broken("18b: a member is sent no copy")
+        return self._judged(world._replace(machine=machine, asked=asked, down=down, sent=asked))
 
     def _told(self, world: Copies, member: str, status: Status) -> tuple[str, Copies]:
         machine = world.machine.copy()
@@ -113,8 +117,13 @@ class EndExplorer:
         """Others are asked at once where they are needed; then the rules."""
         if world.machine.phase is Spreading.PLACING:
             machine = world.machine.copy()
-            asked = machine.others(self.others)
-            world = world._replace(machine=machine, asked=world.asked | frozenset(asked))
+            asked = frozenset(machine.others(self.others))
+            wanted = min(self.quorum.ack_quorum - machine.kept, len(self.others))
+            if len(asked) < wanted:
+                raise Broken(f"18b: {len(asked)} others are sent a copy, {wanted} could keep one")
+            world = world._replace(
+                machine=machine, asked=world.asked | asked, sent=world.sent | asked
+            )
         machine = world.machine
         if machine.kept > len(world.keeping):
             raise Broken(f"18b: {machine.kept} copies are counted, {len(world.keeping)} are kept")
@@ -146,7 +155,7 @@ class EndExplorer:
             < self.quorum.ack_quorum
         ]
         silent = (world.asked & frozenset(self.members)) - world.down
-        if lacking and silent and machine.kept < self.quorum.ack_quorum:
+        if lacking and silent and not frozenset(self.others) & world.sent:
             raise Broken(f"18b: given up while {sorted(silent)} could keep a copy")
 
     # --- the LAC ----------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Mutants of what others than the writer may say of a ledger (`protocol/ends.py`), which a search must see."""
 
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 from quorumlog.protocol import ends
 from quorumlog.protocol.ends import End, LacByCoverage, RowSpread
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
-from tests.model.explore.scopes import END_COPIES, LAC
+from tests.model.explore.scopes import END_COPIES, END_STRIPED, LAC
 from tests.mutation.mutants.hunt import Patch, stand_in
 
 
@@ -19,6 +20,23 @@ def _whoever_answers(original: Any, self: RowSpread, member: str, _status: Statu
 def _one_copy_less(original: Any, self: RowSpread) -> None:
     original(self)
     self._lacking -= 1
+
+
+@stand_in
+def _stripes_forgotten(original: Any, self: RowSpread) -> None:
+    original(self)
+    self._lacking = self.row.quorum.ack_quorum
+
+
+@stand_in
+def _nobody_else(original: Any, self: RowSpread, _candidates: Sequence[str]) -> Sequence[str]:
+    nobody: Sequence[str] = original(self, ())
+    return nobody
+
+
+@stand_in
+def _only_who_is_awaited(original: Any, self: RowSpread, down: Container[str]) -> Sequence[str]:
+    return [member for member in original(self, down) if member not in down]
 
 
 @stand_in
@@ -46,6 +64,15 @@ END_MUTANTS: Final = (
     ),
     Patch(RowSpread, "__post_init__", _one_copy_less).mutant(
         "copies of a row are enough with one less", "rule 18b", END_COPIES
+    ),
+    Patch(RowSpread, "__post_init__", _stripes_forgotten).mutant(
+        "an ack quorum of all members is enough for a striped ledger", "rule 18b", END_STRIPED
+    ),
+    Patch(RowSpread, "others", _nobody_else).mutant(
+        "no bookie keeps an end in the place of members that are down", "rule 18b", END_COPIES
+    ),
+    Patch(RowSpread, "begin", _only_who_is_awaited).mutant(
+        "members that are taken for down are sent no copy", "rule 18b", END_COPIES
     ),
     Patch(ends, "end_after", _however_few).mutant(
         "an end is kept by however few copies", "rule 18b", END_COPIES

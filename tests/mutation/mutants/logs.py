@@ -13,6 +13,7 @@ from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
@@ -238,9 +239,11 @@ def acknowledged_anyway(original: Any, self: Owner, now: Any) -> None:
     original(self, now)
 
 
-def appended_again(original: Any) -> Any:
+@stand_in
+def appended_again(original: Any, self: Owner) -> None:
     """All that was in flight is appended again, also what the ledger has kept."""
-    return lambda self, _last_entry: original(self, -1)
+    self._durable_to = NO_ENTRY
+    original(self)
 
 
 def counting_nothing(original: Any) -> Any:

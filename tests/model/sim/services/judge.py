@@ -51,6 +51,7 @@ class Judge:
         self.unheld: set[tuple[int, int]] = set()
         """By ledger and entry: what nobody had when an operator began to give it up."""
         self.may_be_had: Callable[[LedgerMetadata, int], bool] = lambda _row, _entry_id: True
+        self.was_had = self.may_be_had
         """Whether a disk that may come back has an entry."""
         self.drops = 0
         self.restores = Restores()
@@ -186,7 +187,7 @@ class Judge:
         for ledger_id, row in self.vanished.items():
             acked = self.acked.get(ledger_id, -1)
             # What only bookies held that are dead for good is lost by design, and nobody can tell of it (seed 201639).
-            if any(self.may_be_had(row, entry_id) for entry_id in range(acked + 1)):
+            if any(self.was_had(row, entry_id) for entry_id in range(acked + 1)):
                 raise Violation(f"rule 18d: {ledger_id} is lost, and has acknowledged entries")
 
     def _replaced(self, ledger_id: int, row: LedgerMetadata | None) -> None:

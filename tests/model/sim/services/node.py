@@ -206,8 +206,12 @@ class Node(Process):
 
     def may_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether an entry is on this bookie's disk, and that may come back."""
+        return self.has_disk_of(ledger_id, entry_id) and ledger_id in self.ledgers
+
+    def has_disk_of(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether this bookie may come back with the disk on which it acknowledged an entry."""
         held = self.judge.held.get((ledger_id, self.name), {}).get(entry_id)
-        return not self.is_dead_for_good and held == self.incarnation and ledger_id in self.ledgers
+        return not self.is_dead_for_good and held == self.incarnation
 
     # --- faults --------------------------------------------------------------------------------
 

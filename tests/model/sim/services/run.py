@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -113,6 +114,7 @@ class Run:
         self.judge = Judge(plan)
         self.cluster = Cluster(self.net, self.judge)
         self.judge.may_be_had = self._may_be_had
+        self.judge.was_had = partial(self._may_be_had, even_if_dropped=True)
         self.ledgers: list[int] = []
         self.refused: set[int] = set()
         """Ledgers of which a client was told that nothing more is taken."""
@@ -266,17 +268,24 @@ class Run:
         net = self.net
         was_healed, began, away, unlisted = net.is_healed, net.now, self._away(), self._unlisted()
         gateways = list(self.cluster.gateways)
+        before = {key: row.all_members for key, row in self.judge.rows.items() if row is not None}
         row: LedgerMetadata = await self._gone_with(call)
         is_late = net.now - began >= MachineTimes().add_s * SECOND
         # Nobody hears what a dead process says.
         is_heard = was_healed and gateways == self.cluster.gateways
         if is_heard and not is_late and not self.judge.is_deleted(row.ledger_id):
             away |= self._away()
+            # A member that a repair added since has copies from the repair (seed 202445).
+            members = before.get(row.ledger_id, row.all_members)
             judged(
                 invariants.end_is_kept(
                     row,
                     lambda member: self._keeps_end(row, member),
-                    lambda member: member_name(member) in away or self._is_lost(member),
+                    lambda member: (
+                        member_name(member) in away
+                        or self._is_lost(member)
+                        or member not in members
+                    ),
                     self._others(row, away | unlisted | self._unlisted()),
                 )
             )
@@ -341,16 +350,21 @@ class Run:
         except QuorumLogError as error:
             self.net.note("operator", "gives up", ledger_id, entry_id, outcome_of(error))
 
-    def _may_be_had(self, row: LedgerMetadata, entry_id: int) -> bool:
-        """Whether a member that may come back has an entry: one of its write set, who is being given its
-        fragment, or who is kept after it lost a place there (rule 20b). What a member keeps of an earlier
-        stay elsewhere is read by nobody.
+    def _may_be_had(
+        self, row: LedgerMetadata, entry_id: int, *, even_if_dropped: bool = False
+    ) -> bool:
+        """Whether a member that may come back has an entry: a member of the entry's write set, the target of a
+        repair of its fragment, or a member that keeps its entries after such a repair (rule 20b). Nothing reads
+        what a member keeps from an earlier place. `even_if_dropped`: count a member whose disk had the entry once.
         """
         fragment = row.fragment_of(entry_id).first_entry
         members = {member_name(member) for _, member in row.members_of(entry_id)}
         members |= {member_name(r.target) for r in row.repairs if r.first_entry == fragment}
         members |= {member_name(r.leaving) for r in row.placed_repairs if r.first_entry == fragment}
-        return any(self.cluster.nodes[name].may_have(row.ledger_id, entry_id) for name in members)
+        nodes = [self.cluster.nodes[name] for name in members]
+        if even_if_dropped:
+            return any(node.has_disk_of(row.ledger_id, entry_id) for node in nodes)
+        return any(node.may_have(row.ledger_id, entry_id) for node in nodes)
 
     # --- phases ----------------------------------------------------------------------------------
 
@@ -517,13 +531,14 @@ class Run:
                 for _, member in row.members_of(entry_id)
                 if not self.judge.has_held(ledger_id, member, entry_id)
             ]
+            placed = {member for fragment in row.fragments for member in fragment.bookies}
             wrong += [
                 f"{member} has no copy of the row of {ledger_id}"
                 for member in row.all_members
                 if row.state is State.CLOSED
                 and self.cluster.nodes[member_name(member)].is_serving
-                # The target of a repair that came to nothing may have lost its disk since (seed 204267).
-                and not self._is_lost(member)
+                # The target of an abandoned repair may have lost its disk since (seed 204267).
+                and (member in placed or not self._is_lost(member))
                 and not self._has_copy(row, member)
             ]
         return wrong
