@@ -87,7 +87,7 @@ unit: setup ## the quick tests, a minute: what starts no processes and searches 
 	$(PYTEST) -n 2 -m "not processes and not searches" $(ARGS)
 
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C; TLS=1: with mutual TLS inside
-	@exec $(PY) -m services.local
+	@exec .venv/bin/quorumlog serve
 
 spark: .venv/installed-spark ## run the Spark job FILE= against the local cluster, started where none runs
 	@exec $(PY) -m loadtest.submit $(ARGS)
@@ -215,16 +215,15 @@ flips: setup ## change FLIPS= bits and sizes of a stopped bookie's files: all ar
 
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services -o requirements/services.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services \
-		--group embedded -o requirements/run.lock
-	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --group services \
-		--group embedded --extra spark -o requirements/spark.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --extra services -o requirements/services.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --extra server -o requirements/run.lock
+	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --extra server --extra spark \
+		-o requirements/spark.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) -o requirements/dev.lock
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) $(DEV) --group fuzz -o requirements/fuzz.lock
 
 # All but what only `make fuzz` needs.
-DEV := --all-extras $(addprefix --group ,services embedded bench setup dev)
+DEV := --all-extras $(addprefix --group ,bench setup dev)
 LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 clean: ## remove what was built; .quorumlog (your data) stays

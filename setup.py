@@ -6,11 +6,12 @@ when the async SDK has changed.
 """
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 CLIENT: Final = Path(__file__).resolve().parent / "shared" / "quorumlog" / "client"
 SYNC: Final = CLIENT / "sync.py"
@@ -180,6 +181,17 @@ def _passed(args: ast.arguments) -> str:
     return ", ".join(passed)
 
 
+def _packages() -> dict[str, Any]:
+    """The arguments of `setup` that name the packages. In a clone the services are found from its folder."""
+    folders = (
+        {"": "shared"} if "editable_wheel" in sys.argv else {"": "shared", "services": "services"}
+    )
+    found = find_packages("shared")
+    if "services" in folders:
+        found += find_packages(".", include=("services", "services.*"))
+    return {"packages": found, "package_dir": folders}
+
+
 if __name__ == "__main__":
     SYNC.write_text(generated())
-    setup()
+    setup(**_packages())

@@ -1,24 +1,76 @@
-"""`make run`: a whole cluster on this machine, until Ctrl-C."""
+"""`quorumlog serve` and `make run`: a whole cluster on this machine, until Ctrl-C."""
 
+import argparse
 import asyncio
 import os
 import signal
 import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from typing import Final
 
 import uvloop
 
+from quorumlog.net.settings import describe
 from services.local.cluster import ClusterError, LocalCluster
 from services.local.config import LocalSettings
+
+_METAVARS: Final = {"path": "FOLDER", "whole number": "N", "number": "SECONDS", "list": "NAMES"}
+"""What `--help` shows for a value of each kind; a choice shows its values."""
 
 
 def main() -> None:
     """Run the cluster that the environment configures."""
-    settings = LocalSettings.of_process("services.local", os.environ)
-    for doubt in settings.doubts:
-        _say(doubt)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_run(settings))
+    options = vars(_parser().parse_args())
+    is_dev = options.pop("dev", False)
+    with tempfile.TemporaryDirectory(prefix="quorumlog-") if is_dev else nullcontext() as folder:
+        settings = LocalSettings.read(os.environ | options | ({"DATA": folder} if folder else {}))
+        for doubt in settings.doubts:
+            _say(doubt)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            status = runner.run(_run(settings))
+        if status == 0:
+            _say(
+                f"ended; the data {'is removed' if is_dev else f'stays in {settings.data.resolve()}'}"
+            )
     raise SystemExit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """An option for each setting; a secret is read from a file, since arguments are visible to all users."""
+    parser = argparse.ArgumentParser(
+        prog="quorumlog serve",
+        description="Run a whole cluster on this machine until Ctrl-C.",
+        epilog="Each option is also an environment variable: PORT=9000 for --port 9000. The services"
+        " read their own settings from the environment (docs/guides/settings.md).",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--dev", action="store_true", help="use a temporary folder, which is removed at the end"
+    )
+    for setting in describe(LocalSettings):
+        name, what = setting.name, setting.what.removeprefix("1: ").replace("%", "%%")
+        if setting.default and setting.kind != "switch":
+            what += f" (default: {setting.default})"
+        if setting.kind == "switch":
+            parser.add_argument(
+                _option(name), dest=name, help=what, action="store_const", const="1"
+            )
+        elif setting.kind == "secret":
+            what = f"a file that contains the URL of {what}"
+            parser.add_argument(
+                _option(f"{name}_FILE"), dest=f"{name}_FILE", help=what, metavar="FILE"
+            )
+        else:
+            metavar = _METAVARS.get(setting.kind, setting.allowed.replace(", ", "|"))
+            parser.add_argument(_option(name), dest=name, help=what, metavar=metavar)
+    return parser
+
+
+def _option(name: str) -> str:
+    return f"--{name.lower().replace('_', '-')}"
 
 
 async def _run(settings: LocalSettings) -> int:
@@ -44,22 +96,25 @@ async def _run(settings: LocalSettings) -> int:
         if cluster.services:
             _say("ending")
         await cluster.stop()
-    _say("ended; the data stays in " + str(settings.data.resolve()))
     return 0
 
 
 async def _run_until_cancelled(cluster: LocalCluster) -> None:
+    began = time.monotonic()
     await cluster.start()
-    _say("quorumlog is ready")
+    _say(f"quorumlog is ready after {time.monotonic() - began:.0f} s")
     for name, service in cluster.services.items():
         _say(f"  {name:16} {service.url}")
-    first = cluster.services["gateway-1"].url
-    secret = cluster.settings.secret_file
-    shown = f"CLUSTER_SECRET_FILE={secret}"
+    secret = f"CLUSTER_SECRET_FILE={cluster.settings.secret_file}"
     if cluster.certificates is not None:
-        shown = f"TLS_CERT_FILE={cluster.certificates.operator}, its key and its authority"
-    _say(f"the services behind the gateways answer who has {shown}")
-    _say(f"API: {first}/docs   data and logs: {cluster.settings.data.resolve()}   Ctrl-C ends it")
+        secret = f"TLS_CERT_FILE={cluster.certificates.operator}, its key and its authority"
+    data = cluster.settings.data.resolve()
+    _say(f"API reference: {cluster.services['gateway-1'].url}/docs")
+    _say(f"data: {data}, log files: {data / 'log'}")
+    _say(f"for requests to the services behind the gateways: {secret}")
+    _say(
+        "try: quorumlog log create events, then quorumlog log append events hello; Ctrl-C ends all"
+    )
     await cluster.watch()
 
 

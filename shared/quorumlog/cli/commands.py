@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from quorumlog import __version__
-from quorumlog.cli import bookies, clusters, credentials, ledgers, logs
+from quorumlog.cli import bookies, clusters, credentials, ledgers, logs, serve
 from quorumlog.cli.output import print_line
 from quorumlog.cli.session import begin_command, with_common_options
 
@@ -25,6 +25,11 @@ app.add_typer(credentials.token_app, name="token")
 app.add_typer(clusters.metadata_app, name="metadata")
 with_common_options(app)
 app.add_typer(credentials.certificates_app, name="certificates")
+app.command(
+    context_settings={
+        "ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": [],
+    }
+)(serve.serve)  # fmt: skip
 
 
 def _print_version(*, asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""`pip install quorumlog` brings the Python SDK; the extras bring the command line and Spark.
+"""`pip install quorumlog` brings the Python SDK; the extras bring the command line, Spark and the services.
 
 Each is installed from a built wheel in an environment of its own that holds the wheel and what the
 wheel requires, linked from the environment of the tests (so that no network is needed), and nothing
@@ -7,12 +7,13 @@ else: an import of anything else fails.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -20,11 +21,23 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from loadtest.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 FACES = {"": "quorumlog.client", "cli": "quorumlog.cli", "spark": "quorumlog.spark"}
 """The package that each extra is for; no extra: the base package."""
+
+APPENDS = """
+import sys
+from quorumlog.client.sync import Client
+with Client(sys.argv[1]) as client:
+    ledger = client.create_ledger()
+    ledger.append(b"hello")
+    for entry in ledger.entries():
+        print(entry.entry_id, entry.payload.decode())
+"""
 
 IMPORTED = """
 import importlib, json, pkgutil, sys
@@ -42,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     # Built from a copy, so that nothing of it is left in the tree.
-    for name in ("pyproject.toml", "setup.py", "README.md", "shared"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "shared", "services"):
         subprocess.run(["cp", "-R", ROOT / name, source / name], check=True)
     (source / "shared/quorumlog/client/sync.py").unlink()  # a build generates it
     done = subprocess.run(
@@ -66,7 +79,7 @@ class Environment:
                  "--no-deps", "--no-index", "--no-compile", wheel)  # fmt: skip
         (self.site,) = folder.glob("lib/*/site-packages")
         (info,) = self.site.glob("quorumlog-*.dist-info")
-        self.required = set(required(metadata.PathDistribution(info), extra))
+        self.required = set(required(metadata.PathDistribution(info), extra)) - {"quorumlog"}
         for name in self.required:
             self._link(name)
 
@@ -110,7 +123,9 @@ def required(of: metadata.Distribution, *extras: str) -> Iterator[str]:
             if (name, "") in wanted:
                 yield name
             try:
-                left += [(metadata.distribution(name), each) for _, each in wanted]
+                # An extra may name others of the same distribution.
+                found = of if name == "quorumlog" else metadata.distribution(name)
+                left += [(found, each) for _, each in wanted]
             except metadata.PackageNotFoundError:
                 continue  # for another platform
 
@@ -118,7 +133,9 @@ def required(of: metadata.Distribution, *extras: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def environments(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Environment]:
     folder = tmp_path_factory.mktemp("environments")
-    return {extra: Environment(folder / (extra or "base"), wheel, extra) for extra in FACES}
+    return {
+        extra: Environment(folder / (extra or "base"), wheel, extra) for extra in (*FACES, "server")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -156,27 +173,73 @@ def test_spark_finds_the_format_by_its_name(environments: dict[str, Environment]
     spark.run(spark.python, "-c", program)
 
 
-def test_the_wheel_carries_what_the_sdk_the_command_and_spark_import_and_no_more(
-    wheel: Path, imported: dict[str, set[str]]
-) -> None:
+def test_the_wheel_has_all_code_and_the_files_that_it_reads(wheel: Path) -> None:
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    modules = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for name in files
-        if name.endswith(".py")
-    }
-    wanted = set().union(*map(ours, imported.values()))
+    listed = subprocess.run(
+        ["git", "ls-files", "services", "shared"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    wanted = {name.removeprefix("shared/") for name in listed}
 
-    # Certificates and zstd are imported when they are used: they have extras of their own.
-    late = {
-        "quorumlog.cli.__main__",
-        "quorumlog.certificates",
-        "quorumlog.zstd",
-        "pyspark_quorumlog",
-    }
-    assert modules == wanted | late
-    assert {name for name in files if not name.endswith(".py")} == {"quorumlog/py.typed"}
-    assert not [name for name in modules if name.startswith("quorumlog.net")]
+    assert files == wanted | {"quorumlog/client/sync.py"}
+
+
+def test_the_sdk_the_command_and_spark_import_nothing_of_the_servers(
+    imported: dict[str, set[str]],
+) -> None:
+    modules = set().union(*imported.values())
+
+    assert not [name for name in modules if name.startswith(("quorumlog.net", "services"))]
+
+
+def test_serve_runs_a_cluster_and_removes_its_folder(
+    environments: dict[str, Environment], tmp_path: Path
+) -> None:
+    server = environments["server"]
+    (port,) = free_ports(1)
+    # A stranger's own package of the same name must not be taken for ours.
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("raise ImportError('not ours')")
+    clean = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
+    command: list[str | Path] = [server.folder / "bin" / "quorumlog", "serve", "--dev", "--gateways", "1",
+               "--port", str(port)]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=clean | {"PYTHONPATH": str(tmp_path)},
+    ) as serving:  # fmt: skip
+        assert serving.stdout is not None
+        try:
+            lines = list(until_ready(serving.stdout))
+            gateway = f"http://127.0.0.1:{port}"
+            assert any(line.split() == ["gateway-1", gateway] for line in lines), lines
+            done = server.run(server.python, "-c", APPENDS, gateway)
+            assert done.stdout == "0 hello\n"
+        finally:
+            serving.send_signal(signal.SIGINT)
+        rest = serving.stdout.read()
+    assert serving.returncode == 0, rest
+    assert rest.endswith("ended; the data is removed\n")
+    (data,) = [line.split()[1].rstrip(",") for line in lines if line.startswith("data: ")]
+    assert not Path(data).exists()
+
+
+def until_ready(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of `quorumlog serve` up to its last one before it waits for requests."""
+    for line in lines:
+        yield line
+        if line.startswith("try: "):
+            return
+
+
+def test_serve_without_its_extra_says_what_to_install(environments: dict[str, Environment]) -> None:
+    cli = environments["cli"]
+
+    done = cli.run(cli.folder / "bin" / "quorumlog", "serve", status=1)
+
+    assert "pip install 'quorumlog[server]'" in done.stderr
 
 
 def test_the_command_runs_with_its_extra(environments: dict[str, Environment]) -> None:

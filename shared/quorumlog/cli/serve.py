@@ -1,0 +1,54 @@
+"""`quorumlog serve`: a whole cluster on this machine, by the services that come with the extra `server`.
+
+The command line does not import the services: it replaces itself by their process.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final, Never
+
+import typer
+
+import quorumlog
+from quorumlog.cli.output import ExitStatus, print_error
+
+_NEEDED: Final = ("pydantic", "asyncpg", "redis", "uvloop", "rocksdict")
+"""Packages of the extra `server`: where one is missing, the extra is."""
+
+
+def serve(
+    ctx: typer.Context,
+    show_help: Annotated[
+        bool, typer.Option("--help", help="Print all options and settings.")
+    ] = False,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C: databases, bookies, gateways, autorecovery."""
+    home = _home()
+    if sys.platform != "linux":
+        _fail(
+            "`quorumlog serve` needs Linux, because it ends its processes by features of the Linux"
+            " kernel. Run the container image instead, or use a cluster on another machine."
+        )
+    if home is None or not all(map(importlib.util.find_spec, _NEEDED)):
+        _fail("`quorumlog serve` needs the services: pip install 'quorumlog[server]'")
+    paths = (str(home), str(Path(quorumlog.__file__).parents[1]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        (*dict.fromkeys(paths), *filter(None, [os.environ.get("PYTHONPATH")]))
+    )
+    options = [*ctx.args, *(["--help"] if show_help else [])]
+    # -P: a folder `services` of the working directory is not ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "services.local", *options])  # noqa: S606
+
+
+def _fail(why: str) -> Never:
+    print_error(why)
+    raise typer.Exit(ExitStatus.FAILED)
+
+
+def _home() -> Path | None:
+    """The folder that contains the package `services`: that of the wheel's packages, or of the clone."""
+    installed = Path(quorumlog.__file__).parents[1]
+    folders = (installed, installed.parent)
+    return next((each for each in folders if (each / "services" / "local").is_dir()), None)
