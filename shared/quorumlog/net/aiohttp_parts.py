@@ -140,8 +140,10 @@ class DirectConnection(RequestHandler):
 
     def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
         """Take the request whose body was coming, or leave it to the task that `waiter` wakes."""
-        if waiter.done() or self._waiter is not waiter or not self._messages:
-            self._is_coming = False  # the connection has ended
+        # aiohttp must not be woken for a connection that is being closed: it has forgotten how requests are made.
+        is_closing = self.transport is None or self.transport.is_closing()
+        if is_closing or waiter.done() or self._waiter is not waiter or not self._messages:
+            self._is_coming = False
         elif turns > 1 and self._is_soon_whole(direct):
             self._loop.call_soon(self._look_again, direct, waiter, turns - 1)
         else:
@@ -258,8 +260,8 @@ class DirectConnection(RequestHandler):
         self.close()
 
     def end_input(self) -> bool:
-        """Parse the end of what the client sends; returns whether a request is still to be answered. The connection ends
-        behind the last answer.
+        """Parse the end of the client's bytes; returns whether a request is still to be answered. The connection ends
+        behind the last answer. With an upgrade or a CONNECT behind them, earlier requests are not answered any more.
         """
         if self.is_idle or self._upgraded or self._payload_parser is not None:
             return False

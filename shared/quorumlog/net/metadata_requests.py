@@ -149,7 +149,8 @@ class MetadataRequests:
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
                 # Tell the next service of the lost changes too: it may not know of the loss yet (rule 18a).
-                self._remember(error.members.get("witnesses", ()))
+                named = error.members.get("witnesses")
+                self._remember(bodies.witnesses_from_header(",".join(named or ())))
                 self._turn(current)
                 # A change that an earlier try may have made is pursued nevertheless (rule 6).
                 if not (settles and outcome == errors.UNKNOWN):
@@ -243,7 +244,9 @@ class MetadataRequests:
         await self.ask("POST", "/v1/witnesses", gives=bodies.WitnessState)
 
     async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
-        """Confirm as `confirm`, with witnesses of copies of rows, which this client does not remember (rule 18c)."""
+        """Confirm as `confirm`, with witnesses of copies of metadata. The client remembers only those that the database
+        lacks (rule 18c).
+        """
         body = bodies.CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 

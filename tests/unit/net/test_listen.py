@@ -25,6 +25,7 @@ from tests.support.waiting import DEADLINE_S, until, within
 
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 Start = Callable[..., Awaitable[Listener]]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 @functools.cache
@@ -53,10 +54,10 @@ async def _large(_request: web.Request) -> web.Response:
 async def start() -> AsyncIterator[Start]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def started(**limits: Any) -> Listener:
+        async def started(large: Handler = _large, **limits: Any) -> Listener:
             app = web.Application()
             app.router.add_route("*", "/", _hello)
-            app.router.add_get("/large", _large)
+            app.router.add_get("/large", large)
             app.router.add_post("/unread", _unread)
             app.router.add_get("/broken", _broken)
             app.router.add_get("/message", _one_message)
@@ -147,6 +148,33 @@ async def test_an_idle_connection_is_closed(start: Start) -> None:
     listener = await start(idle_timeout_s=0.2)
 
     async with connection(listener) as (reader, _writer):
+        assert await ended(reader) == b""
+
+
+async def test_an_idle_connection_keeps_no_response_body(start: Start) -> None:
+    made: list[web.Response] = []
+
+    async def large(request: web.Request) -> web.Response:
+        made.append(await _large(request))
+        return made[-1]
+
+    listener = await start(large=large)
+    async with connection(listener) as (reader, writer):
+        writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+
+        await until(lambda: made[0].body is None, "the response has no body any more")
+
+
+async def test_a_connection_whose_last_head_was_long_is_closed(start: Start) -> None:
+    listener = await start()
+    lines = b"".join(b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(3))
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + lines + b"\r\n")
+        status, headers, _ = await answer(reader)
+
+        assert (status, headers["connection"]) == (200, "close")
         assert await ended(reader) == b""
 
 
