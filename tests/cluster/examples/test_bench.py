@@ -19,7 +19,7 @@ def test_each_measurement_of_both_servers_gives_figures(
     except npm.Absent as missing:
         pytest.skip(f"{missing}: the benchmark was not run")
 
-    # Two rounds: what a slow machine left out of one has another chance.
+    # Two rounds, one of which must come to its end: a slow machine may leave work out of the other.
     assert main(["--only", "durable-streams", *OPTIONS.split()]) == 0
 
     measured = orjson.loads(capsys.readouterr().out)["measurements"]

@@ -19,7 +19,7 @@ KINDS: Final = ("gateway", INTERNAL, "bookie", "metadata", "autorecovery")
 SHARED: Final = ("/health/live", "/health/ready", "/metrics", "/openapi.json", "/docs")
 """Each service has them; the gateway describes them too."""
 
-ANYWHERE: Final = frozenset({400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 431, 501, 503})
+ANYWHERE: Final = frozenset({400, 401, 403, 404, 405, 408, 413, 415, 421, 429, 431, 501, 503})
 """What a request gets that is none of the operations, or no HTTP at all."""
 
 
@@ -102,15 +102,18 @@ def _operation(
     )
 
 
-def wrong(operation: Operation | None, method: str, answer: Answer) -> tuple[Kind, str] | None:
-    """What is wrong with an answer to `method` on an operation's path, or None.
+def wrong(
+    operation: Operation | None, method: str, answer: Answer, *, may_be_invalid: bool = False
+) -> tuple[Kind, str] | None:
+    """What is wrong with an answer to `method` on an operation's path, or None. `may_be_invalid`: the request may be an
+    operation's with invalid values, whatever is known of it.
 
     Without an operation the request was for nothing that there is.
     """
     status = answer.status
     fault = "" if status < 400 else _fault_of_problem(answer, method)
     if operation is None or method not in (operation.method, "HEAD"):
-        is_documented = status < 400 or status in ANYWHERE
+        is_documented = status < 400 or status in ANYWHERE or (status == 422 and may_be_invalid)
     else:
         is_documented = operation.statuses is None or status in operation.statuses
         if fault and operation.statuses is None and operation.kind == "bookie" and status < 500:

@@ -170,7 +170,8 @@ class Arena:
                 self.find(Kind.ANSWER, "ends the connection without a word", name, data, peer)
             return None
         self.report.statuses[str(answer.status)] += 1
-        fault = wrong(operation, method, answer)
+        # A damaged request may still be one of an operation, with other values.
+        fault = wrong(operation, method, answer, may_be_invalid=self.campaign == "damaged")
         if fault is not None:
             where = f"{method} {operation.path}: " if operation else ""
             self.find(fault[0], where + fault[1], name, data, peer)

@@ -146,7 +146,7 @@ class Bystander:
                 if not _may_come_again(answer.status, problem) or loop.time() > end:
                     raise Noticed(f"{method} {url}: {answer.status} {body.decode()[:600]}")
                 self.note_retry()
-                is_repeated = True
+                is_repeated |= problem["outcome"] == "unknown"
                 await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
 
     @contextlib.asynccontextmanager
