@@ -10,7 +10,7 @@ WORKERS ?= 3
 # the environment says of bytecode.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
-# Settings of the local cluster and of load, handed on as they are (README, "Settings").
+# Settings of the local cluster and of load, handed on as they are (docs/guides/settings.md).
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
@@ -122,7 +122,7 @@ scenarios: setup ## play the golden traces again and write down what comes of th
 	$(PY) -m tests.model.scenarios --write
 
 docs: setup ## regenerate the tables in docs/ that come from the code: checks, roles, scopes, settings
-	@for table in matrix roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
+	@for table in matrix picture roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.model.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))

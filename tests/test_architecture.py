@@ -31,8 +31,8 @@ _ONLY_IN: dict[str, str | tuple[str, ...]] = {
 _WITHIN = ("quorumlog", "local", "jobs")
 """The library as a whole, a folder that uses nothing of ours, and programs within `spark`."""
 
-_READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py", "ready.py")
-"""embedded.py hands ours on to Postgres's tools; the command line has its own settings; ready.py is a program."""
+_READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py", "ready.py", "serve.py")
+"""embedded.py and serve.py hand ours on to other programs; the command line has its own settings; ready.py is a program."""
 
 _QUORUM = frozenset(
     ("ack_quorum", "write_quorum", "is_covered", "has_ack_quorum", "can_reach", "negatives_needed")

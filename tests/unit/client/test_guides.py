@@ -32,7 +32,7 @@ PAGES = {
     "javascript": ("docs/guides/javascript.md", "js"),
     "go": ("docs/guides/go.md", "go"),
 }
-SPARK = ("docs/guides/spark.md", "README.md")
+SPARK = ("docs/guides/spark.md",)
 """Pages whose programs for PySpark are run by tests/spark/test_guide.py."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
