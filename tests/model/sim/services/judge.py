@@ -50,6 +50,7 @@ class Judge:
         """Ledgers that somebody began to recover: what a dead writer's members missed nobody knows."""
         self.unheld: set[tuple[int, int]] = set()
         """By ledger and entry: what nobody had when an operator began to give it up."""
+        self._is_damaged = False
         self.may_be_had: Callable[[LedgerMetadata, int], bool] = lambda _row, _entry_id: True
         self.was_had = self.may_be_had
         """Whether a disk that may come back has an entry."""
@@ -71,14 +72,17 @@ class Judge:
 
     def may_lose_a_copy(self) -> bool:
         """Whether one more copy may be destroyed: an ack quorum of them is data loss by design."""
-        return self._may_lose(self.plan.max_lost_copies)
+        dead = self.plan.dead if self._is_damaged else 0
+        return self._may_lose(self.plan.max_lost_copies - dead)
 
     def may_damage_a_copy(self) -> bool:
         """The same of one that stays and can't be read. An operator may declare lost who is dead for
         good, and not such a copy: a recovery that needs it for the ledger's length is blocked where
-        all others are dead (seeds 532, 1323).
+        all others are dead (seeds 532, 1323), or lost later (seed 407501).
         """
-        return self._may_lose(self.plan.max_lost_copies - self.plan.dead)
+        may = self._may_lose(self.plan.max_lost_copies - self.plan.dead)
+        self._is_damaged |= may
+        return may
 
     def _may_lose(self, most: int) -> bool:
         self.lost_copies += 1
