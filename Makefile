@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock crash flips clean chaos-spark attack conformance
+.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock dist release crash flips clean chaos-spark attack conformance
 
 DAILY := run test unit check fmt demo bench spark docs clean
 
@@ -213,6 +213,24 @@ crash: setup ## cut a bookie's storage off at POINTS= moments, by power or by a 
 flips: setup ## change FLIPS= bits and sizes of a stopped bookie's files: all are found, or harmless
 	@$(PY) -m tests.unit.bookie.flips --flips $(or $(FLIPS),10000) --seed $(or $(SEED),1)
 
+dist: setup ## a wheel and an sdist of HEAD in dist/, tried in an empty environment
+	rm -rf dist build/dist
+	mkdir -p dist build/dist
+	git archive HEAD | tar -x -C build/dist
+	cd build/dist && $(CURDIR)/$(PY) -c "from setuptools import build_meta as build; \
+		build.build_sdist('$(CURDIR)/dist'); build.build_wheel('$(CURDIR)/dist')" > $(CURDIR)/build/dist.log
+	$(PY) -m tests.cluster.dist dist/*.whl
+
+release: ## check, build and name what to push: VERSION=
+	@test -n "$(VERSION)" || { echo "say which: make release VERSION=0.1.0"; exit 2; }
+	@test -z "$$(git status --porcelain)" || { echo "commit or remove what git status shows"; exit 2; }
+	@grep -q '^__version__.*"$(VERSION)"' shared/quorumlog/__init__.py \
+		|| { echo "shared/quorumlog/__init__.py has another version"; exit 2; }
+	@grep -q '^## \[$(VERSION)\] - 20' CHANGELOG.md || { echo "CHANGELOG.md has no dated section of $(VERSION)"; exit 2; }
+	$(MAKE) check test dist
+	@echo "now: git tag -a v$(VERSION), with the section of CHANGELOG.md; git push origin v$(VERSION)"
+	@echo "     python -m twine upload dist/*; docker build -t quorumlog:$(VERSION) . and push the image"
+
 lock: setup ## write requirements/*.lock anew from pyproject.toml
 	@$(PIP) install -q uv
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --extra services -o requirements/services.lock
@@ -227,6 +245,6 @@ DEV := --all-extras $(addprefix --group ,bench setup dev)
 LOCK := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 
 clean: ## remove what was built; .quorumlog (your data) stays
-	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 	rm -rf shared/*.egg-info
