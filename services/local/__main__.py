@@ -119,8 +119,11 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it is gone; the cluster goes on, and ends in order
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 
 main()

@@ -20,20 +20,26 @@ _EXAMPLE: Final = re.compile(
 )
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Exit with a sentence if the example does not print what README says."""
     wheel = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         python = home / "venv" / "bin" / "python"
-        print(f"installing {wheel.name}[server] into an empty environment", flush=True)
+        say(f"installing {wheel.name}[server] into an empty environment")
         venv.create(home / "venv", with_pip=True)
-        install = [python, "-m", "pip", "install", "-q", f"{wheel}[server]"]
+        install: list[str | Path] = [python, "-m", "pip", "install", "-q", f"{wheel}[server]"]
         subprocess.run(install, check=True, cwd=home)
         printed, wanted = run_example(python, home)
     if printed != wanted:
         sys.exit(f"the example of README.md printed {printed!r}, not {wanted!r}")
-    print(f"{wheel.name}: quorumlog serve and the example of README.md work")
+    say(f"{wheel.name}: quorumlog serve and the example of README.md work")
 
 
 def run_example(python: Path, home: Path) -> tuple[str, str]:
@@ -42,7 +48,7 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
     assert found is not None, "README.md has an example with its output"
     ports = free_ports(2)
     code = found[1].replace("8080", str(ports[0])).replace("8081", str(ports[0]))
-    serve = [python.with_name("quorumlog"), "serve", "--dev", "--gateways", "1", "--port",
+    serve: list[str | Path] = [python.with_name("quorumlog"), "serve", "--dev", "--gateways", "1", "--port",
              str(ports[0])]  # fmt: skip
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=home) as serving:
         assert serving.stdout is not None
@@ -55,6 +61,7 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
             )
         finally:
             serving.send_signal(signal.SIGINT)
+        serving.stdout.read()
     return done.stdout + done.stderr, found[2]
 
 

@@ -6,14 +6,13 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quorumlog import errors
+from quorumlog import __version__, errors
 from quorumlog.net.audit import AFTER, LIMIT, SINCE, TARGET
 from quorumlog.net.gateway_clients import AuditClient
 from quorumlog.net.operations import JSON, Content, Reply, Route
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.net.responses import html_response
 from quorumlog.wire.token_bodies import AuditList
-from quorumlog.wire.versions import RELEASE
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value
@@ -174,7 +173,7 @@ SHARED: Final = (
         "About",
         "A default ledger could be created now",
         scope=OPEN,
-        replies=op.gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": RELEASE}}),
+        replies=op.gives("Ready.", _STATUS, {"yes": {"status": "ready", "version": __version__}}),
         errors=(*op.ALWAYS, *(cls for cls in errors.codes().values() if cls.status == 503)),
     ),
     _shared(

@@ -28,7 +28,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from quorumlog import header
+from quorumlog import __version__, header
 from quorumlog.errors import QuorumLogError, ShuttingDown
 from quorumlog.net import audit, identity, memory, responses, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
@@ -43,7 +43,6 @@ from quorumlog.net.timers import Tasks, restarted
 from quorumlog.net.tls import CertificateEnds, PeerCertificate, Tls, TlsFiles, TlsUnusable
 from quorumlog.net.trace import log_as_json
 from quorumlog.wire.secret import checked_secrets, is_loopback, is_on_this_machine
-from quorumlog.wire.versions import RELEASE
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +297,7 @@ def add_shared_routes(
     answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
     `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
     """
-    versions = app[VERSIONS] = {"version": RELEASE, **formats}
+    versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)
     registry = app[METRICS] = registry or _new_registry(versions)
     if authenticator is not None:
@@ -328,7 +327,11 @@ def add_shared_routes(
     @cache
     def openapi() -> Mapping[str, Any]:
         return describe(
-            operations, title=title, version=RELEASE, description=description, has_tokens=has_tokens
+            operations,
+            title=title,
+            version=__version__,
+            description=description,
+            has_tokens=has_tokens,
         )
 
     async def openapi_json(_request: web.Request) -> web.Response:

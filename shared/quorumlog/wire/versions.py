@@ -1,4 +1,4 @@
-"""The number of this release, and the versions of the channel that it speaks.
+"""The versions of the channel that it speaks.
 
 How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
 handshake, as a protocol of HTTP's `Upgrade`: the caller offers all that it speaks, the bookie takes the highest that it
@@ -8,8 +8,6 @@ speaks too.
 import re
 from collections.abc import Iterable
 from typing import Final
-
-RELEASE: Final = "0.1.0"
 
 CHANNEL: Final = range(1, 2)
 """The versions of the channel's frames (`wire/frames.py`) that this release speaks."""

@@ -16,7 +16,7 @@ from services.local.config import ROOT
 BUILD: Final = ROOT / "build" / "upgrade"
 _LOCK: Final = "requirements/run.lock"
 _NEXT: Final[tuple[tuple[str, str, str], ...]] = (
-    ("shared/quorumlog/wire/versions.py", 'RELEASE: Final = "', 'RELEASE: Final = "9.'),
+    ("shared/quorumlog/__init__.py", '__version__ = "', '__version__ = "9.'),
     (
         "shared/quorumlog/wire/versions.py",
         "CHANNEL: Final = range(1, 2)",

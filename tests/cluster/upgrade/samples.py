@@ -17,6 +17,7 @@ from uuid import UUID
 
 import orjson
 
+from quorumlog import __version__
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire import frames
@@ -226,8 +227,7 @@ def write(name: str) -> None:
 
 
 def _release() -> str:
-    versions = importlib.import_module("quorumlog.wire.versions")
-    return f"v{versions.RELEASE}"
+    return f"v{__version__}"
 
 
 if __name__ == "__main__":
