@@ -473,11 +473,14 @@ class World:
         )
 
     def _live_bookies(self, ensemble: Sequence[str], exclude: Sequence[str]) -> list[str]:
+        """Who is proposed: the metadata service ignores heartbeats of another incarnation than the cookie's (seed 408941)."""
         staying = {member_name(member) for member in ensemble}
+        registered = self.store.registered
         return [
             bookie.member
             for bookie in self.bookies.values()
             if bookie.is_up
+            and registered.get(bookie.name) == bookie.incarnation
             and not bookie.is_full
             and bookie.name not in staying
             and bookie.member not in exclude
