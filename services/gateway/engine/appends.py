@@ -24,11 +24,9 @@ from quorumlog.errors import (
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
-from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import LedgerRows, is_closed
+from services.gateway.engine.rows import is_closed
 from services.gateway.interface import FRAMES, EntriesAppended
 
 LARGE_BYTES: Final = 512 << 10
@@ -60,17 +58,10 @@ async def packed_batch(data: bytes) -> bytes:
 class Appends:
     """The appends that this gateway takes. Keeps no state."""
 
-    def __init__(
-        self,
-        handles: Handles,
-        rows: LedgerRows,
-        ends: Ends,
-        peers: Peers,
-        gatekeeper: Gatekeeper,
-    ) -> None:
+    def __init__(self, handles: Handles, peers: Peers) -> None:
         """`handles` are the ledgers of this process, `peers` the other gateways."""
-        self._handles, self._rows, self._ends = handles, rows, ends
-        self._peers, self._gatekeeper = peers, gatekeeper
+        self._handles, self._peers = handles, peers
+        self._rows, self._gatekeeper = handles.rows, handles.gatekeeper
 
     async def append(
         self,
@@ -128,9 +119,9 @@ class Appends:
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """How to begin an append at once, as `append` would, to a ledger that this process writes and that neither a log,
-        a transaction nor a password keeps from whoever asks; None for any other. What it gives raises at once, with nothing
-        done, if the append cannot begin.
+        """A function that begins an append without waiting, with the result of `append`. Returns None unless this process
+        writes the ledger and any caller may append to it: the ledger has no password, and belongs to no log and no
+        transaction. The function raises the errors of `WriteHandle.append` at once; then nothing is appended.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
@@ -181,4 +172,4 @@ class Appends:
         row = await self._rows.row(ledger_id)
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
-        return await self._ends.told(row)
+        return await self._handles.ends.told(row)

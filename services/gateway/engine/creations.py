@@ -18,13 +18,11 @@ from quorumlog.net.budget import PEER
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.ports import TasksPort
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import new_keys
-from services.gateway.engine.rows import LedgerRows
 from services.gateway.interface import DEGRADED, LedgerOptions
 
 log = logging.getLogger(__name__)
@@ -96,18 +94,9 @@ class Creations:
     it hands to the ledger's handle or gives back.
     """
 
-    def __init__(
-        self,
-        handles: Handles,
-        *,
-        rows: LedgerRows,
-        metadata: MetadataClient,
-        placing: Placing,
-        tasks: TasksPort,
-    ) -> None:
+    def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
         """No creation is under way yet."""
-        self._handles, self._rows, self._metadata = handles, rows, metadata
-        self._placing, self._tasks = placing, tasks
+        self._handles, self._metadata, self._placing = handles, metadata, placing
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Create a ledger whose only writer is this process.
@@ -134,7 +123,7 @@ class Creations:
                 except (MetadataUnavailable, asyncio.CancelledError) as error:
                     if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
                         is_kept = True
-                        self._tasks.start(self._settle(draft, attempt, once, peer))
+                        self._handles.ports.tasks.start(self._settle(draft, attempt, once, peer))
                     raise
                 else:
                     return row
@@ -181,7 +170,7 @@ class Creations:
 
     def _adopt(self, row: LedgerMetadata, ledger_key: bytes, peer: str) -> bool:
         """Become the writer of a ledger created here, unless this process is that already."""
-        self._rows.put(row)
+        self._handles.rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
         # A repeated request of a client gets the first ledger's row, whose handle may exist; and
         # somebody else may have ended the ledger before this answer arrived.

@@ -40,9 +40,8 @@ from services.gateway.engine.appends import Appends, check_not_of_log
 from services.gateway.engine.creations import Creations, Placing
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper, with_password
+from services.gateway.engine.keys import with_password
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.losses import LossAcceptance
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions
@@ -80,7 +79,7 @@ class Engine:
         )
         self.rows = LedgerRows(metadata, self._row_changed, self._ledger_ended)
         self._ends = Ends(self.rows, ports)
-        self._losses = LossAcceptance(self.rows, self.throttled, holdings)
+        self._holdings = holdings
         self.handles = Handles(
             self.writer,
             config,
@@ -90,21 +89,13 @@ class Engine:
             ports=ports,
             lacs=bookies,
         )
-        self._gatekeeper = Gatekeeper(self.handles.access_row)
+        self._gatekeeper = self.handles.gatekeeper
         self._passwords = Rereads(self.handles.with_password, self._read_rows, self.rows.put)
         """The rows of ledgers that are written here, since another gateway may set another password."""
         self.rows.on_gap += [self.handles.rereads.gap, self._passwords.gap]
-        self._creations = Creations(
-            self.handles,
-            rows=self.rows,
-            metadata=metadata,
-            placing=self.placing,
-            tasks=ports.tasks,
-        )
-        self.reads = LedgerReads(
-            self.handles, self.rows, self._ends, ports, peers, self._gatekeeper
-        )
-        self.appends = Appends(self.handles, self.rows, self._ends, peers, self._gatekeeper)
+        self._creations = Creations(self.handles, metadata, self.placing)
+        self.reads = LedgerReads(self.handles, peers)
+        self.appends = Appends(self.handles, peers)
         self._is_draining = False
 
     @classmethod
@@ -242,7 +233,8 @@ class Engine:
         """
         row = await self._allowed(ledger_id, password)
         row = await self._ends.told(row)
-        row = await self._losses.accept(row, first, last, _members(row, declare_lost))
+        declared = _members(row, declare_lost)
+        row = await self._ends.accept_loss(row, first, last, declared, self._holdings)
         return await self._ends.copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:

@@ -30,12 +30,10 @@ from quorumlog.protocol.messages import Begin, EntriesRead, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
-from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import LedgerRows, is_closed
+from services.gateway.engine.rows import is_closed
 from services.gateway.engine.tails import Tails
 from services.gateway.interface import LedgerView, ReadResult
 
@@ -48,23 +46,12 @@ class LedgerReads:
     entries up to it are read from their present members.
     """
 
-    def __init__(
-        self,
-        handles: Handles,
-        rows: LedgerRows,
-        ends: Ends,
-        ports: Ports,
-        peers: Peers,
-        gatekeeper: Gatekeeper,
-    ) -> None:
-        """`handles` are the ledgers of this process."""
-        self._handles = handles
-        self._rows = rows
-        self._ends = ends
-        self._ports = ports
-        self._peers = peers
-        self._gatekeeper = gatekeeper
-        self.tails = Tails(self._poll_lac, ports.tasks)
+    def __init__(self, handles: Handles, peers: Peers) -> None:
+        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        self._handles, self._peers = handles, peers
+        self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
+        self._gatekeeper = handles.gatekeeper
+        self.tails = Tails(self._poll_lac, self._ports.tasks)
 
     async def read(
         self,

@@ -121,16 +121,6 @@ class LogDriver:
     entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18f).
     """
 
-    __slots__ = (
-        "_inbox",
-        "_is_broken",
-        "_is_stepping",
-        "_machine",
-        "_name",
-        "_ports",
-        "_report",
-    )
-
     def __init__(
         self, machine: LogRoute, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:

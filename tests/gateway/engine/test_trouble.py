@@ -166,7 +166,7 @@ async def _leave_copy(world: World, row: LedgerMetadata, member: str) -> None:
         codec=record.Codec(row.digest),
     )
     done: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-    world.engine.handles._ports.bookies.add(member, row.ledger_key, run, done.set_result)
+    world.engine.handles.ports.bookies.add(member, row.ledger_key, run, done.set_result)
     assert await done is Status.OK
 
 
