@@ -9,10 +9,10 @@ that TCP applies back-pressure.
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from quorumlog.errors import Overloaded
-from quorumlog.net.framed import SEND_BYTES_MAX
+from quorumlog.net.framed import SEND_BYTES_MAX, Framed
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import (
     AddAsked,
@@ -24,7 +24,7 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.wire import frames
-from quorumlog.wire.frames import ChannelAnswer, Message, Op, Request
+from quorumlog.wire.frames import ChannelAnswer, Op, Request
 from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
@@ -41,23 +41,10 @@ _LARGE_BYTES: Final = 64 * 1024
 """A run above this size ends its message: behind it, it would be copied once more."""
 
 
-class Connection(Protocol):
-    """What a peer is connected by."""
-
-    def announce(self) -> None:
-        """There are answers to send."""
-
-    def pause(self) -> None:
-        """Read no more requests for now."""
-
-    def resume(self) -> None:
-        """Read on."""
-
-
 class Peer:
     """Who asks over one connection."""
 
-    connection: Connection
+    connection: Framed
     """Set before the first request."""
 
     def __init__(self, store: Store) -> None:
@@ -82,15 +69,10 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """The frame of the next answers."""
-        message = self._next_message()
-        return () if message is None else frames.frame_of(message)
-
-    def _next_message(self) -> Message | None:
-        """Answers of one member, as many as there are and one message takes."""
+        """The frame of the next answers: those of one member, as many as there are and one message takes."""
         out = self._out
         if not out:
-            return None
+            return ()
         name = out[0][0]
         answers: list[ChannelAnswer] = []
         size = 0
@@ -102,7 +84,7 @@ class Peer:
                 break
         self._out_bytes -= size
         self._resume_if_roomy()
-        return frames.encode_answers(name, answers)
+        return frames.frame_of(frames.encode_answers(name, answers))
 
     def _is_full(self) -> bool:
         return (

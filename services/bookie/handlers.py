@@ -397,7 +397,7 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:
     """Raise EntryUnavailable while a drop is decided: a repair would count dropped entries."""
-    if store.is_withheld(ledger_id):
+    if ledger_id in store.withheld:
         raise EntryUnavailable(
             f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
         )

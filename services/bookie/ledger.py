@@ -52,32 +52,6 @@ class StoredLedger:
       on disk.
     """
 
-    __slots__ = (
-        "_cached_lookup",
-        "_copies",
-        "_dirty_count",
-        "_dropped_copies",
-        "_entry_count",
-        "_fresh",
-        "_hiding",
-        "_index",
-        "_indexed_highest",
-        "_is_in_checkpoint",
-        "_replaced",
-        "_stored_bytes",
-        "_waiting",
-        "ahead_to",
-        "hidden",
-        "highest",
-        "is_cold",
-        "ledger_id",
-        "read_to",
-        "recent",
-        "replica",
-        "row_names",
-        "sparse_span",
-    )
-
     def __init__(
         self,
         ledger_id: int,
@@ -107,7 +81,8 @@ class StoredLedger:
         self.is_cold = False
         """A read had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._cached_lookup: tuple[int, int, list[Part]] | None = None
+        self.lookup: tuple[int, int, list[Part]] | None = None
+        """A lookup of first..last and what it found, while the rules are about to repeat it."""
         self._dirty_count = 0
         found = index.row(ledger_id)
         row = found or IndexRow()
@@ -132,8 +107,8 @@ class StoredLedger:
 
     def present(self, first: int, last: int) -> Ranges:
         """Which of first..last are stored, synced or not."""
-        if self._cached_lookup is not None and self._cached_lookup[:2] == (first, last):
-            return present_in(self._cached_lookup[2], first, last)
+        if self.lookup is not None and self.lookup[:2] == (first, last):
+            return present_in(self.lookup[2], first, last)
         return present_in(self.find(first, last), first, last)
 
     def accept(self, record: RunStored) -> Part:
@@ -229,14 +204,6 @@ class StoredLedger:
             (held.segment, held.offset, held.mask) == place
             for held in self.find(part.first, part.last)
         )
-
-    def cache_lookup(self, first: int, last: int, parts: list[Part]) -> None:
-        """Keep a lookup that the rules are about to repeat."""
-        self._cached_lookup = (first, last, parts)
-
-    def clear_cached_lookup(self) -> None:
-        """Discard the kept lookup, which may be outdated."""
-        self._cached_lookup = None
 
     def row_copy(self, name: RowName) -> RowCopy:
         """A copy of the metadata's row that is held."""

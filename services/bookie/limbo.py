@@ -22,8 +22,9 @@ Both phases resume after a crash: the file `limbo` in the directory marks unfini
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,17 @@ _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
 """How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
 again takes it from its worker."""
+
+
+@contextlib.contextmanager
+def logged(what: str, **members: object) -> Iterator[None]:
+    """One round of background work: an error of it is logged, and must not end later rounds."""
+    try:
+        yield
+    except QuorumLogError as error:
+        log.warning("%s-put-off", what, extra={**members, "why": error.detail})
+    except Exception:
+        log.exception("%s-failed", what, extra=members)
 
 
 class Limbo:
@@ -109,13 +121,9 @@ class Limbo:
         clock = asyncio.get_running_loop().time
         while self._mark_file.exists():
             begun = clock()
-            try:
+            # Nothing leaves limbo without proof; the next round tries again.
+            with logged("limbo"):
                 await self.round()
-            except QuorumLogError as error:
-                log.warning("limbo-put-off", extra={"why": error.detail})
-            except Exception:
-                # Nothing leaves limbo without proof; the next round tries again.
-                log.exception("limbo-failed")
             if self._mark_file.exists():
                 await asyncio.sleep(max(self._rest_s, _REST_FACTOR * (clock() - begun)))
 

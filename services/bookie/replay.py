@@ -198,18 +198,9 @@ def _last_segment(
     new_head, fd, new_end = segments.create(
         number + 1, first_sequence, previous_end, fill, may_be_short=True
     )
-    for record in (record for records in copies for record in records):
-        (body,) = record.parts
-        stored = StoredRecord(
-            record.kind,
-            record.flags,
-            record.ledger_id,
-            record.offset,
-            record.size,
-            record.crc,
-            body,
-        )
-        apply(Placed(record.segment, stored))
+    for batch, records in zip(tail, copies, strict=True):
+        for stored, copy in zip(batch.records, records, strict=True):
+            apply(Placed(copy.segment, stored._replace(offset=copy.offset)))
     return Replayed(
         new_head,
         fd,

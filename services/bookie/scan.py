@@ -25,7 +25,7 @@ from services.bookie.log import (
     whole_bytes,
 )
 from services.bookie.records import packed_in
-from services.bookie.segments import Segments
+from services.bookie.segments import SegmentFile, Segments
 
 STEP_BYTES: Final = 1024 * 1024
 """Read with one call, or the size of a batch if larger. Exceeds the table of any batch."""
@@ -53,11 +53,8 @@ def end_of(segments: Segments, segment: int) -> int:
 def scan(segments: Segments, segment: int) -> Generator[Scanned]:
     """A whole segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
     head, end = segments.head(segment), end_of(segments, segment)
-    fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield from _scan(fd, head, end)
-    finally:
-        os.close(fd)
+    file = SegmentFile(segments.path(segment))
+    yield from _scan(file.fd, head, end)
 
 
 def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
@@ -135,22 +132,19 @@ def state_of(segments: Segments, segment: int) -> SegmentState:
     packed_bytes = 0
     is_whole = True
     head, end = segments.head(segment), end_of(segments, segment)
-    fd = os.open(segments.path(segment), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for records in _record_heads(fd, head, end):
-            is_whole = is_whole and records is not None
-            for record in records or ():
-                if record.kind is Kind.DELETED:
-                    ids = _packed_ids(fd, record)
-                    is_whole = is_whole and ids is not None
-                    deleted.extend(ids or ())
-                    packed_bytes += record.size
-                elif record.kind is Kind.DELETE:
-                    deleted.append(record.ledger_id)
-                else:
-                    ledgers.add(record.ledger_id)
-    finally:
-        os.close(fd)
+    file = SegmentFile(segments.path(segment))
+    for records in _record_heads(file.fd, head, end):
+        is_whole = is_whole and records is not None
+        for record in records or ():
+            if record.kind is Kind.DELETED:
+                ids = _packed_ids(file.fd, record)
+                is_whole = is_whole and ids is not None
+                deleted.extend(ids or ())
+                packed_bytes += record.size
+            elif record.kind is Kind.DELETE:
+                deleted.append(record.ledger_id)
+            else:
+                ledgers.add(record.ledger_id)
     return SegmentState(ledgers, deleted, packed_bytes, is_whole)
 
 

@@ -31,6 +31,7 @@ from services.bookie.collect import Collector, Found, MetadataRows
 from services.bookie.config import StoreOptions
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
+from services.bookie.space import Space
 from services.bookie.store import Store
 from tests.bookie.powercut import Disk
 from tests.bookie.support import add, fence, ids_of, read, read_lac, run_of, started, write_lac
@@ -161,7 +162,6 @@ class Story:
     async def _work(self) -> None:
         chance = self._chance
         store = self._store = started(self._root / "d", OPTIONS)
-        rows = Rows()
         next_ledger = 1
         open_ledgers: list[int] = []
         for _ in range(STEPS):
@@ -191,17 +191,14 @@ class Story:
                 self._doing = "deletion"
                 self._known.going.add(ledger)
                 open_ledgers.remove(ledger)
-                store.moves.drop(ledger, keep_stub=False)
+                store.drop(ledger, keep_stub=False)
                 await store.pending.wait_synced(store.ledger(ledger))
                 self._known.gone.add(ledger)
                 self._doing = "write"
             else:
                 self._doing = "compaction"
                 share = chance.choice([0.2, 0.4, 0.6, 1.0])
-                collector = Collector(
-                    store, rows, "cluster", grace_s=0, live_share_min=share, bytes_per_s=1 << 40
-                )
-                await collector.free_segments()
+                await Space(store, live_share_min=share, bytes_per_s=1 << 40).free()
                 self._doing = "write"
         self._store = None
         await store.stop()
@@ -282,7 +279,9 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     assert callable(wrong)
     rows = Rows()
     rows.deleted = {ledger for ledger, _ in store.ledgers()}
-    collector = Collector(store, rows, "cluster", grace_s=0, bytes_per_s=1 << 40)
+    collector = Collector(
+        store, rows, "cluster", grace_s=0, space=Space(store, bytes_per_s=1 << 40)
+    )
     for _ in range(2):
         await collector.round()
     # What is written now begins in a segment of its own, as after a roll.
@@ -290,7 +289,7 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     await store.stop()
     store = started(directory, OPTIONS)
     await store.checkpoint()
-    await Collector(store, rows, "cluster", grace_s=0, bytes_per_s=1 << 40).free_segments()
+    await Space(store, bytes_per_s=1 << 40).free()
     if list(store.ledgers()):
         wrong("resurrected", f"{list(store.ledgers())}")
     await store.stop()

@@ -71,7 +71,7 @@ async def made(root: Path) -> tuple[Path, Path]:
             await write_lac(store, 8, LAC)
         if number in {5, 12}:
             await store.checkpoint()
-    store.moves.drop(6, keep_stub=False)
+    store.drop(6, keep_stub=False)
     await add(store, run_of(8, range(3)), recovery=True)
     await add(store, run_of(8, range(60, 63)))
     await add(store, run_of(*LATE))

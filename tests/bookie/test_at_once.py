@@ -103,7 +103,7 @@ async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
     parts = store.ledger(7).find(0, 9)
     gate.open.clear()
     gate.waiting = 0
-    moving = asyncio.create_task(store.moves.move([(7, part) for part in parts]))
+    moving = asyncio.create_task(store.move([(7, part) for part in parts]))
     await until(lambda: gate.waiting > 0, "what is moved is being synced")
     await store.checkpoint()
 
@@ -461,14 +461,14 @@ async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Pat
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
 
-    store.withhold(7, withheld=True)
+    store.withheld.add(7)
     answers = [
         await add(store, run_of(7, [3])),
         await add(store, run_of(7, [4]), recovery=True),
         await add(store, run_of(7, [5]), recovery=True),
         await add(store, run_of(7, range(3)), recovery=True),
     ]
-    store.withhold(7, withheld=False)
+    store.withheld.discard(7)
 
     assert [verdict.status for verdict in answers] == [Status.UNKNOWN] * 4
     assert (await add(store, run_of(7, [3]))).status is Status.OK
@@ -484,11 +484,11 @@ async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
     held = Held(monkeypatch, store._reads, "stored")
     adding = asyncio.create_task(add(store, run_of(7, range(5)), recovery=True))
     await held.reached.wait()
-    store.withhold(7, withheld=True)
+    store.withheld.add(7)
     held.go_on.set()
 
     assert (await adding).status is Status.UNKNOWN
-    store.withhold(7, withheld=False)
+    store.withheld.discard(7)
     await store.stop()
 
 
@@ -519,7 +519,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     """
     store = await filled(root / "d")
     await store.checkpoint()
-    move = store.moves.move
+    move = store.move
     (first,) = store.ledger(7).find(0, 0)
     seen: list[Verdict] = []
 
@@ -530,7 +530,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
             rot(store, 7, 9)  # the same bit: it reads again
         return await move(parts)
 
-    monkeypatch.setattr(store.moves, "move", mended)
+    monkeypatch.setattr(store, "move", mended)
     await Space(store, live_share_min=1.0).free()
 
     assert seen[0].status is Status.OK
@@ -551,10 +551,10 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     await store.checkpoint()
     held = Held(monkeypatch, store._reads, "fetch_each")
     parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
-    moving = asyncio.create_task(store.moves.move(parts))
+    moving = asyncio.create_task(store.move(parts))
     await held.reached.wait()
-    store.moves.drop(7, keep_stub=False)
-    store.moves.drop(8, keep_stub=True)
+    store.drop(7, keep_stub=False)
+    store.drop(8, keep_stub=True)
     held.go_on.set()
 
     assert all(await moving)
@@ -575,7 +575,7 @@ async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
     await add(store, run_of(7, range(3)))
     gate.open.clear()
     gate.waiting = 0
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     await until(lambda: gate.waiting > 0, "the stub is being synced")
     await store.checkpoint()
     store.holdings.evict_idle()
