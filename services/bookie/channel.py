@@ -13,16 +13,8 @@ from typing import Final
 
 from quorumlog.errors import Overloaded
 from quorumlog.net.framed import SEND_BYTES_MAX, Framed
+from quorumlog.protocol import replica
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.replica import (
-    AddAsked,
-    FenceAsked,
-    LacAsked,
-    LacTold,
-    ReadAsked,
-    RowTold,
-    Verdict,
-)
 from quorumlog.wire import frames
 from quorumlog.wire.frames import ChannelAnswer, Op, Request
 from services.bookie.store import ReadAnswer, Store
@@ -150,7 +142,7 @@ def dispatch(
 ) -> None:
     """Pass a request to the store; `answer(status, lac, body, run)` is called once."""
 
-    def verdict(given: Verdict) -> None:
+    def verdict(given: replica.Verdict) -> None:
         answer(given.status, given.last_add_confirmed, b"", b"")
 
     def found(given: ReadAnswer) -> None:
@@ -165,7 +157,7 @@ def dispatch(
         case Op.ADD:
             assert request.run is not None
             store.add(
-                AddAsked(
+                replica.AddAsked(
                     member,
                     request.run,
                     request.ledger_key,
@@ -178,7 +170,7 @@ def dispatch(
         case Op.READ:
             store.read(
                 ledger_id,
-                ReadAsked(
+                replica.ReadAsked(
                     member,
                     request.first,
                     request.last,
@@ -190,11 +182,11 @@ def dispatch(
                 found,
             )
         case Op.FENCE:
-            store.ask(ledger_id, FenceAsked(member, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.FenceAsked(member, request.ledger_key), verdict)
         case Op.READ_LAC:
-            store.ask(ledger_id, LacAsked(member), verdict)
+            store.ask(ledger_id, replica.LacAsked(member), verdict)
         case Op.WRITE_LAC:
-            store.ask(ledger_id, LacTold(member, request.last, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.LacTold(member, request.last, request.ledger_key), verdict)
         case Op.KEEP_ROW:
             assert request.row is not None
-            store.ask(ledger_id, RowTold(member, request.row, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.RowTold(member, request.row, request.ledger_key), verdict)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from quorumlog.protocol.replica import RunStored, Verdict
@@ -39,6 +40,13 @@ def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
     """Set a future's result unless its waiter was cancelled."""
     if not waiting.done():
         waiting.set_result(answer)
+
+
+async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
+    """What `ask` hands to its callback."""
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    ask(partial(resolve, answer))
+    return await answer
 
 
 class PendingWrites:
@@ -88,15 +96,13 @@ class PendingWrites:
 
     async def write(self, record: QueuedRecord) -> None:
         """Queue a record of no single ledger; on disk when it returns."""
-        assert self._loop is not None
-        record.tag = synced = self._loop.create_future()
+        record.tag = synced = asyncio.get_running_loop().create_future()
         self.put(record)
         await synced
 
     async def wait_synced(self, ledger: StoredLedger) -> None:
         """Wait until all records of a ledger are on disk."""
-        assert self._loop is not None
-        synced: asyncio.Future[None] = self._loop.create_future()
+        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.when_synced(ledger.replica.accepted_count, lambda: resolve(synced, None))
         await synced
 

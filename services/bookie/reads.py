@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
@@ -34,6 +34,9 @@ from services.bookie.extents import (
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, present_in
 from services.bookie.segments import Segments
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 FoundParts = list[tuple[Part, Bytes]]
 """Parts and their runs."""
@@ -60,17 +63,16 @@ class Damages:
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False
-        if place in self._parts or len(self._parts) < DAMAGES_MAX:
-            self._parts[place] = (part.first, part.last)
-        else:
-            self.is_cut = self._is_cut_in_pass = True
+        self._keep(self._parts, place, (part.first, part.last))
         return True
 
     def note_stretch(self, stretch: DamagedStretch) -> None:
         """Record an unreadable stretch of a segment."""
-        place = (stretch.segment, stretch.start)
-        if place in self._stretches or len(self._stretches) < DAMAGES_MAX:
-            self._stretches[place] = stretch
+        self._keep(self._stretches, (stretch.segment, stretch.start), stretch)
+
+    def _keep(self, places: dict[K, V], place: K, damage: V) -> None:
+        if place in places or len(places) < DAMAGES_MAX:
+            places[place] = damage
         else:
             self.is_cut = self._is_cut_in_pass = True
 
@@ -166,10 +168,12 @@ class Reads:
         self._advisor.submit(advise, extents(self._segments, stored))
 
     def fetch_cached(
-        self, ledger: StoredLedger, parts: list[Part]
+        self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> tuple[FoundParts, list[Extent]]:
-        """The runs of parts in memory (here or in the page cache), and the others' extents."""
+        """The runs of parts in memory (here or in the page cache), and the others' extents. `from_disk`: as for `fetch`."""
         found, wanted = self._split(parts)
+        if from_disk:
+            return [], wanted
         for place, extent in enumerate(wanted):
             good = self._read_cached(extent, ledger.ledger_id)
             if good is None:

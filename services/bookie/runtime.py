@@ -95,7 +95,7 @@ class BookieRuntime:
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
         self._witness_file = WitnessFile(config.data_dir.resolve())
-        self._rows = MetadataRows(self._metadata, self._witness_file.keep)
+        self.rows = MetadataRows(self._metadata, self._witness_file.keep)
 
     @property
     def replayed_store(self) -> Store | None:
@@ -135,11 +135,6 @@ class BookieRuntime:
         held = witnesses_of(cookie.cookie.cluster_id, fresh)
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
-    @property
-    def missing_rows(self) -> int:
-        """Rows that were requested and missing without a tombstone (rule 18)."""
-        return self._rows.missing_count
-
     def witnesses(self) -> BookieWitnesses:
         """What this bookie knows of the metadata's database. A metadata process that starts asks for it,
         and so does one whose operator accepts a loss.
@@ -154,11 +149,6 @@ class BookieRuntime:
                 None if store is None else store.holdings.highest_ledger(ASSIGNED_ID_END)
             ),
         )
-
-    @property
-    def kept_ledgers(self) -> int:
-        """Ledgers kept because the database lacks a change of which a copy is held (rule 18c)."""
-        return len(self._rows.kept)
 
     @property
     def state(self) -> BookieMode:
@@ -223,7 +213,7 @@ class BookieRuntime:
             store, limbo, scrubber = await self._open()
             space = Space(store, bytes_per_s=self.config.compact_bytes_per_s, pace=self.pace)
             grace_s = self.config.collect_grace_s
-            collector = Collector(store, self._rows, self.cluster_id, grace_s=grace_s, space=space)
+            collector = Collector(store, self.rows, self.cluster_id, grace_s=grace_s, space=space)
             announced: asyncio.Queue[int] = asyncio.Queue(_ANNOUNCED_MAX)
             async with asyncio.TaskGroup() as group:
                 for work in (
@@ -272,7 +262,7 @@ class BookieRuntime:
         self.cluster_id = self._registration.cluster_id
         store.set_member(cookie.member)
         self._apply_state(store, _stored_state(directory))
-        self._rows.present(store.holdings.fresh, config.bookie_name, self.cluster_id)
+        self.rows.present(store.holdings.fresh, config.bookie_name, self.cluster_id)
         store.start(self._writer_failed)
         self.limbo = limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
@@ -347,7 +337,7 @@ class BookieRuntime:
         """
         while True:
             try:
-                await self._rows.confirm()
+                await self.rows.confirm()
             except QuorumLogError as error:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400

@@ -20,28 +20,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from quorumlog.errors import Overloaded
+from quorumlog.protocol import replica
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import (
-    AddAsked,
-    FenceAsked,
-    LacAsked,
-    LacTold,
-    ReadAsked,
-    RowTold,
-    Verdict,
-)
 from quorumlog.protocol.row_copy import RowName
 from services.bookie.config import StoreOptions
 from services.bookie.directory import Disk, lock_directory, open_index
-from services.bookie.extents import join
+from services.bookie.extents import Extent, join
 from services.bookie.holdings import LedgerTable
 from services.bookie.index import IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, split_run
-from services.bookie.pending import Checkpoints, PendingWrites, resolve
+from services.bookie.pending import Checkpoints, PendingWrites, answered
 from services.bookie.reads import Damages, FoundParts, Reads
 from services.bookie.records import packed
 from services.bookie.replay import Replayed, replay_log
@@ -124,7 +116,6 @@ class Store:
         self._reads = Reads(self.segments, self.damages, self.counters)
         self.withheld: set[int] = set()
         """Ledgers whose drop is being decided: no request about them is answered, lest a repair count on them."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: LogWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
@@ -135,7 +126,6 @@ class Store:
 
     def start(self, on_fatal: Callable[[BaseException], None]) -> None:
         """Start writing, on the running loop. `on_fatal`: nothing can be written any more."""
-        self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
             self.segments,
             self.replayed.head,
@@ -180,7 +170,7 @@ class Store:
         """Run a checkpoint now."""
         await self._checkpoints.run()
 
-    def add(self, asked: AddAsked, done: Callable[[Verdict], None]) -> None:
+    def add(self, asked: replica.AddAsked, done: Callable[[replica.Verdict], None]) -> None:
         """Judge an add; `done` is called when its answer may leave.
 
         Raises: Overloaded when too much is queued.
@@ -189,12 +179,12 @@ class Store:
         if self.pending.is_over_limit:
             raise Overloaded("too much is queued for the disk")
         if run.ledger_id in self.withheld or self._is_ending:
-            done(Verdict(Status.UNKNOWN))
+            done(replica.Verdict(Status.UNKNOWN))
             return
         if self.takes_no_adds:
             asked = replace(asked, read_only=True)
             if self.disk.is_full and asked.recovery:
-                done(Verdict(Status.READ_ONLY))
+                done(replica.Verdict(Status.READ_ONLY))
                 return
         pieces = split_run(run)
         if len(pieces) > 1:
@@ -211,30 +201,27 @@ class Store:
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     async def _add_pieces(
-        self, asked: AddAsked, pieces: list[Run], done: Callable[[Verdict], None]
+        self, asked: replica.AddAsked, pieces: list[Run], done: Callable[[replica.Verdict], None]
     ) -> None:
         """Add a run too wide for one part: its pieces one after another, until one is refused."""
-        assert self._loop is not None
-        verdict = Verdict(Status.UNKNOWN)
+        verdict = replica.Verdict(Status.UNKNOWN)
         try:
             for piece in pieces:
-                answered: asyncio.Future[Verdict] = self._loop.create_future()
-                self.add(replace(asked, run=piece), partial(resolve, answered))
-                verdict = await answered
+                verdict = await answered(partial(self.add, replace(asked, run=piece)))
                 if verdict.status is not Status.OK:
                     break
         except Exception:
             log.exception("add-failed", extra={"ledger": asked.run.ledger_id})
-            verdict = Verdict(Status.UNKNOWN)
+            verdict = replica.Verdict(Status.UNKNOWN)
         done(verdict)
 
     async def _add_compared(
-        self, asked: AddAsked, compare: Ranges, done: Callable[[Verdict], None]
+        self, asked: replica.AddAsked, compare: Ranges, done: Callable[[replica.Verdict], None]
     ) -> None:
         """Add stored ids: read the stored copies, and judge the add again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
-        verdict = Verdict(Status.UNKNOWN)
+        verdict = replica.Verdict(Status.UNKNOWN)
         try:
             for _ in range(COMPARE_ROUNDS_MAX):
                 stored, damaged = await self._reads.stored(ledger, compare)
@@ -243,7 +230,7 @@ class Store:
                 # miss each other's fence.
                 ledger = self.ledger(ledger_id)
                 if ledger_id in self.withheld or self._is_ending:
-                    verdict = Verdict(Status.UNKNOWN)
+                    verdict = replica.Verdict(Status.UNKNOWN)
                     break
                 verdict = ledger.replica.step(again)
                 if not verdict.compare:
@@ -252,14 +239,14 @@ class Store:
                 compare = verdict.compare
         except Exception:
             log.exception("add-failed", extra={"ledger": ledger.ledger_id})
-            verdict = Verdict(Status.UNKNOWN)
+            verdict = replica.Verdict(Status.UNKNOWN)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     def ask(
         self,
         ledger_id: int,
-        asked: FenceAsked | LacAsked | LacTold | RowTold,
-        done: Callable[[Verdict], None],
+        asked: replica.FenceAsked | replica.LacAsked | replica.LacTold | replica.RowTold,
+        done: Callable[[replica.Verdict], None],
     ) -> None:
         """Fence a ledger, read or store its LAC, or keep a copy of its row; `done` is called when the answer may leave."""
         ledger = self.ledger(ledger_id)
@@ -286,7 +273,7 @@ class Store:
     def read(
         self,
         ledger_id: int,
-        asked: ReadAsked,
+        asked: replica.ReadAsked,
         bytes_max: int,
         done: Callable[[ReadAnswer], None],
     ) -> None:
@@ -306,7 +293,9 @@ class Store:
         self.pending.submit(ledger, verdict)
         if not verdict.present:
             parts = []
-        is_advised = self._reads.note_read(ledger, asked.first, known_to, parts, bytes_max)
+        reads = self._reads
+        is_advised = reads.note_read(ledger, asked.first, known_to, parts, bytes_max)
+        is_advised = is_advised and not asked.from_disk  # which drops what was advised
 
         def answer(found: FoundParts) -> None:
             told = unknown
@@ -319,27 +308,21 @@ class Store:
 
         def fetch() -> None:
             try:
-                begin()
+                found, missing = reads.fetch_cached(ledger, parts, from_disk=asked.from_disk)
+                if missing:
+                    self._spawn(deliver(found, missing))
+                else:
+                    answer(found)
             except Exception:
                 # A defect proves nothing, and the reader must not wait for ever.
                 log.exception("read-failed", extra={"ledger": ledger_id})
                 done(unknown)
 
-        def begin() -> None:
-            reads, found = self._reads, FoundParts()
-            if asked.from_disk:
-                reading = reads.fetch(ledger, parts, from_disk=True)
-            else:
-                found, missing = reads.fetch_cached(ledger, parts)
-                if not missing:
-                    answer(found)
-                    return
-                reading = reads.read(ledger, missing, is_advised=is_advised)
-            self._spawn(deliver(found, reading))
-
-        async def deliver(found: FoundParts, reading: Coroutine[Any, Any, FoundParts]) -> None:
+        async def deliver(found: FoundParts, missing: list[Extent]) -> None:
             try:
-                found = found + await reading
+                found = found + await reads.read(
+                    ledger, missing, is_advised=is_advised, from_disk=asked.from_disk
+                )
             except Exception:
                 # Unreadable entries are unknown: the answer does not name them.
                 log.exception("read-failed", extra={"ledger": ledger_id})

@@ -51,7 +51,9 @@ async def test_a_read_that_breaks_is_unknown(
     store.start(broken)
     assert (await add(store, run_of(1, [0]))).status is Status.OK
     if step == "read":
-        monkeypatch.setattr(Reads, "fetch_cached", lambda _self, _ledger, parts: ([], parts))
+        monkeypatch.setattr(
+            Reads, "fetch_cached", lambda _self, _ledger, parts, **_how: ([], parts)
+        )
     with monkeypatch.context() as patched:
         patched.setattr(owner, step, broken)
         async with within("it is answered"):

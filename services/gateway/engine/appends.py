@@ -12,15 +12,7 @@ from typing import Final
 
 import orjson
 
-from quorumlog.errors import (
-    LedgerClosed,
-    LedgerFenced,
-    NoSuchLedger,
-    OwnedByLog,
-    QuorumTimeout,
-    TooLarge,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
@@ -45,7 +37,7 @@ def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
     is written and sealed by a task attempt instead.
     """
     if row.log is not None and transaction_of(row) is None:
-        raise OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
+        raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
 
 
 async def packed_batch(data: bytes) -> bytes:
@@ -75,7 +67,7 @@ class Appends:
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:
-            raise OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+            raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
         if handle is None:
             frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
             told = orjson.loads(
@@ -87,7 +79,7 @@ class Appends:
         self._gatekeeper.check(row, password)
         try:
             submitted = handle.append(payloads, expect)
-        except (LedgerClosed, LedgerFenced, WriterLost) as error:
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
@@ -112,8 +104,8 @@ class Appends:
                 writer, "POST", path, peers.append_s, data, media=media, password=password
             )
         except TimeoutError as error:
-            raise QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
-        except WriterLost as error:
+            raise errors.QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
+        except errors.WriterLost as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
 
     def at_hand(
@@ -140,17 +132,17 @@ class Appends:
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+                raise errors.OwnedByLog("it is of no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:
-                raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+                raise errors.TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
             # No await since they were counted: records and entry ids have one order.
             submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
-        except (LedgerClosed, LedgerFenced, WriterLost) as error:
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
             raise await self._handles.prefer_ledger_state(error, ledger_id) from error
         return await submitted
 
@@ -164,7 +156,7 @@ class Appends:
             return transaction_of(handle.access_row)
         try:
             return transaction_of(await self._rows.row(ledger_id))
-        except NoSuchLedger:
+        except errors.NoSuchLedger:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:

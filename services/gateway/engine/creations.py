@@ -6,14 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
-from quorumlog.errors import (
-    UNKNOWN,
-    InvalidRequest,
-    MetadataUnavailable,
-    NotEnoughBookies,
-    QuorumLogError,
-    StaleMember,
-)
+from quorumlog import errors
 from quorumlog.net.budget import PEER
 from quorumlog.net.directory import Directory
 from quorumlog.net.metadata_client import MetadataClient
@@ -65,9 +58,9 @@ class Placing:
                 return members, self._is_narrow(quorum, members) or is_degraded
         raise self.too_few(quorum.ensemble_size)
 
-    def too_few(self, needed: int) -> NotEnoughBookies:
+    def too_few(self, needed: int) -> errors.NotEnoughBookies:
         """The error if no ensemble is possible."""
-        return NotEnoughBookies(
+        return errors.NotEnoughBookies(
             f"{needed} bookies that take entries are needed: {self.directory.census()}"
         )
 
@@ -80,7 +73,7 @@ class Placing:
         if used >= wanted:
             return False
         if self._enforces_zones:
-            raise NotEnoughBookies(
+            raise errors.NotEnoughBookies(
                 f"the copies of an entry would lie in {used} zones, {wanted} are asked for"
                 " (ZONES_MIN)"
             )
@@ -110,24 +103,27 @@ class Creations:
             places.back(peer)  # a roll or a takeover of a log is never refused
         is_kept = False
         try:
-            stale: StaleMember | None = None
+            stale: errors.StaleMember | None = None
             for _ in range(_PLACINGS):
                 draft = await self._draft(options)
                 attempt, once = new_attempt(), options.once
                 try:
                     row, is_kept = await self._create(draft, attempt, once, peer)
-                except StaleMember as error:
+                except errors.StaleMember as error:
                     # The list of bookies is older than a registration (rule 15b).
                     stale = error
                     await self._placing.directory.refresh()
-                except (MetadataUnavailable, asyncio.CancelledError) as error:
-                    if not isinstance(error, MetadataUnavailable) or error.outcome == UNKNOWN:
+                except (errors.MetadataUnavailable, asyncio.CancelledError) as error:
+                    if (
+                        not isinstance(error, errors.MetadataUnavailable)
+                        or error.outcome == errors.UNKNOWN
+                    ):
                         is_kept = True
                         self._handles.ports.tasks.start(self._settle(draft, attempt, once, peer))
                     raise
                 else:
                     return row
-            raise NotEnoughBookies(
+            raise errors.NotEnoughBookies(
                 f"bookies registered anew while an ensemble was chosen, {_PLACINGS} times: {stale}"
             ) from stale
         finally:
@@ -137,7 +133,7 @@ class Creations:
     async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
         """The row to be created, with a new ensemble and new keys."""
         if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
-            raise InvalidRequest("the digest hmac-sha256 needs a password")
+            raise errors.InvalidRequest("the digest hmac-sha256 needs a password")
         members, is_degraded = await self._placing.new_ensemble(
             options.quorum, allow_degraded=options.allow_degraded
         )
@@ -191,9 +187,9 @@ class Creations:
             while True:
                 try:
                     _, is_kept = await self._create(draft, attempt, once, peer)
-                except MetadataUnavailable:
+                except errors.MetadataUnavailable:
                     await asyncio.sleep(_RETRY_S)
-                except QuorumLogError:
+                except errors.QuorumLogError:
                     return  # the ledger was never created
                 else:
                     return

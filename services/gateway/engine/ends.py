@@ -9,14 +9,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from quorumlog.errors import (
-    UNKNOWN,
-    InvalidRequest,
-    LossNotProven,
-    MetadataUnavailable,
-    NoSuchLedger,
-    QuorumLogError,
-)
+from quorumlog import errors
 from quorumlog.net.driver import recover
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_requests import new_attempt
@@ -89,10 +82,10 @@ class Ends:
         """
         try:
             return await self._read(closed, copies)
-        except NoSuchLedger:
+        except errors.NoSuchLedger:
             return closed  # deleted since, which only a CLOSED ledger is
-        except MetadataUnavailable as error:
-            raise error.with_outcome(UNKNOWN) from error
+        except errors.MetadataUnavailable as error:
+            raise error.with_outcome(errors.UNKNOWN) from error
 
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
@@ -133,9 +126,9 @@ class Ends:
                     # An earlier recovery may have ended before it had sent copies.
                     await (spread(row, self._ports) if is_closed(row) else self.recover(row))
                     return
-                except NoSuchLedger:
+                except errors.NoSuchLedger:
                     return
-                except QuorumLogError as error:
+                except errors.QuorumLogError as error:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 except Exception:
                     # A defect: an open ledger without a writer must end all the same.
@@ -159,11 +152,11 @@ class Ends:
         """
         while True:
             if not is_closed(row) or row.last_entry is None:
-                raise LossNotProven(
+                raise errors.LossNotProven(
                     "the ledger is not CLOSED: recover it first", ledger_id=row.ledger_id
                 )
             if last > row.last_entry:
-                raise InvalidRequest(
+                raise errors.InvalidRequest(
                     f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id
                 )
             kept = row.kept(first, last)
@@ -172,7 +165,7 @@ class Ends:
             await _prove_lost(row, kept, declared, holdings)
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
-                raise InvalidRequest(
+                raise errors.InvalidRequest(
                     f"at most {LOST_RANGES_MAX} ranges of a ledger are given up",
                     ledger_id=row.ledger_id,
                 )
@@ -180,9 +173,9 @@ class Ends:
             # others may have the entries.
             status, now = await self._ports.metadata.cas(changed, (), attempt=new_attempt())
             if status is CasStatus.MISSING:
-                raise NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
+                raise errors.NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
             if now is None:
-                raise MetadataUnavailable(ledger_id=row.ledger_id)
+                raise errors.MetadataUnavailable(ledger_id=row.ledger_id)
             self._rows.put(now)
             if status is CasStatus.OK:
                 log.warning(
@@ -236,7 +229,7 @@ async def _prove_lost(
             if len(against) >= _REFUSED_RANGES_MAX:
                 break
     if against:
-        raise LossNotProven(
+        raise errors.LossNotProven(
             str(against[0]),
             ledger_id=row.ledger_id,
             entry_id=against[0].first,

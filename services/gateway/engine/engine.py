@@ -12,16 +12,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
-from quorumlog.errors import (
-    InvalidRequest,
-    MetadataUnavailable,
-    NoSuchLedger,
-    OwnedByLog,
-    QuorumLogError,
-    ShuttingDown,
-    VersionConflict,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory, Quarantine
 from quorumlog.net.holdings import HoldingsClient
@@ -140,7 +131,7 @@ class Engine:
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
         if self._is_draining:
-            raise ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is about to end")
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
@@ -165,7 +156,7 @@ class Engine:
             return await self._ends.kept(*await self.handles.close(row))
         try:
             await self.peers.close(row.writer, ledger_id, password=password)
-        except WriterLost as error:
+        except errors.WriterLost as error:
             if is_closed(row):
                 return await self._ends.copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
@@ -202,7 +193,7 @@ class Engine:
         while True:
             row = await self.rows.fresh(ledger_id)
             if not row.access_key:
-                raise InvalidRequest("the ledger has no password", ledger_id=ledger_id)
+                raise errors.InvalidRequest("the ledger has no password", ledger_id=ledger_id)
             if not self._gatekeeper.opens(row, new):
                 row = with_password(await self._allowed(ledger_id, password), new)
             elif once is None:
@@ -212,9 +203,9 @@ class Engine:
                 self.rows.put(row := changed)
                 break
             if status is CasStatus.MISSING:
-                raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
+                raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
             if changed is None:
-                raise MetadataUnavailable(ledger_id=ledger_id)
+                raise errors.MetadataUnavailable(ledger_id=ledger_id)
         await spread(row, self._ports)  # rule 18b
         return row
 
@@ -242,14 +233,14 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
-                raise OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
+                raise errors.OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
             if not is_closed(row):
                 row, _ = await self._ends.recover(row)
             try:
                 attempt = await self.metadata.delete(
                     ledger_id, version=row.version, row_attempt=row.attempt
                 )
-            except VersionConflict:
+            except errors.VersionConflict:
                 row = await self._allowed(ledger_id, password)  # another password may be set since
                 continue
             break
@@ -263,7 +254,7 @@ class Engine:
 
         async def read(ledger_id: int) -> LedgerMetadata | None:
             async with room:
-                with contextlib.suppress(NoSuchLedger):
+                with contextlib.suppress(errors.NoSuchLedger):
                     return await self.rows.fresh(ledger_id)
             return None
 
@@ -285,7 +276,7 @@ class Engine:
 
         async def copy(ledger_id: int) -> None:
             async with room:
-                with contextlib.suppress(QuorumLogError):
+                with contextlib.suppress(errors.QuorumLogError):
                     await spread(await self.rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
@@ -356,7 +347,7 @@ class Engine:
     async def ready(self) -> None:
         """Return if a default ledger could be created now. Raises: as that creation."""
         if self._is_draining:
-            raise ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size
         await self.directory.refresh()
         if not self.directory.new_ensemble(size):
@@ -377,7 +368,7 @@ class Engine:
             heartbeat = ServiceHeartbeat(
                 url=self.writer.url, internal_url=self.writer.internal_url, state=state
             )
-            with contextlib.suppress(QuorumLogError):
+            with contextlib.suppress(errors.QuorumLogError):
                 await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
 
@@ -401,5 +392,7 @@ def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
-            raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)
+            raise errors.InvalidRequest(
+                f"{name} is no member of this ledger", ledger_id=row.ledger_id
+            )
     return tuple(m for m in members if m in names or member_name(m) in names)

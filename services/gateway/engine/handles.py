@@ -7,16 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    LedgerClosed,
-    LedgerFenced,
-    MetadataUnavailable,
-    NoSuchLedger,
-    QuorumLogError,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.budget import Budget
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import LacPort, Ports
@@ -88,8 +79,8 @@ class Handles:
         """The ledger's handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
-            raise WriterLost(
-                "this process has no write handle", ledger_id=ledger_id, outcome=NOT_DONE
+            raise errors.WriterLost(
+                "this process has no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE
             )
         return handle
 
@@ -144,22 +135,26 @@ class Handles:
     def writer_of(self, row: LedgerMetadata) -> Writer:
         """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
-            raise LedgerClosed(
+            raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
             )
         if row.state is State.IN_RECOVERY:
-            raise LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+            raise errors.LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
-            raise WriterLost("no write handle", ledger_id=row.ledger_id, outcome=NOT_DONE)
+            raise errors.WriterLost(
+                "no write handle", ledger_id=row.ledger_id, outcome=errors.NOT_DONE
+            )
         return row.writer
 
-    async def prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
+    async def prefer_ledger_state(
+        self, error: errors.QuorumLogError, ledger_id: int
+    ) -> errors.QuorumLogError:
         """The ledger's closed or fenced state, read from the primary, if it has one by now."""
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
-        except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:
             return ended.with_outcome(error.outcome)
-        except QuorumLogError:
+        except errors.QuorumLogError:
             pass
         return error.replace(ledger_id=ledger_id)
 
@@ -174,7 +169,7 @@ class Handles:
             last = self.closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
             if last is not None and last != row.last_entry:
                 row = await self.ends.told(row)
-                raise LedgerClosed(
+                raise errors.LedgerClosed(
                     f"somebody else closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
@@ -185,8 +180,8 @@ class Handles:
                 handle = self.get(ledger_id)
                 return await handle.close(), handle.copies
         except TimeoutError as error:
-            raise MetadataUnavailable(
-                "the close is not settled yet", ledger_id=ledger_id, outcome=UNKNOWN
+            raise errors.MetadataUnavailable(
+                "the close is not settled yet", ledger_id=ledger_id, outcome=errors.UNKNOWN
             ) from error
 
     async def drain(self) -> None:
@@ -195,7 +190,7 @@ class Handles:
 
         async def close(handle: WriteHandle) -> None:
             async with room:
-                with contextlib.suppress(QuorumLogError):
+                with contextlib.suppress(errors.QuorumLogError):
                     await handle.close()
 
         handles = self.live
@@ -227,13 +222,13 @@ class Handles:
         self._give_place(handle.ledger_id)
         code = handle.end_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
-        if code in (LedgerFenced.code, LedgerClosed.code):
+        if code in (errors.LedgerFenced.code, errors.LedgerClosed.code):
             self._queue_missed(handle)
-        if code in (LedgerFenced.code, LedgerClosed.code, QuorumLogError.code):
+        if code in (errors.LedgerFenced.code, errors.LedgerClosed.code, errors.QuorumLogError.code):
             # Nobody else recovers it, since its writer's process lives. A ledger without a handle
             # must end. Of one that has ended, only the row is read.
             self.ends.start_recovery(handle.ledger_id)
-        if code == NoSuchLedger.code:
+        if code == errors.NoSuchLedger.code:
             self.rows.deleted(handle.ledger_id)
         else:
             self.row_changed(handle.ledger_id)  # the news may have come before the failure
@@ -250,7 +245,7 @@ class Handles:
 
     def _queue_missed(self, handle: WriteHandle) -> None:
         """Queue missed entries, which only this writer knows, after somebody else's close."""
-        missed = handle.missed
+        missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
 
@@ -273,7 +268,7 @@ class Handles:
         nothing, so the row is read.
         """
         handle = self.by_ledger.get(ledger_id)
-        if handle is not None and handle.is_live and not handle.is_closing_row:
+        if handle is not None and handle.is_live and not handle.machine.is_closing_row:
             self.rereads.want(ledger_id)
 
     def _apply_head(self, head: LedgerHead) -> None:
@@ -308,9 +303,9 @@ async def queue_missed(
     while True:
         try:
             await repairs.add(items)
-        except MetadataUnavailable:
+        except errors.MetadataUnavailable:
             await asyncio.sleep(_RETRY_S)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             log.warning("missed-not-queued", extra={"ledger": ledger_id, "error": repr(error)})
             return
         else:
