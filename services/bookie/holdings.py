@@ -12,10 +12,9 @@ from quorumlog.protocol.row_copy import RowCopy
 from quorumlog.wire.rebuild_bodies import HeldRows
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
-from services.bookie.log import Kind
+from services.bookie.log import Kind, StoredRecord
 from services.bookie.parts import present_in
 from services.bookie.records import apply_stored, deleted_in
-from services.bookie.replay import Placed
 from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
@@ -160,25 +159,22 @@ class LedgerTable:
         """Whether a replay applied so much that a checkpoint should follow."""
         return self._applied_count >= REPLAY_CHUNK
 
-    def apply_stored(self, placed: Placed) -> None:
+    def apply_stored(self, segment: int, record: StoredRecord) -> None:
         """Apply a replayed record."""
-        if placed.record.kind in {Kind.DELETE, Kind.DELETED}:
-            for ledger_id in deleted_in(placed.record):
-                self._apply_deleted(ledger_id, placed)
+        if record.kind in {Kind.DELETE, Kind.DELETED}:
+            for ledger_id in deleted_in(record):
+                # A compaction's record names many deleted ledgers, most of them otherwise unknown:
+                # create no object for each.
+                if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
+                    apply_stored(self.ledger(ledger_id), segment, record)
+                else:
+                    self.deleted.add(ledger_id)
                 self._applied()
             return
-        ledger = self.ledger(placed.record.ledger_id)
+        ledger = self.ledger(record.ledger_id)
         if not ledger.replica.is_deleted:
-            apply_stored(ledger, placed)
+            apply_stored(ledger, segment, record)
         self._applied()
-
-    def _apply_deleted(self, ledger_id: int, placed: Placed) -> None:
-        # A compaction's record names many deleted ledgers, most of them otherwise unknown: create
-        # no object for each.
-        if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
-            apply_stored(self.ledger(ledger_id), placed)
-        else:
-            self.deleted.add(ledger_id)
 
     def _applied(self) -> None:
         self._applied_count += 1

@@ -36,8 +36,7 @@ from services.bookie.log import (
 )
 from services.bookie.parts import Part
 from services.bookie.records import deleted_in
-from services.bookie.replay import read_tail
-from services.bookie.scan import is_blank, scan
+from services.bookie.replay import is_blank, read_tail, scan
 from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
 

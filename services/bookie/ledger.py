@@ -26,11 +26,6 @@ def _first(part: Part) -> int:
     return part.first
 
 
-def _has_entry(parts: list[Part], first: int, last: int) -> bool:
-    """Whether a lookup may stop at `last`: an answer needs an entry, and parts may interleave."""
-    return any(part.has_any(first, last) for part in parts)
-
-
 def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
     """During a checkpoint a part may be recent and in the index; the recent one comes first."""
     last_first = NO_ENTRY
@@ -141,8 +136,10 @@ class StoredLedger:
             if not part.has_any(first, last):
                 continue
             size += part.size or len(part.body or b"")
-            if size > bytes_max and _has_entry(found, first, part.first - 1):
-                return found, part.first - 1
+            end = part.first - 1
+            # An answer needs an entry, and parts may interleave.
+            if size > bytes_max and any(before.has_any(first, end) for before in found):
+                return found, end
             found.append(part)
         return found, last
 

@@ -25,7 +25,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError
@@ -80,11 +79,8 @@ class Limbo:
         self._repairs = RepairClient(metadata, member_name(store.me))
         self._rest_s = rest_s
         self._queued_at: dict[tuple[int, bool], float] = {}
+        self._mark_file = store.directory / _MARK_NAME
         self.progress = LimboProgress()
-
-    @property
-    def _mark_file(self) -> Path:
-        return self._store.directory / _MARK_NAME
 
     async def enter(self) -> None:
         """Mark every ledger placed at an older incarnation; on disk when it returns.
@@ -96,7 +92,14 @@ class Limbo:
         count = 0
         async for rows in self._placed_here():
             lost = [row for row in rows if limbo.older_members(row, me)]
-            await asyncio.gather(*map(self._enter_ledger, lost))
+            await asyncio.gather(
+                *(
+                    store.enter_limbo(
+                        row.ledger_id, row.ledger_key, is_fenced=row.state is not State.OPEN
+                    )
+                    for row in lost
+                )
+            )
             count += len(lost)
             await store.checkpoint()
             store.holdings.evict_idle()
@@ -111,10 +114,6 @@ class Limbo:
             yield rows
             if after is None:
                 return
-
-    async def _enter_ledger(self, row: LedgerMetadata) -> None:
-        is_fenced = row.state is not State.OPEN
-        await self._store.enter_limbo(row.ledger_id, row.ledger_key, is_fenced=is_fenced)
 
     async def run(self) -> None:
         """Run rounds until no ledger is in limbo."""

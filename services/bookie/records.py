@@ -10,7 +10,6 @@ from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import KEY_BYTES, REPLACES, Kind, QueuedRecord, StoredRecord
 from services.bookie.parts import Part
-from services.bookie.replay import Placed
 
 _LAC: Final = struct.Struct(">q")
 _LIMBO: Final = struct.Struct(">QB")
@@ -73,16 +72,15 @@ def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
     return ledger, part
 
 
-def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
-    """Apply a record that was read back to its ledger, which is not deleted."""
-    stored = placed.record
+def apply_stored(ledger: StoredLedger, segment: int, stored: StoredRecord) -> None:
+    """Apply a record that was read back from a segment to its ledger, which is not deleted."""
     key = stored.body[:KEY_BYTES]
     match stored.kind:
         case Kind.RUN:
             run = Run(stored.body[KEY_BYTES:])
             part = ledger.replica.apply(replica.RunStored(run, key, bool(stored.flags & REPLACES)))
             assert isinstance(part, Part), "StoredLedger.accept made it"
-            part.segment, part.offset = placed.segment, stored.offset
+            part.segment, part.offset = segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:
             ledger.replica.apply(replica.FenceSet(key))

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from services.bookie.log import LogDamaged
 from services.bookie.parts import Part
 from services.bookie.records import IDS_MAX
-from services.bookie.scan import SegmentState, state_of
+from services.bookie.replay import SegmentState, state_of
 from services.bookie.scrub import Pace
 from services.bookie.store import AT_ONCE, Store
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol.messages import Status
-from services.bookie import scan, space
+from services.bookie import replay, space
 from services.bookie.log import Kind, LogDamaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -238,7 +238,7 @@ async def test_what_a_segment_records_is_found_without_reading_its_entries(
         await fence(store, 20 + number)
     await store.checkpoint()
     read_bytes = 0
-    original = scan._read
+    original = replay._read
 
     def counted(fd: int, at: int, size: int, end: int) -> bytes:
         nonlocal read_bytes
@@ -246,9 +246,9 @@ async def test_what_a_segment_records_is_found_without_reading_its_entries(
         read_bytes += len(data)
         return data
 
-    monkeypatch.setattr(scan, "_read", counted)
+    monkeypatch.setattr(replay, "_read", counted)
     numbers = [n for n in store.segments.numbers() if n < store.position.segment]
-    states = [scan.state_of(store.segments, number) for number in numbers]
+    states = [replay.state_of(store.segments, number) for number in numbers]
     found = set().union(*(state.ledgers for state in states))
     assert all(state.is_whole for state in states)
     assert {7, 20, 21, 22, 23, 24} <= found

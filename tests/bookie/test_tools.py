@@ -13,7 +13,7 @@ from loadtest.stores import scratch
 from services.bookie.config import StoreOptions
 from services.bookie.cookie import decide, read_cookie, write_cookie
 from services.bookie.log import LogDamaged
-from services.bookie.scan import STEP_BYTES
+from services.bookie.replay import STEP_BYTES
 from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.bookie.support import (

@@ -165,7 +165,9 @@ class Consumers:
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
     ) -> Callable[[], asyncio.Future[Position]] | None:
-        """How to begin a commit with a token, where all that it needs is in memory. Its result is that of `commit`."""
+        """A function that begins a commit with a token, with the result of `commit`. Returns None unless all that the commit
+        needs is in memory.
+        """
         known = self._known.get(name)
         now_s = self._loop.time()
         if known is None or now_s - known.read_s > _ROW_S or not self.positions.is_here:
@@ -178,12 +180,13 @@ class Consumers:
             if offset > known.end:
                 return None
         asked = Commit(name, consumer, known.row.created_at, offset, token)
-        return partial(self._begin_commit, asked)
 
-    def _begin_commit(self, asked: Commit) -> asyncio.Future[Position]:
-        answer: asyncio.Future[Position] = self._loop.create_future()
-        self.positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
-        return answer
+        def begin() -> asyncio.Future[Position]:
+            answer: asyncio.Future[Position] = self._loop.create_future()
+            self.positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
+            return answer
+
+        return begin
 
     def _committed(
         self, asked: Commit, answer: asyncio.Future[Position], done: asyncio.Future[Answer]
