@@ -27,12 +27,11 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import ServiceHeartbeat
-from services.gateway.engine.appends import Appends, check_not_of_log
-from services.gateway.engine.creations import Creations, Placing
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
 from services.gateway.engine.keys import with_password
 from services.gateway.engine.ledger_reads import LedgerReads
+from services.gateway.engine.ledger_writes import Appends, Creations, Placing, check_not_of_log
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions

@@ -25,7 +25,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
-from services.gateway.engine.appends import LARGE_BYTES, packed_batch
+from services.gateway.engine.ledger_writes import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.handle import LogHandle, resolve
