@@ -95,7 +95,9 @@ def restart(directory: Path, _count: int) -> Figures:
     with _opened(directory) as (store, took, memory):
         memory_at_start = _rss()
         began = clock()
-        assert not list(store.ledgers()), "whoever goes through all ledgers meets none of them"
+        assert not list(store.holdings.ledgers()), (
+            "whoever goes through all ledgers meets none of them"
+        )
         listing = clock() - began
         chance = random.Random(2)
         times = []

@@ -171,7 +171,7 @@ class Collector:
             await self._rows.confirm()
             naming = await self._rows.ledgers_naming(member_name(self._store.me))
             rows: dict[int, IndexRow] = {}
-            for number, (ledger_id, row) in enumerate(self._store.ledgers(), start=1):
+            for number, (ledger_id, row) in enumerate(self._store.holdings.ledgers(), start=1):
                 if number % LEDGERS_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 if ledger_id not in naming or row.copy_count > COPIES_KEPT:
@@ -211,7 +211,7 @@ class Collector:
 
     def _rows_here(self, ledger_ids: Iterable[int]) -> dict[int, IndexRow]:
         """Of the ledgers that this bookie has."""
-        found = ((ledger_id, self._store.row(ledger_id)) for ledger_id in ledger_ids)
+        found = ((ledger_id, self._store.holdings.row(ledger_id)) for ledger_id in ledger_ids)
         return {ledger_id: row for ledger_id, row in found if row is not None}
 
     async def _is_own_cluster(self) -> bool:
@@ -279,7 +279,7 @@ class Collector:
 
     async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
         """One look at a page of ledgers."""
-        held = {ledger_id: self._store.row_names(ledger_id) for ledger_id in ledger_ids}
+        held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
         found = await self._rows.read(held)
         unknown = (CasStatus.UNKNOWN, None)
         return {
@@ -290,7 +290,7 @@ class Collector:
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
         """What a look at a ledger found; `held` are the copies that were named with it."""
         status, row = found
-        if self._store.row_names(ledger_id) != held:
+        if self._store.ledger(ledger_id).row_names != held:
             return Disposal.KEEP  # a copy came meanwhile, and nobody was asked about its change
         if status is CasStatus.MISSING:
             return Disposal.DROP

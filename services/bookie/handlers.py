@@ -237,7 +237,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
     store = _store(request)
     held: list[HeldBody] = []
     more = None
-    for ledger_id, row in store.ledgers(given[AFTER]):
+    for ledger_id, row in store.holdings.ledgers(given[AFTER]):
         if len(held) == given[LIMIT]:
             more = held[-1].ledger_id
             break
@@ -275,7 +275,7 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     ledger_id = given[LEDGER_ID]
     _check_not_withheld(store, ledger_id)
     _check_not_deleted(store, ledger_id)
-    row = store.row(ledger_id)
+    row = store.holdings.row(ledger_id)
     if row is None:
         raise errors.NoSuchLedger(
             f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id
@@ -296,7 +296,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     # The withholding may have begun while the digests were computed.
     _check_not_withheld(store, ledger_id)
-    row = store.row(ledger_id)
+    row = store.holdings.row(ledger_id)
     body = DigestsBody(
         bookie=store.me,
         ledger_id=ledger_id,

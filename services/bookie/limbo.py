@@ -149,7 +149,7 @@ class Limbo:
             log.info("limbo", extra={"ledgers": self.progress.ledgers})
 
     async def _in_limbo(self) -> AsyncIterator[int]:
-        for number, (ledger_id, row) in enumerate(self._store.ledgers()):
+        for number, (ledger_id, row) in enumerate(self._store.holdings.ledgers()):
             if row.is_limbo:
                 yield ledger_id
             if number % _PAGE == _PAGE - 1:
@@ -185,7 +185,10 @@ class Limbo:
         missing: Ranges = ()
         # Later denials rest on the row, so it must be of the database that this bookie knows (rules
         # 18a, 18c).
-        held, holder = {ledger_id: self._store.row_names(ledger_id)}, member_name(self._store.me)
+        held, holder = (
+            {ledger_id: self._store.ledger(ledger_id).row_names},
+            member_name(self._store.me),
+        )
         try:
             proof = (await self._metadata.proofs(held, holder)).get(ledger_id)
         except MetadataUnavailable:

@@ -179,11 +179,11 @@ class Space:
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
             # The unreadable part may have had records of any ledger.
-            ledgers = {ledger_id for ledger_id, _ in store.ledgers()}
+            ledgers = {ledger_id for ledger_id, _ in store.holdings.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 
         async def rewrite(ledger_id: int) -> None:
-            if store.row(ledger_id) is not None:
+            if store.holdings.row(ledger_id) is not None:
                 await store.rewrite_state(ledger_id)
 
         ledger_ids = sorted(ledgers)

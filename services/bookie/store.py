@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,10 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.row_copy import RowName
 from services.bookie.config import StoreOptions
 from services.bookie.directory import Disk, lock_directory, open_index
 from services.bookie.extents import Extent, join
 from services.bookie.holdings import LedgerTable
-from services.bookie.index import IndexRow
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, split_run
 from services.bookie.pending import Checkpoints, PendingWrites, answered
@@ -398,18 +396,6 @@ class Store:
     def ledger(self, ledger_id: int) -> StoredLedger:
         """A ledger, from memory or from the index."""
         return self.holdings.ledger(ledger_id)
-
-    def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
-        """All ledgers known here with ids above `after`, ascending."""
-        return self.holdings.ledgers(after)
-
-    def row(self, ledger_id: int) -> IndexRow | None:
-        """A ledger's row; None if the ledger was never seen or is deleted."""
-        return self.holdings.row(ledger_id)
-
-    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
-        """The copies of a ledger's row that are held (rule 18b)."""
-        return self.ledger(ledger_id).row_names
 
     @property
     def position(self) -> Position:

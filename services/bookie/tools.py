@@ -158,7 +158,7 @@ def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None
             raise typer.Exit(1) from None
         store.holdings.write_index(store.position)
     counts = Counter(segments=len(numbers), ledgers=0, entries=0, deleted_ledgers=0)
-    for _, row in store.ledgers():
+    for _, row in store.holdings.ledgers():
         counts["ledgers"] += 1
         counts["entries"] += row.entry_count
     counts["deleted_ledgers"] = sum(1 for _ in store.index.deleted())

@@ -247,7 +247,7 @@ async def judge(point: Point, tally: Tally) -> None:
         return
     known = point.known
     for ledger, ids in known.entries.items():
-        row = store.row(ledger)
+        row = store.holdings.row(ledger)
         if ledger in known.gone:
             if row is not None or await _takes(store, ledger):
                 wrong("resurrected", f"ledger {ledger}")
@@ -278,7 +278,7 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     """Have all ledgers deleted; what is left then is leaked."""
     assert callable(wrong)
     rows = Rows()
-    rows.deleted = {ledger for ledger, _ in store.ledgers()}
+    rows.deleted = {ledger for ledger, _ in store.holdings.ledgers()}
     collector = Collector(
         store, rows, "cluster", grace_s=0, space=Space(store, bytes_per_s=1 << 40)
     )
@@ -290,8 +290,8 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     store = started(directory, OPTIONS)
     await store.checkpoint()
     await Space(store, bytes_per_s=1 << 40).free()
-    if list(store.ledgers()):
-        wrong("resurrected", f"{list(store.ledgers())}")
+    if list(store.holdings.ledgers()):
+        wrong("resurrected", f"{list(store.holdings.ledgers())}")
     await store.stop()
     shutil.rmtree(directory / "index")
     try:

@@ -97,7 +97,7 @@ async def _asked(store: Store) -> tuple[bool, str]:
     for ledger in LEDGERS:
         try:
             answer = await read(store, ledger, 0, 80)
-            row = store.row(ledger)
+            row = store.holdings.row(ledger)
             lac = (await read_lac(store, ledger)).last_add_confirmed
         except Exception:  # noqa: BLE001 - a caller is answered that it is unknown
             is_detected = True

@@ -121,7 +121,7 @@ async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
         store = started(root / "d")
         assert_right(found := await read(store, 7, 0, 9), 7)
         assert (ids_of(found), found.absent) == (list(range(10)), ())
-        (row,) = [row for ledger, row in store.ledgers() if ledger == 7]
+        (row,) = [row for ledger, row in store.holdings.ledgers() if ledger == 7]
         assert row.entry_count == 10
     await store.stop()
 
@@ -150,7 +150,7 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     gate.open.set()
     found = await read(after, 7, 0, 11)
     assert (ids_of(found), found.absent) == ([10, 11], ())
-    (row,) = [row for _, row in after.ledgers()]
+    (row,) = [row for _, row in after.holdings.ledgers()]
     assert row.entry_count == 12
     assert [(await mending).status, (await again).status] == [Status.OK, Status.OK]
     await after.stop()
@@ -159,7 +159,7 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     store = started(root / "d")
     found = await read(store, 7, 0, 11)
     assert (ids_of(found), found.absent) == ([3, 4, 5, 8, 9, 10, 11], ())
-    (row,) = [row for _, row in store.ledgers()]
+    (row,) = [row for _, row in store.holdings.ledgers()]
     assert row.entry_count == 12
     await store.stop()
 
@@ -502,12 +502,12 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     for _ in range(3):
         await collector.round()
         await collector.recheck()
-    assert [ledger for ledger, _ in store.ledgers()] == [7, 8, 9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
 
     collector._grace_s = 0.0  # it has passed
     await collector.recheck()
 
-    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     await store.stop()
 
 
@@ -558,7 +558,7 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     held.go_on.set()
 
     assert all(await moving)
-    assert [(ledger, row.highest) for ledger, row in store.ledgers()] == [(8, -1), (9, 2)]
+    assert [(ledger, row.highest) for ledger, row in store.holdings.ledgers()] == [(8, -1), (9, 2)]
     for ledger in (7, 8):
         assert ids_of(await read(store, ledger, 0, 500)) == []
     await store.stop()

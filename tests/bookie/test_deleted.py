@@ -61,8 +61,8 @@ async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32
     await store.enter_limbo(ledger_id, key, is_fenced=False)
     await store.leave_limbo(ledger_id)
     assert store.counters["log_records"] == records
-    assert store.row(ledger_id) is None
-    assert ledger_id not in dict(store.ledgers())
+    assert store.holdings.row(ledger_id) is None
+    assert ledger_id not in dict(store.holdings.ledgers())
     assert store.holdings.is_deleted(ledger_id)
 
 

@@ -97,7 +97,7 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
     assert 1 in store.segments.numbers()
     store = await again(store, lost_index=True)
 
-    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     assert ids_of(await read(store, 7, 0, 500)) == []
     assert ids_of(await read(store, 9, 0, 500)) == list(range(160))
     await store.stop()
@@ -274,7 +274,7 @@ async def test_after_long_looks_at_the_index_segments_are_freed_later_unless_roo
     assert freed == 1
     rows.rows = {7: GONE}
     await rounds(collector, 3)
-    assert store.row(7) is None
+    assert store.holdings.row(7) is None
     assert freed == 1
     store.is_closed_to_adds = True
     await collector.round()
@@ -296,7 +296,7 @@ async def test_removed_leading_segments_leave_no_files(root: Path) -> None:
 
     assert len([name for name in names if name.endswith(".log")]) <= 2
     assert not [name for name in names if name.endswith((".gone", ".new"))]
-    assert list(store.ledgers()) == []
+    assert list(store.holdings.ledgers()) == []
     await store.stop()
     store.segments._first.unlink()
     shutil.rmtree(root / "d" / "index")

@@ -184,7 +184,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             present = set(ids_of(answer))
             assert self._held[ledger] <= present <= self._held[ledger] | maybe[ledger]
             self._held[ledger] = present
-            state = self._store.row(ledger)
+            state = self._store.holdings.row(ledger)
             is_fenced = state is not None and state.is_fenced
             assert is_fenced or ledger not in self._fenced
             if is_fenced:

@@ -352,8 +352,12 @@ class _Held:
             ledger = self._node.ledgers[ledger_id]
             yield ledger_id, IndexedLedger(ledger.highest, len(ledger.row_names))
 
-    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
-        return self._node.ledgers[ledger_id].row_names
+    @property
+    def holdings(self) -> "_Held":
+        return self
+
+    def ledger(self, ledger_id: int) -> SimBookie:
+        return self._node.ledgers[ledger_id]
 
     @property
     def withheld(self) -> set[int]:
