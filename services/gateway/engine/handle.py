@@ -63,15 +63,12 @@ class HandleOwner(Protocol):
 
     def handle_closed(self, handle: "WriteHandle", row: LedgerMetadata) -> None:
         """The ledger is CLOSED."""
-        ...
 
     def handle_failed(self, handle: "WriteHandle") -> None:
         """The handle has failed, and the ledger's end is not known here."""
-        ...
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
         """The writer met a recovery of its ledger: run one (rule 10)."""
-        ...
 
 
 @dataclass(slots=True)

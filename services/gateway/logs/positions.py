@@ -22,16 +22,8 @@ from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.position_bodies import (
-    POSITIONS_LOG,
-    BadPositions,
-    decode_answers,
-    decode_batch,
-    decode_requests,
-    encode_answers,
-    encode_batch,
-    encode_requests,
-)
+from quorumlog.wire import position_bodies
+from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.logs.handle import resolve
 from services.gateway.logs.values import LogBatches
 
@@ -68,31 +60,25 @@ class PositionLogs(Protocol):
 
     def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
         """Begin an append through the owner."""
-        ...
 
     async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
         """Ask the owner."""
-        ...
 
     def is_owned(self, name: str) -> bool:
         """Whether this process owns the log."""
-        ...
 
     async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
         """Drop whole ledgers."""
-        ...
 
     async def put(
         self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
     ) -> Any:
         """Make a log."""
-        ...
 
     async def change(
         self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
     ) -> Any:
         """Change some of a log's limits, and its protection; nothing where they are so."""
-        ...
 
 
 class PositionService:
@@ -267,14 +253,14 @@ class PositionService:
             _ = self._start(self._consult(gathered[at : at + _TOGETHER_MAX]))
 
     async def _consult(self, gathered: Sequence[_Ask]) -> None:
-        data = encode_requests([(one.request, one.stamp) for one in gathered])
+        data = position_bodies.encode_requests([(one.request, one.stamp) for one in gathered])
         try:
             told = await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=False)
             if told is HERE:
                 self._keep(gathered)
                 return
             assert isinstance(told, bytes)
-            answers, version = decode_answers(told)
+            answers, version = position_bodies.decode_answers(told)
             self._saw(version)
             assert len(answers) == len(gathered), "each request has its answer"
             for one, answer in zip(gathered, answers, strict=True):
@@ -292,7 +278,7 @@ class PositionService:
 
     async def answer_here(self, data: bytes) -> dict[str, Any]:
         """Decide requests of another gateway. Raises: NotTheOwner, not done; BadPositions."""
-        requests = decode_requests(data)
+        requests = position_bodies.decode_requests(data)
         await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=True)
         gathered = [_Ask(self._loop.create_future(), *one, is_forwarded=True) for one in requests]
         self._keep(gathered)
@@ -301,7 +287,7 @@ class PositionService:
         for answer in answers:
             if isinstance(answer, errors.NotTheOwner):
                 raise answer  # all of them: the sender asks the owner
-        return encode_answers(answers, self.seen)
+        return position_bodies.encode_answers(answers, self.seen)
 
     # --- the keeper ------------------------------------------------------------------------------
 
@@ -348,7 +334,7 @@ class PositionService:
             case position_keeper.Truncate(before):
                 _ = self._start(self._truncate(before))
             case position_keeper.AppendBatch(expect, batch):
-                call = Append.of([Record(encode_batch(batch))], expect=expect)
+                call = Append.of([Record(position_bodies.encode_batch(batch))], expect=expect)
                 done = partial(self._appended, self._keeper)
                 self._logs.submit(POSITIONS_LOG, call).add_done_callback(done)
             case position_keeper.ReadLog() | position_keeper.Pause():
@@ -408,7 +394,8 @@ class PositionService:
                 continue
             try:
                 batches = tuple(
-                    (found.offset, decode_batch(found.record.value)) for found in page.records
+                    (found.offset, position_bodies.decode_batch(found.record.value))
+                    for found in page.records
                 )
             except BadPositions as error:
                 detail = f"a record of positions can't be read: {error}"
