@@ -81,7 +81,7 @@ def fill(directory: Path, count: int) -> Figures:
         store.start(_fatal)
         left = ids(count)
         while some := list(islice(left, IDS_MAX)):
-            await store.moves.rewrite_deleted(some)
+            await store.rewrite_deleted(some)
             await asyncio.to_thread(store.index.write, None, (), some)
         await store.stop()
 
@@ -95,7 +95,9 @@ def restart(directory: Path, _count: int) -> Figures:
     with _opened(directory) as (store, took, memory):
         memory_at_start = _rss()
         began = clock()
-        assert not list(store.ledgers()), "whoever goes through all ledgers meets none of them"
+        assert not list(store.holdings.ledgers()), (
+            "whoever goes through all ledgers meets none of them"
+        )
         listing = clock() - began
         chance = random.Random(2)
         times = []
@@ -132,7 +134,7 @@ def delete(directory: Path, _count: int) -> Figures:
         chance = random.Random(3)
         began = clock()
         for number in range(ONE_BY_ONE):
-            store.moves.drop(chance.getrandbits(62), keep_stub=False)
+            store.drop(chance.getrandbits(62), keep_stub=False)
             if number % 1000 == 999:
                 await store.checkpoint()
         took = clock() - began
@@ -165,7 +167,7 @@ def rebuild(directory: Path, _count: int) -> Figures:
     shutil.rmtree(directory / "index")
     with _opened(directory) as (store, took, _):
         began = clock()
-        store.write_index()
+        store.holdings.write_index(store.position)
         made = {
             "rebuild s": took + clock() - began,
             "rebuild, CPU s": process_time(),

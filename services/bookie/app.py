@@ -30,6 +30,16 @@ _COUNTERS: Final = (
     "compacted_bytes",
 )
 
+_MISSING_ROWS: Final = (
+    "rows that the metadata service lacks without a tombstone: nothing was deleted"
+)
+_REFUSALS: Final = (
+    "handshakes of processes that speak no version of the channel in common with this one"
+)
+_KEPT_LEDGERS: Final = (
+    "ledgers of which a copy of the row is held that the metadata lacks: nothing of them is dropped"
+)
+
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
     """Build the application. It listens at once and is ready once the bookie is registered."""
@@ -82,30 +92,20 @@ class _StoreMetrics(Collector):
             yield CounterMetricFamily(
                 f"bookie_{name}", f"{name.replace('_', ' ')} so far", value=store.counters[name]
             )
-        damages = store.damages.count
-        yield GaugeMetricFamily("bookie_damages", "places known to be damaged", value=damages)
-        yield CounterMetricFamily(
-            "bookie_missing_rows",
-            "rows that the metadata service lacks without a tombstone: nothing was deleted",
-            value=self._app[BOOKIE].missing_rows,
-        )
-        yield CounterMetricFamily(
-            "bookie_channel_refusals",
-            "handshakes of processes that speak no version of the channel in common with this one",
-            value=self._app[BOOKIE].channel_refusals,
-        )
-        yield GaugeMetricFamily(
-            "bookie_kept_ledgers",
-            "ledgers of which a copy of the row is held that the metadata lacks: nothing of them is dropped",
-            value=self._app[BOOKIE].kept_ledgers,
-        )
-        yield GaugeMetricFamily("bookie_pending_bytes", "queued", value=store.pending.bytes)
-        yield GaugeMetricFamily("bookie_free_bytes", "room on disk", value=store.disk.free_bytes())
-        yield GaugeMetricFamily("bookie_disk_low", "1: little room left", value=store.disk.is_low)
-        yield GaugeMetricFamily("bookie_read_only", "1: no normal adds", value=store.takes_no_adds)
-        limbo = self._app[BOOKIE].limbo
-        if limbo is not None:
-            progress, copied = limbo.progress, store.counters["limbo_copied_entries"]
+        bookie = self._app[BOOKIE]
+        for family, name, text, value in (
+            (GaugeMetricFamily, "damages", "places known to be damaged", store.damages.count),
+            (CounterMetricFamily, "missing_rows", _MISSING_ROWS, bookie.rows.missing_count),
+            (CounterMetricFamily, "channel_refusals", _REFUSALS, bookie.channel_refusals),
+            (GaugeMetricFamily, "kept_ledgers", _KEPT_LEDGERS, len(bookie.rows.kept)),
+            (GaugeMetricFamily, "pending_bytes", "queued", store.pending.bytes),
+            (GaugeMetricFamily, "free_bytes", "room on disk", store.disk.free_bytes()),
+            (GaugeMetricFamily, "disk_low", "1: little room left", store.disk.is_low),
+            (GaugeMetricFamily, "read_only", "1: no normal adds", store.takes_no_adds),
+        ):
+            yield family(f"bookie_{name}", text, value=value)
+        if bookie.limbo is not None:
+            progress, copied = bookie.limbo.progress, store.counters["limbo_copied_entries"]
             for name, value in (
                 ("ledgers", progress.ledgers),
                 ("checked_entries", progress.checked_entries),

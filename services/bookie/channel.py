@@ -9,22 +9,14 @@ that TCP applies back-pressure.
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from quorumlog.errors import Overloaded
-from quorumlog.net.framed import SEND_BYTES_MAX
+from quorumlog.net.framed import SEND_BYTES_MAX, Framed
+from quorumlog.protocol import replica
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.replica import (
-    AddAsked,
-    FenceAsked,
-    LacAsked,
-    LacTold,
-    ReadAsked,
-    RowTold,
-    Verdict,
-)
 from quorumlog.wire import frames
-from quorumlog.wire.frames import ChannelAnswer, Message, Op, Request
+from quorumlog.wire.frames import ChannelAnswer, Op, Request
 from services.bookie.store import ReadAnswer, Store
 
 log = logging.getLogger(__name__)
@@ -41,23 +33,10 @@ _LARGE_BYTES: Final = 64 * 1024
 """A run above this size ends its message: behind it, it would be copied once more."""
 
 
-class Connection(Protocol):
-    """What a peer is connected by."""
-
-    def announce(self) -> None:
-        """There are answers to send."""
-
-    def pause(self) -> None:
-        """Read no more requests for now."""
-
-    def resume(self) -> None:
-        """Read on."""
-
-
 class Peer:
     """Who asks over one connection."""
 
-    connection: Connection
+    connection: Framed
     """Set before the first request."""
 
     def __init__(self, store: Store) -> None:
@@ -82,15 +61,10 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """The frame of the next answers."""
-        message = self._next_message()
-        return () if message is None else frames.frame_of(message)
-
-    def _next_message(self) -> Message | None:
-        """Answers of one member, as many as there are and one message takes."""
+        """The frame of the next answers: those of one member, as many as there are and one message takes."""
         out = self._out
         if not out:
-            return None
+            return ()
         name = out[0][0]
         answers: list[ChannelAnswer] = []
         size = 0
@@ -102,7 +76,7 @@ class Peer:
                 break
         self._out_bytes -= size
         self._resume_if_roomy()
-        return frames.encode_answers(name, answers)
+        return frames.frame_of(frames.encode_answers(name, answers))
 
     def _is_full(self) -> bool:
         return (
@@ -168,7 +142,7 @@ def dispatch(
 ) -> None:
     """Pass a request to the store; `answer(status, lac, body, run)` is called once."""
 
-    def verdict(given: Verdict) -> None:
+    def verdict(given: replica.Verdict) -> None:
         answer(given.status, given.last_add_confirmed, b"", b"")
 
     def found(given: ReadAnswer) -> None:
@@ -183,7 +157,7 @@ def dispatch(
         case Op.ADD:
             assert request.run is not None
             store.add(
-                AddAsked(
+                replica.AddAsked(
                     member,
                     request.run,
                     request.ledger_key,
@@ -196,7 +170,7 @@ def dispatch(
         case Op.READ:
             store.read(
                 ledger_id,
-                ReadAsked(
+                replica.ReadAsked(
                     member,
                     request.first,
                     request.last,
@@ -208,11 +182,11 @@ def dispatch(
                 found,
             )
         case Op.FENCE:
-            store.ask(ledger_id, FenceAsked(member, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.FenceAsked(member, request.ledger_key), verdict)
         case Op.READ_LAC:
-            store.ask(ledger_id, LacAsked(member), verdict)
+            store.ask(ledger_id, replica.LacAsked(member), verdict)
         case Op.WRITE_LAC:
-            store.ask(ledger_id, LacTold(member, request.last, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.LacTold(member, request.last, request.ledger_key), verdict)
         case Op.KEEP_ROW:
             assert request.row is not None
-            store.ask(ledger_id, RowTold(member, request.row, request.ledger_key), verdict)
+            store.ask(ledger_id, replica.RowTold(member, request.row, request.ledger_key), verdict)

@@ -26,8 +26,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
 from quorumlog.wire.bodies import COPIES_PRESENTED_MAX, PROOFS_MAX, LedgerProof
 from services.bookie.index import IndexRow
-from services.bookie.scrub import Pace
-from services.bookie.space import COMPACT_BYTES_PER_S, LIVE_SHARE_MIN, Space
+from services.bookie.space import Space
 from services.bookie.store import Store
 from services.bookie.witnesses import FreshCopies, witnesses_of
 
@@ -148,14 +147,10 @@ class Collector:
         cluster_id: str,
         *,
         grace_s: float,
-        live_share_min: float = LIVE_SHARE_MIN,
-        bytes_per_s: int = COMPACT_BYTES_PER_S,
-        pace: Pace | None = None,
+        space: Space | None = None,
     ) -> None:
-        """`grace_s` passes between the first look at a row and the second."""
-        self._space = Space(
-            store, live_share_min=live_share_min, bytes_per_s=bytes_per_s, pace=pace
-        )
+        """`grace_s` passes between the first look at a row and the second; `space` frees the store's segments."""
+        self._space = space or Space(store)
         self._store = store
         self._rows = rows
         self._cluster_id = cluster_id
@@ -176,7 +171,7 @@ class Collector:
             await self._rows.confirm()
             naming = await self._rows.ledgers_naming(member_name(self._store.me))
             rows: dict[int, IndexRow] = {}
-            for number, (ledger_id, row) in enumerate(self._store.ledgers(), start=1):
+            for number, (ledger_id, row) in enumerate(self._store.holdings.ledgers(), start=1):
                 if number % LEDGERS_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 if ledger_id not in naming or row.copy_count > COPIES_KEPT:
@@ -216,7 +211,7 @@ class Collector:
 
     def _rows_here(self, ledger_ids: Iterable[int]) -> dict[int, IndexRow]:
         """Of the ledgers that this bookie has."""
-        found = ((ledger_id, self._store.row(ledger_id)) for ledger_id in ledger_ids)
+        found = ((ledger_id, self._store.holdings.row(ledger_id)) for ledger_id in ledger_ids)
         return {ledger_id: row for ledger_id, row in found if row is not None}
 
     async def _is_own_cluster(self) -> bool:
@@ -259,7 +254,7 @@ class Collector:
         if not self._has_dropped or (loop.time() < self._free_at and not store.takes_no_adds):
             return
         self._has_dropped = False
-        await self.free_segments()
+        await self._space.free()
         scan_s = self._space.scan_s
         self._free_at = loop.time() + SCAN_REST * scan_s if scan_s > SCAN_SHORT_S else 0.0
 
@@ -270,23 +265,21 @@ class Collector:
         the ledgers are withheld meanwhile, so a repair that begins after the last look gets no
         answer until the entries are gone.
         """
-        for ledger_id in due:
-            self._store.withhold(ledger_id, withheld=True)
+        self._store.withheld.update(due)
         try:
             # Nothing is awaited between the look and the drops: no copy comes in between.
             for ledger_id, disposal in (await self._disposals(due)).items():
                 if disposal is due[ledger_id]:
                     keep_stub = disposal is Disposal.DROP_KEEP_STUB
-                    self._store.moves.drop(ledger_id, keep_stub=keep_stub)
+                    self._store.drop(ledger_id, keep_stub=keep_stub)
                     self._has_dropped = True
                     log.info("ledger-dropped", extra={"ledger": ledger_id, "stub": keep_stub})
         finally:
-            for ledger_id in due:
-                self._store.withhold(ledger_id, withheld=False)
+            self._store.withheld.difference_update(due)
 
     async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
         """One look at a page of ledgers."""
-        held = {ledger_id: self._store.row_names(ledger_id) for ledger_id in ledger_ids}
+        held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
         found = await self._rows.read(held)
         unknown = (CasStatus.UNKNOWN, None)
         return {
@@ -297,18 +290,14 @@ class Collector:
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
         """What a look at a ledger found; `held` are the copies that were named with it."""
         status, row = found
-        if self._store.row_names(ledger_id) != held:
+        if self._store.ledger(ledger_id).row_names != held:
             return Disposal.KEEP  # a copy came meanwhile, and nobody was asked about its change
         if status is CasStatus.MISSING:
             return Disposal.DROP
         if status is not CasStatus.OK or row is None:
             return Disposal.KEEP  # unknown, or lost without a tombstone: no proof
-        self._store.moves.forget_copies(ledger_id)
+        self._store.forget_copies(ledger_id)
         members = {member_name(member) for member in row.all_members}
         if row.state is State.CLOSED and member_name(self._store.me) not in members:
             return Disposal.DROP_KEEP_STUB
         return Disposal.KEEP
-
-    async def free_segments(self) -> None:
-        """Remove segments that no part references, and compact nearly empty ones."""
-        await self._space.free()

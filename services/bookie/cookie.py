@@ -63,12 +63,14 @@ class Identity:
         return None in (self.born_ns, other.born_ns) or self.born_ns == other.born_ns
 
 
-class HardLinked(Exception):
-    """Two directories share the marker file by hard links, and so the files of the log."""
+class CookieRefused(Exception):
+    """Directory and metadata service disagree on what this bookie is, or the directory is not one of a single bookie."""
 
 
 def identity_of(directory: Path) -> Identity:
-    """The directory's identity; creates the marker durably if there is none. Raises HardLinked."""
+    """The directory's identity; creates the marker durably if there is none. Raises CookieRefused if
+    two directories share the marker by hard links, and so the files of the log.
+    """
     path = directory / MARKER
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -83,7 +85,10 @@ def identity_of(directory: Path) -> Identity:
         sync_directory(directory)
     found = path.stat()
     if found.st_nlink > 1:
-        raise HardLinked(path)
+        raise CookieRefused(
+            f"{path} has another name: {directory} was copied by hard links, so that two"
+            " directories share the files of one log. Remove the copy."
+        )
     return Identity(found.st_ino, _born_ns(path))
 
 
@@ -107,10 +112,6 @@ PROCESSES_MAX: Final = 32
 """How many processes a cookie remembers: a database that went back in time may name an older one. Beyond
 them nobody can tell it from another directory's process, and the bookie does not start.
 """
-
-
-class CookieRefused(Exception):
-    """Directory and metadata service disagree on what this bookie is."""
 
 
 class LocalCookie(BaseModel):

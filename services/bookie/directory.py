@@ -129,25 +129,21 @@ class Disk:
         repair stop only below a quarter of the threshold. `is_stuck`: accepted records wait for
         room.
         """
-        free = self.free_bytes()
-        self._warn(free)
-        threshold = self.options.read_only_below_bytes
+        free, threshold = self.free_bytes(), self.options.read_only_below_bytes
+        was_low, was_read_only = self.is_low, self.is_read_only
+        self.is_low = _is_below(free, self.options.warn_below_bytes, was_below=was_low)
         has_reserve = keep_reserve(self.reserve, self.options.reserve_bytes)
-        was = self.is_read_only
-        if free < threshold or not has_reserve or is_stuck:
-            self.is_read_only = True
-        elif free >= threshold + threshold // 4:
-            self.is_read_only = False
+        is_below = _is_below(free, threshold, was_below=was_read_only)
+        self.is_read_only = is_below or not has_reserve or is_stuck
         self.is_full = free < threshold // 4
-        if was != self.is_read_only:
+        if self.is_low and not was_low:
+            log.warning("disk-low", extra={"free": free, "read_only_below": threshold})
+        elif was_low and not self.is_low:
+            log.info("disk-low-no-more", extra={"free": free})
+        if was_read_only != self.is_read_only:
             log.warning("read-only" if self.is_read_only else "writable", extra={"free": free})
 
-    def _warn(self, free: int) -> None:
-        threshold = self.options.warn_below_bytes
-        if not self.is_low and free < threshold:
-            self.is_low = True
-            read_only_below = self.options.read_only_below_bytes
-            log.warning("disk-low", extra={"free": free, "read_only_below": read_only_below})
-        elif self.is_low and free >= threshold + threshold // 4:
-            self.is_low = False
-            log.info("disk-low-no-more", extra={"free": free})
+
+def _is_below(free: int, threshold: int, *, was_below: bool) -> bool:
+    """Whether free space is below a threshold, which it leaves only a quarter above it."""
+    return free < threshold + (threshold // 4 if was_below else 0)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
 
@@ -144,13 +144,15 @@ def advise(wanted: Iterable[Extent]) -> None:
 
 
 def read_all(
-    wanted: list[Extent], ledger_id: int, *, is_advised: bool = False
+    wanted: list[Extent], ledger_id: int, *, is_advised: bool = False, from_disk: bool = False
 ) -> list[tuple[Part, Bytes]]:
-    """The valid runs of all parts in these extents; in a thread.
+    """The valid runs of all parts in these extents; in a thread. `from_disk`: never from the page cache.
 
     Some extents are read ahead, not all: in a long disk queue the first of them would wait for the
     last. `is_advised`: the caller has already requested all of them.
     """
+    if from_disk:
+        drop_from_page_cache(wanted)
     found: list[tuple[Part, Bytes]] = []
     for place, extent in enumerate(wanted):
         if place % AHEAD_EXTENTS == 0 and not is_advised:
@@ -171,12 +173,6 @@ def drop_from_page_cache(wanted: Iterable[Extent]) -> None:
             size = -(-extent.end // page) * page - start
             with contextlib.suppress(OSError):
                 os.posix_fadvise(extent.file.fd, start, size, os.POSIX_FADV_DONTNEED)
-
-
-def read_from_disk(wanted: list[Extent], ledger_id: int) -> list[tuple[Part, Bytes]]:
-    """As `read_all`, but from the disk and never from the page cache; in a thread."""
-    drop_from_page_cache(wanted)
-    return read_all(wanted, ledger_id)
 
 
 def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, Bytes]]:
@@ -205,17 +201,8 @@ def _tell_damage(part: Part, ledger_id: int) -> None:
     )
 
 
-class _Piece(NamedTuple):
-    entry_count: int
-    ids: Bytes
-    lacs: Bytes
-    lengths: Bytes
-    sizes: Bytes
-    digests: Bytes
-    payloads: Bytes
-
-
-def _piece(body: Bytes, start: int, end: int) -> _Piece:
+def _columns(body: Bytes, start: int, end: int) -> tuple[Bytes, ...]:
+    """The columns of some entries of a run, in the order in which a run has them."""
     _, kind, _, count, _ = HEAD.unpack_from(body)
     at = columns(count, kind)
     digest = at.digest_bytes
@@ -225,8 +212,7 @@ def _piece(body: Bytes, start: int, end: int) -> _Piece:
         sizes = struct.unpack_from(f">{end}I", body, at.sizes)
         low = at.payloads + sum(sizes[:start])
         high = low + sum(sizes[start:])
-    return _Piece(
-        end - start,
+    return (
         body[at.ids + 8 * start : at.ids + 8 * end],
         body[at.lacs + 8 * start : at.lacs + 8 * end],
         body[at.lengths + 8 * start : at.lengths + 8 * end],
@@ -234,15 +220,6 @@ def _piece(body: Bytes, start: int, end: int) -> _Piece:
         body[at.digests + digest * start : at.digests + digest * end],
         body[low:high],
     )
-
-
-def join_pieces(pieces: list[_Piece], fmt: int, kind: int, zero: int, ledger_id: int) -> bytes:
-    """Pieces in ascending order as one run."""
-    count = sum(piece.entry_count for piece in pieces)
-    parts = zip(*pieces, strict=True)
-    next(parts)
-    head = HEAD.pack(fmt, kind, zero, count, ledger_id)
-    return b"".join((head, *chain.from_iterable(parts)))
 
 
 def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
@@ -253,8 +230,8 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
     heads = _plain_heads(found)
     if heads is None:
         return _join_entries(found, first, last, bytes_max)
-    pieces: list[_Piece] = []
-    size = 0
+    pieces: list[tuple[Bytes, ...]] = []
+    size = joined = 0
     for (part, body), (count, run_first) in zip(found, heads, strict=True):
         start = max(first, part.first) - run_first
         end = min(last, part.last) + 1 - run_first
@@ -263,16 +240,19 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
             fitting = _fitting(body, start, end, room, is_first=not pieces)
             if fitting < end:
                 if fitting > start:
-                    pieces.append(_piece(body, start, fitting))
+                    pieces.append(_columns(body, start, fitting))
+                    joined += fitting - start
                 break
         if len(found) == 1 and start == 0 and end == count:
             return bytes(body)
-        pieces.append(_piece(body, start, end))
+        pieces.append(_columns(body, start, end))
+        joined += end - start
         size += len(body)
     if not pieces:
         return None
     fmt, kind, zero, _, ledger_id = HEAD.unpack_from(found[0][1])
-    return join_pieces(pieces, fmt, kind, zero, ledger_id)
+    head = HEAD.pack(fmt, kind, zero, joined, ledger_id)
+    return b"".join((head, *chain.from_iterable(zip(*pieces, strict=True))))
 
 
 def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | None:

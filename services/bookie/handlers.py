@@ -1,6 +1,5 @@
 """The channel's operations as plain HTTP for people, and operations only people need."""
 
-import asyncio
 import base64
 import hashlib
 import logging
@@ -9,17 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import (
-    BadRequest,
-    EntryUnavailable,
-    InvalidRequest,
-    NoSuchLedger,
-    ReadOnly,
-)
+from quorumlog import errors
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.framed import Framed, accept
@@ -61,7 +54,7 @@ from services.bookie.bodies import (
     VerdictBody,
 )
 from services.bookie.index import IndexRow
-from services.bookie.pending import resolve
+from services.bookie.pending import answered
 from services.bookie.runtime import BookieRuntime
 from services.bookie.store import ReadAnswer, Store
 
@@ -126,9 +119,6 @@ _RANGES_MAX: Final = 1000
 _READ_BYTES: Final = 1024 * 1024
 """Entries of one JSON answer, or read at a time for a digest."""
 
-T = TypeVar("T")
-
-
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 ROUTES: Final = Routes()
 
@@ -156,12 +146,14 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
             return answer
     if versions.versions_in(offered):
         request.app[BOOKIE].channel_refusals += 1
-        raise BadRequest(
+        raise errors.BadRequest(
             f"this bookie speaks version {versions.shown(versions.CHANNEL)} of the channel, and the caller"
             f" {versions.shown(versions.versions_in(offered))}: see docs/guides/upgrades.md",
             headers={hdrs.UPGRADE: ", ".join(spoken)},
         )
-    raise BadRequest(f"this route is a channel: the request asks for no upgrade to {spoken[0]}")
+    raise errors.BadRequest(
+        f"this route is a channel: the request asks for no upgrade to {spoken[0]}"
+    )
 
 
 async def _serve(bookie: BookieRuntime, connection: Framed) -> None:
@@ -188,13 +180,13 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     try:
         run = Run(await bodies.read(request))
     except BadRun as error:
-        raise BadRequest(f"the body is not a run: {error}") from error
+        raise errors.BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
-        raise InvalidRequest(f"the run is of ledger {run.ledger_id}")
+        raise errors.InvalidRequest(f"the run is of ledger {run.ledger_id}")
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
-    verdict = await _answered(partial(store.add, asked))
+    verdict = await answered(partial(store.add, asked))
     return _verdict(store, ledger_id, run.first, run.last, verdict)
 
 
@@ -208,7 +200,7 @@ async def read_entries(request: web.Request, given: Given) -> web.StreamResponse
     if last < first:
         raise invalid(TO.pointer, f"must not be below from, {first}")
     asked = ReadAsked(given[MEMBER] or store.me, first, last)
-    found: ReadAnswer = await _answered(partial(store.read, ledger_id, asked, _READ_BYTES))
+    found: ReadAnswer = await answered(partial(store.read, ledger_id, asked, _READ_BYTES))
     run = None if found.run is None else Run(found.run)
     entries = () if run is None else tuple(map(_entry_body, run.entries()))
     body = EntriesBody(
@@ -245,7 +237,7 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
     store = _store(request)
     held: list[HeldBody] = []
     more = None
-    for ledger_id, row in store.ledgers(given[AFTER]):
+    for ledger_id, row in store.holdings.ledgers(given[AFTER]):
         if len(held) == given[LIMIT]:
             more = held[-1].ledger_id
             break
@@ -261,7 +253,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
     if store is None:
-        raise ReadOnly("this bookie is starting: its log is not replayed yet")
+        raise errors.ReadOnly("this bookie is starting: its log is not replayed yet")
     found, following = await store.holdings.rows_page(given[AFTER], given[LIMIT])
     page = RowsPage(
         bookie=store.me if cookie is None else cookie.member,
@@ -283,9 +275,11 @@ async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
     ledger_id = given[LEDGER_ID]
     _check_not_withheld(store, ledger_id)
     _check_not_deleted(store, ledger_id)
-    row = store.row(ledger_id)
+    row = store.holdings.row(ledger_id)
     if row is None:
-        raise NoSuchLedger(f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id)
+        raise errors.NoSuchLedger(
+            f"{store.me} holds nothing of ledger {ledger_id}", ledger_id=ledger_id
+        )
     ranges = (await store.holdings.ranges(ledger_id, 0, ID_MAX, _RANGES_MAX))[:_RANGES_MAX]
     return answer(_held(store, ledger_id, row).model_copy(update={"ranges": ranges}))
 
@@ -302,7 +296,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
     # The withholding may have begun while the digests were computed.
     _check_not_withheld(store, ledger_id)
-    row = store.row(ledger_id)
+    row = store.holdings.row(ledger_id)
     body = DigestsBody(
         bookie=store.me,
         ledger_id=ledger_id,
@@ -397,8 +391,8 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:
     """Raise EntryUnavailable while a drop is decided: a repair would count dropped entries."""
-    if store.is_withheld(ledger_id):
-        raise EntryUnavailable(
+    if ledger_id in store.withheld:
+        raise errors.EntryUnavailable(
             f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
         )
 
@@ -406,7 +400,7 @@ def _check_not_withheld(store: Store, ledger_id: int) -> None:
 def _check_not_deleted(store: Store, ledger_id: int) -> None:
     """Raise NoSuchLedger: missing entries of a deleted ledger prove nothing (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
-        raise NoSuchLedger(
+        raise errors.NoSuchLedger(
             f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
         )
 
@@ -414,7 +408,7 @@ def _check_not_deleted(store: Store, ledger_id: int) -> None:
 async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range) -> RangeDigest:
     first, last = span
     if last < first:
-        raise InvalidRequest("a range ends before it begins")
+        raise errors.InvalidRequest("a range ends before it begins")
     sha = hashlib.sha256()
     present: list[Range] = []
     damaged: list[Range] = []
@@ -471,21 +465,14 @@ def _entry_body(entry: Entry) -> EntryBody:
 def _store(request: web.Request) -> Store:
     store = request.app[BOOKIE].store
     if store is None:
-        raise ReadOnly("this bookie is starting")
+        raise errors.ReadOnly("this bookie is starting")
     return store
-
-
-async def _answered(ask: Callable[[Callable[[T], None]], None]) -> T:
-    """What `ask` hands to its callback."""
-    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    ask(partial(resolve, answer))
-    return await answer
 
 
 async def _ask(store: Store, given: Given, asked: FenceAsked | LacAsked) -> web.Response:
     """The verdict on a request about a whole ledger."""
     ledger_id = given[LEDGER_ID]
-    verdict = await _answered(partial(store.ask, ledger_id, asked))
+    verdict = await answered(partial(store.ask, ledger_id, asked))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, verdict)
 
 

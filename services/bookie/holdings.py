@@ -12,10 +12,9 @@ from quorumlog.protocol.row_copy import RowCopy
 from quorumlog.wire.rebuild_bodies import HeldRows
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
-from services.bookie.log import Kind
+from services.bookie.log import Kind, StoredRecord
 from services.bookie.parts import present_in
 from services.bookie.records import apply_stored, deleted_in
-from services.bookie.replay import Placed
 from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
@@ -46,7 +45,7 @@ class LedgerTable:
         self._index = index
         self._is_deferred = is_deferred
         self._ledgers: dict[int, StoredLedger] = {}
-        self._deleted: set[int] = set()
+        self.deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
@@ -67,7 +66,7 @@ class LedgerTable:
                 self._index,
                 self.fresh,
                 is_deferred=self._is_deferred,
-                is_deleted=ledger_id in self._deleted,
+                is_deleted=ledger_id in self.deleted,
             )
         return ledger
 
@@ -87,7 +86,7 @@ class LedgerTable:
     def remembered(self, after: int = -1) -> Iterator[tuple[int, IndexRow | None]]:
         """All ledgers with ids above `after`, ascending; None stands for a deleted one."""
         mine = {item for item, ledger in self._ledgers.items() if ledger.replica.is_deleted}
-        recent = sorted(item for item in mine | self._deleted if item > after)
+        recent = sorted(item for item in mine | self.deleted if item > after)
         last_id = -1
         deleted = ((item, None) for item in merge(recent, self._index.deleted(after)))
         for ledger_id, row in merge(deleted, self.ledgers(after), key=itemgetter(0)):
@@ -115,7 +114,7 @@ class LedgerTable:
         held = self._ledgers.get(ledger_id)
         if held is not None:
             return held.replica.is_deleted
-        return ledger_id in self._deleted or self._index.is_deleted(ledger_id)
+        return ledger_id in self.deleted or self._index.is_deleted(ledger_id)
 
     def highest_ledger(self, below: int) -> int:
         """The highest id under `below` of a ledger that is or was held; NO_LEDGER if none was."""
@@ -124,7 +123,7 @@ class LedgerTable:
             for ledger_id in sorted(self._ledgers, reverse=True)
             if ledger_id < below and (self.row(ledger_id) or self.is_deleted(ledger_id))
         )
-        deleted = (ledger_id for ledger_id in self._deleted if ledger_id < below)
+        deleted = (ledger_id for ledger_id in self.deleted if ledger_id < below)
         return max(
             next(known, NO_LEDGER),
             max(deleted, default=NO_LEDGER),
@@ -160,25 +159,22 @@ class LedgerTable:
         """Whether a replay applied so much that a checkpoint should follow."""
         return self._applied_count >= REPLAY_CHUNK
 
-    def apply_stored(self, placed: Placed) -> None:
+    def apply_stored(self, segment: int, record: StoredRecord) -> None:
         """Apply a replayed record."""
-        if placed.record.kind in {Kind.DELETE, Kind.DELETED}:
-            for ledger_id in deleted_in(placed.record):
-                self._apply_deleted(ledger_id, placed)
+        if record.kind in {Kind.DELETE, Kind.DELETED}:
+            for ledger_id in deleted_in(record):
+                # A compaction's record names many deleted ledgers, most of them otherwise unknown:
+                # create no object for each.
+                if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
+                    apply_stored(self.ledger(ledger_id), segment, record)
+                else:
+                    self.deleted.add(ledger_id)
                 self._applied()
             return
-        ledger = self.ledger(placed.record.ledger_id)
+        ledger = self.ledger(record.ledger_id)
         if not ledger.replica.is_deleted:
-            apply_stored(ledger, placed)
+            apply_stored(ledger, segment, record)
         self._applied()
-
-    def _apply_deleted(self, ledger_id: int, placed: Placed) -> None:
-        # A compaction's record names many deleted ledgers, most of them otherwise unknown: create
-        # no object for each.
-        if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
-            apply_stored(self.ledger(ledger_id), placed)
-        else:
-            self._deleted.add(ledger_id)
 
     def _applied(self) -> None:
         self._applied_count += 1
@@ -190,18 +186,11 @@ class LedgerTable:
 
     def write_index(self, position: Position | None) -> None:
         """Write all ledgers to the index, before the loop runs."""
-        changes = [(ledger, ledger.change()) for ledger in self._ledgers.values()]
+        changes = self.changes()
         self._index.write(
-            position, [change for _, change in changes], self._deleted, self.fresh.encode()
+            position, [change for _, change in changes], self.deleted, self.fresh.encode()
         )
-        self._deleted.clear()
-        for ledger, change in changes:
-            ledger.checkpointed(change)
-
-    @property
-    def deleted(self) -> set[int]:
-        """Deleted ledgers that a replay found and the index does not know yet."""
-        return self._deleted
+        self.checkpointed(changes)
 
     def changes(self) -> list[tuple[StoredLedger, IndexChange]]:
         """The changes that a checkpoint has to write."""
@@ -210,7 +199,7 @@ class LedgerTable:
 
     def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
         """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
-        self._deleted.clear()
+        self.deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
             if ledger.is_deletion_synced and ledger.is_idle:

@@ -189,60 +189,32 @@ class Index:
 
     def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's row."""
-        was_failed = self.is_failed
-        try:
+        with self._reading():
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
-        except Exception:
-            self._mark_suspect(was_failed=was_failed)
-            raise
 
     def copies(self, ledger_id: int) -> Iterator[RowCopy]:
         """The copies of a ledger's metadata row, ascending by version (rule 18b)."""
-        was_failed = self.is_failed
-        try:
-            cursor = self._db.iter()
-            prefix = _LEDGER_KEY.pack(b"R", ledger_id)
-            cursor.seek(prefix)
-            while cursor.valid() and cursor.key()[: len(prefix)] == prefix:
-                _, _, version, attempt = _COPY_KEY.unpack(cursor.key())
-                yield RowCopy(RowName(version, attempt), cursor.value())
-                cursor.next()
-            cursor.status()
-        except Exception:
-            self._mark_suspect(was_failed=was_failed)
-            raise
+        prefix = _LEDGER_KEY.pack(b"R", ledger_id)
+        with self._reading():
+            for key, value in self._walk(prefix, prefix):
+                _, _, version, attempt = _COPY_KEY.unpack(key)
+                yield RowCopy(RowName(version, attempt), value)
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Whether a ledger without a row was deleted (rule 16a)."""
-        was_failed = self.is_failed
-        try:
+        with self._reading():
             return self._db.get(_LEDGER_KEY.pack(b"D", ledger_id)) is not None
-        except Exception:
-            self._mark_suspect(was_failed=was_failed)
-            raise
 
     def deleted(self, after: int = -1) -> Iterator[int]:
         """The ids above `after` of deleted ledgers, ascending."""
-        cursor = self._db.iter()
-        cursor.seek(_LEDGER_KEY.pack(b"D", after + 1))
-        while cursor.valid() and cursor.key()[:1] == b"D":
-            yield _LEDGER_KEY.unpack(cursor.key())[1]
-            cursor.next()
-        cursor.status()
-
-    def _mark_suspect(self, *, was_failed: bool) -> None:
-        """Note a failed read, unless the database is being reopened: then it is only unknown."""
-        self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
+        for key, _ in self._walk(_LEDGER_KEY.pack(b"D", after + 1), b"D"):
+            yield _LEDGER_KEY.unpack(key)[1]
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
         """All ledgers with ids above `after`, ascending."""
-        cursor = self._db.iter()
-        cursor.seek(_LEDGER_KEY.pack(b"L", after + 1))
-        while cursor.valid() and cursor.key()[:1] == b"L":
-            yield _LEDGER_KEY.unpack(cursor.key())[1], decode_row(cursor.value())
-            cursor.next()
-        cursor.status()
+        for key, value in self._walk(_LEDGER_KEY.pack(b"L", after + 1), b"L"):
+            yield _LEDGER_KEY.unpack(key)[1], decode_row(value)
 
     def highest_ledger(self, below: int) -> int:
         """The highest id under `below` of a ledger that is held or deleted here; NO_LEDGER if none is."""
@@ -257,68 +229,67 @@ class Index:
 
     def parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
         """The parts that may contain some of first..last, ascending by first."""
+        with self._reading():
+            cursor = self._db.iter()
+            prefix = _LEDGER_KEY.pack(b"P", ledger_id)
+            # The part before `first` may reach into the range; parts with holes may begin further back.
+            cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
+            if not cursor.valid() or cursor.key()[:9] != prefix:
+                cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))
+            while cursor.valid() and (key := cursor.key())[:9] == prefix:
+                low = _PART_KEY.unpack(key)[2]
+                if low > last:
+                    break
+                part = decode_part(low, cursor.value())
+                if part.last >= first:
+                    yield part
+                cursor.next()
+            cursor.status()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Note a failed read, unless the database is being reopened: then it is only unknown."""
         was_failed = self.is_failed
         try:
-            yield from self._parts(ledger_id, first, last, sparse_span)
+            yield
         except Exception:
-            self._mark_suspect(was_failed=was_failed)
+            self.is_suspect = self.is_suspect or not (was_failed or self.is_failed)
             raise
-
-    def _parts(self, ledger_id: int, first: int, last: int, sparse_span: int) -> Iterator[Part]:
-        cursor = self._db.iter()
-        prefix = _LEDGER_KEY.pack(b"P", ledger_id)
-        # The part before `first` may reach into the range; parts with holes may begin further back.
-        cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
-        if not cursor.valid() or cursor.key()[:9] != prefix:
-            cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))
-        while cursor.valid():
-            key = cursor.key()
-            if key[:9] != prefix:
-                break
-            low = _PART_KEY.unpack(key)[2]
-            if low > last:
-                break
-            part = decode_part(low, cursor.value())
-            if part.last >= first:
-                yield part
-            cursor.next()
-        cursor.status()
 
     def all_parts(self) -> Iterator[tuple[int, Part]]:
         """All parts of all ledgers."""
-        for key, value in self._all_parts():
+        for key, value in self._walk(b"P", b"P"):
             _, ledger_id, first = _PART_KEY.unpack(key)
             yield ledger_id, decode_part(first, value)
 
     def used_bytes(self) -> Counter[int]:
         """Bytes of all parts per segment. In a thread, which pauses."""
         used: Counter[int] = Counter()
-        for number, (_, value) in enumerate(self._all_parts(), start=1):
+        for _, value in self._parts_with_pauses():
             segment, size = stored_at(value)
             used[segment] += size
-            if number % PARTS_AT_ONCE == 0:
-                time.sleep(PAUSE_S)
         return used
 
     def parts_in(self, segments: Collection[int]) -> list[tuple[int, Part]]:
         """The parts in some segments, by ledger and entry. In a thread, which pauses."""
         found = []
-        for number, (key, value) in enumerate(self._all_parts(), start=1):
+        for key, value in self._parts_with_pauses():
             if stored_at(value)[0] in segments:
                 _, ledger_id, first = _PART_KEY.unpack(key)
                 found.append((ledger_id, decode_part(first, value)))
-            if number % PARTS_AT_ONCE == 0:
-                time.sleep(PAUSE_S)
         return found
 
-    def _all_parts(self) -> Iterator[tuple[bytes, bytes]]:
-        """The keys and values of all parts."""
+    def _parts_with_pauses(self) -> Iterator[tuple[bytes, bytes]]:
+        for number, item in enumerate(self._walk(b"P", b"P"), start=1):
+            yield item
+            if number % PARTS_AT_ONCE == 0:
+                time.sleep(PAUSE_S)
+
+    def _walk(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys and values from `start` on whose keys begin with `prefix`."""
         cursor = self._db.iter()
-        cursor.seek(b"P")
-        while cursor.valid():
-            key = cursor.key()
-            if key[:1] != b"P":
-                break
+        cursor.seek(start)
+        while cursor.valid() and (key := cursor.key()).startswith(prefix):
             yield key, cursor.value()
             cursor.next()
         cursor.status()

@@ -1,28 +1,49 @@
-"""Verification of a stopped bookie's log and index. It continues behind damage, so that the report
-is complete.
+"""A stopped bookie's log and index: verification, and salvage, which makes a log startable again that is damaged below its
+tail.
 
-The end of the log is judged by the code of a normal start, so that a log that passes also starts.
+Verification continues behind damage, so that the report is complete. The end of the log is judged by the code of a normal
+start, so that a log that passes also starts.
+
+Salvage copies readable records in order to a new log; the old log is kept as `log.damaged`. Unreadable records may have been
+acknowledged, so the cookie is marked before the new log takes its place: the next start is a new incarnation, which denies
+nothing that older ones were asked to keep (rule 15).
 """
 
+import errno
 import os
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 import google_crc32c
 
 from quorumlog.protocol.record import BadRun, Run
-from services.bookie.cookie import CookieRefused, read_cookie
+from services.bookie.cookie import CookieRefused, read_cookie, write_cookie
 from services.bookie.index import Index
-from services.bookie.log import KEY_BYTES, SEGMENT_HEAD, Kind, LogBatch, LogDamaged, read_batches
+from services.bookie.log import (
+    KEY_BYTES,
+    SEGMENT_HEAD,
+    Kind,
+    LogBatch,
+    LogDamaged,
+    QueuedRecord,
+    read_batches,
+)
 from services.bookie.parts import Part
 from services.bookie.records import deleted_in
-from services.bookie.replay import read_tail
-from services.bookie.scan import is_blank, scan
-from services.bookie.segments import Segments
+from services.bookie.replay import is_blank, read_tail, scan
+from services.bookie.segments import Segments, sync_directory
+from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
+
+IN_FLIGHT_BYTES: Final = 2 * BATCH_BYTES_MAX
+"""Given to the writer and not on disk: the next batch gathers while one is synced."""
+
+_LOOK_S: Final = 0.5
 
 SegmentProgress = Callable[[Sequence[int]], Iterable[int]]
 """Iterates over segment numbers, and may display progress."""
@@ -67,19 +88,25 @@ def batches_of(
             if number == last:
                 yield from ((number, batch) for batch in _last_segment(segments, number))
             elif number in present:
-                yield from ((number, item) for item in _sealed_segment(segments, number))
+                for item in _stretches(segments, number):
+                    is_text = isinstance(item, str)
+                    yield (
+                        number,
+                        f"{item}: a CRC is wrong, or it can't be read" if is_text else item,
+                    )
             elif number not in gone:
                 yield number, f"{segments.path(number)} is missing"
         except (OSError, LogDamaged) as error:
             yield number, str(error)
 
 
-def _sealed_segment(segments: Segments, number: int) -> Iterator[LogBatch | str]:
+def _stretches(segments: Segments, number: int) -> Iterator[LogBatch | str]:
+    """The valid batches of a segment, and the places of unreadable stretches."""
     for start, end, batch in scan(segments, number):
         if batch is not None:
             yield batch
         elif not is_blank(segments, number, start, end):
-            yield f"segment {number}, {start} to {end}: a CRC is wrong, or it can't be read"
+            yield f"segment {number}, {start} to {end}"
 
 
 def _last_segment(segments: Segments, number: int) -> Iterator[LogBatch]:
@@ -226,3 +253,127 @@ def dump_records(directory: Path, progress: SegmentProgress = iter) -> Iterator[
                 run = Run(record.body[KEY_BYTES:])
                 line |= {"first": run.first, "last": run.last, "count": run.count}
             yield line
+
+
+@dataclass
+class Salvaged:
+    """The result of a salvage."""
+
+    records: int = 0
+    ledgers: int = 0
+    unreadable: list[str] = field(default_factory=list)
+    """Places of the old log, as segment and offsets."""
+
+
+def undo_salvage(directory: Path) -> None:
+    """Undo an interrupted salvage: the damaged log is still complete."""
+    log, damaged = directory / "log", directory / "log.damaged"
+    if not log.exists() and damaged.exists():
+        damaged.rename(log)
+    shutil.rmtree(directory / "log.salvaged", ignore_errors=True)
+
+
+def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
+    """Copy the readable records of these segments in order, and replace the log by the copy.
+
+    The caller owns the directory. Raises: OSError; FileExistsError if `log.damaged` of an earlier
+    salvage exists.
+    """
+    report = Salvaged()
+    damaged, made = directory / "log.damaged", directory / "log.salvaged"
+    if damaged.exists():
+        raise FileExistsError(f"{damaged} is left by an earlier salvage: move it away first")
+    _check_room(directory, Segments(directory / "log", 0), segment_bytes)
+    made.mkdir()
+    try:
+        ledgers = _copy(
+            Segments(directory / "log", 0), Segments(made, segment_bytes), numbers, report
+        )
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    report.ledgers = len(ledgers)
+    # Before the new log is in place: a start must not take it for the complete log.
+    cookie = read_cookie(directory)
+    if cookie is not None:
+        write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
+    (directory / "log").rename(damaged)
+    made.rename(directory / "log")
+    sync_directory(directory)
+    shutil.rmtree(directory / "index", ignore_errors=True)
+    return report
+
+
+def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged) -> set[int]:
+    ledgers: set[int] = set()
+    failed: list[BaseException] = []
+    written: SimpleQueue[int] = SimpleQueue()
+
+    def on_fatal(error: BaseException) -> None:
+        failed.append(error)
+        written.put(0)
+
+    head, fd, end = new.create(1, 1, 0)
+    writer = LogWriter(
+        new,
+        head,
+        fd,
+        Position(1, end, 1),
+        reserve=new.directory / "reserve",
+        on_synced=lambda records, _: written.put(sum(record.size for record in records)),
+        on_fatal=on_fatal,
+    )
+    writer.start()
+    in_flight = 0
+    try:
+        for number in numbers:
+            for record in _records(old, number, report):
+                # Batch many records per sync, and keep memory flat.
+                while in_flight > IN_FLIGHT_BYTES and not failed:
+                    in_flight -= _wait_written(written, writer)
+                if failed:
+                    break
+                ledgers.add(record.ledger_id)
+                report.records += 1
+                writer.append(record)
+                in_flight += record.size
+    finally:
+        writer.stop()
+    if failed:
+        raise failed[0]
+    return ledgers
+
+
+def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
+    """How many bytes reached the disk. Raises OSError on a full disk: the writer would wait for
+    room, but nobody makes any here.
+    """
+    while True:
+        try:
+            return written.get(timeout=_LOOK_S)
+        except Empty:
+            if writer.is_full:
+                raise OSError(errno.ENOSPC, "the disk is full: nothing was changed") from None
+
+
+def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None:
+    """Check that the disk has room for a second log. Raises OSError."""
+    size = sum(segments.path(number).stat().st_size for number in segments.numbers())
+    needed, free = size + segment_bytes, shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"a salvage makes a second log: it needs {needed:,} bytes in {directory}, where"
+            f" {free:,} are free. Nothing was changed",
+        )
+
+
+def _records(segments: Segments, number: int, report: Salvaged) -> Iterator[QueuedRecord]:
+    try:
+        for item in _stretches(segments, number):
+            if isinstance(item, str):
+                report.unreadable.append(item)
+            else:
+                yield from (record.again() for record in item.records)
+    except (OSError, LogDamaged) as error:
+        report.unreadable.append(f"segment {number}: {error}")

@@ -26,11 +26,6 @@ def _first(part: Part) -> int:
     return part.first
 
 
-def _has_entry(parts: list[Part], first: int, last: int) -> bool:
-    """Whether a lookup may stop at `last`: an answer needs an entry, and parts may interleave."""
-    return any(part.has_any(first, last) for part in parts)
-
-
 def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
     """During a checkpoint a part may be recent and in the index; the recent one comes first."""
     last_first = NO_ENTRY
@@ -51,32 +46,6 @@ class StoredLedger:
     - a part that was on disk stays in the index, or gets there, until the part that replaced it is
       on disk.
     """
-
-    __slots__ = (
-        "_cached_lookup",
-        "_copies",
-        "_dirty_count",
-        "_dropped_copies",
-        "_entry_count",
-        "_fresh",
-        "_hiding",
-        "_index",
-        "_indexed_highest",
-        "_is_in_checkpoint",
-        "_replaced",
-        "_stored_bytes",
-        "_waiting",
-        "ahead_to",
-        "hidden",
-        "highest",
-        "is_cold",
-        "ledger_id",
-        "read_to",
-        "recent",
-        "replica",
-        "row_names",
-        "sparse_span",
-    )
 
     def __init__(
         self,
@@ -107,7 +76,8 @@ class StoredLedger:
         self.is_cold = False
         """A read had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._cached_lookup: tuple[int, int, list[Part]] | None = None
+        self.lookup: tuple[int, int, list[Part]] | None = None
+        """A lookup of first..last and what it found, while the rules are about to repeat it."""
         self._dirty_count = 0
         found = index.row(ledger_id)
         row = found or IndexRow()
@@ -132,8 +102,8 @@ class StoredLedger:
 
     def present(self, first: int, last: int) -> Ranges:
         """Which of first..last are stored, synced or not."""
-        if self._cached_lookup is not None and self._cached_lookup[:2] == (first, last):
-            return present_in(self._cached_lookup[2], first, last)
+        if self.lookup is not None and self.lookup[:2] == (first, last):
+            return present_in(self.lookup[2], first, last)
         return present_in(self.find(first, last), first, last)
 
     def accept(self, record: RunStored) -> Part:
@@ -166,8 +136,10 @@ class StoredLedger:
             if not part.has_any(first, last):
                 continue
             size += part.size or len(part.body or b"")
-            if size > bytes_max and _has_entry(found, first, part.first - 1):
-                return found, part.first - 1
+            end = part.first - 1
+            # An answer needs an entry, and parts may interleave.
+            if size > bytes_max and any(before.has_any(first, end) for before in found):
+                return found, end
             found.append(part)
         return found, last
 
@@ -229,14 +201,6 @@ class StoredLedger:
             (held.segment, held.offset, held.mask) == place
             for held in self.find(part.first, part.last)
         )
-
-    def cache_lookup(self, first: int, last: int, parts: list[Part]) -> None:
-        """Keep a lookup that the rules are about to repeat."""
-        self._cached_lookup = (first, last, parts)
-
-    def clear_cached_lookup(self) -> None:
-        """Discard the kept lookup, which may be outdated."""
-        self._cached_lookup = None
 
     def row_copy(self, name: RowName) -> RowCopy:
         """A copy of the metadata's row that is held."""

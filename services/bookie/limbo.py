@@ -22,9 +22,9 @@ Both phases resume after a crash: the file `limbo` in the directory marks unfini
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError
@@ -53,6 +53,17 @@ _REQUEUE_S: Final = 600.0
 again takes it from its worker."""
 
 
+@contextlib.contextmanager
+def logged(what: str, **members: object) -> Iterator[None]:
+    """One round of background work: an error of it is logged, and must not end later rounds."""
+    try:
+        yield
+    except QuorumLogError as error:
+        log.warning("%s-put-off", what, extra={**members, "why": error.detail})
+    except Exception:
+        log.exception("%s-failed", what, extra=members)
+
+
 class Limbo:
     """Marks ledgers that may have lost entries, and gets the entries back.
 
@@ -68,11 +79,8 @@ class Limbo:
         self._repairs = RepairClient(metadata, member_name(store.me))
         self._rest_s = rest_s
         self._queued_at: dict[tuple[int, bool], float] = {}
+        self._mark_file = store.directory / _MARK_NAME
         self.progress = LimboProgress()
-
-    @property
-    def _mark_file(self) -> Path:
-        return self._store.directory / _MARK_NAME
 
     async def enter(self) -> None:
         """Mark every ledger placed at an older incarnation; on disk when it returns.
@@ -84,7 +92,14 @@ class Limbo:
         count = 0
         async for rows in self._placed_here():
             lost = [row for row in rows if limbo.older_members(row, me)]
-            await asyncio.gather(*map(self._enter_ledger, lost))
+            await asyncio.gather(
+                *(
+                    store.enter_limbo(
+                        row.ledger_id, row.ledger_key, is_fenced=row.state is not State.OPEN
+                    )
+                    for row in lost
+                )
+            )
             count += len(lost)
             await store.checkpoint()
             store.holdings.evict_idle()
@@ -100,22 +115,14 @@ class Limbo:
             if after is None:
                 return
 
-    async def _enter_ledger(self, row: LedgerMetadata) -> None:
-        is_fenced = row.state is not State.OPEN
-        await self._store.enter_limbo(row.ledger_id, row.ledger_key, is_fenced=is_fenced)
-
     async def run(self) -> None:
         """Run rounds until no ledger is in limbo."""
         clock = asyncio.get_running_loop().time
         while self._mark_file.exists():
             begun = clock()
-            try:
+            # Nothing leaves limbo without proof; the next round tries again.
+            with logged("limbo"):
                 await self.round()
-            except QuorumLogError as error:
-                log.warning("limbo-put-off", extra={"why": error.detail})
-            except Exception:
-                # Nothing leaves limbo without proof; the next round tries again.
-                log.exception("limbo-failed")
             if self._mark_file.exists():
                 await asyncio.sleep(max(self._rest_s, _REST_FACTOR * (clock() - begun)))
 
@@ -142,7 +149,7 @@ class Limbo:
             log.info("limbo", extra={"ledgers": self.progress.ledgers})
 
     async def _in_limbo(self) -> AsyncIterator[int]:
-        for number, (ledger_id, row) in enumerate(self._store.ledgers()):
+        for number, (ledger_id, row) in enumerate(self._store.holdings.ledgers()):
             if row.is_limbo:
                 yield ledger_id
             if number % _PAGE == _PAGE - 1:
@@ -178,7 +185,10 @@ class Limbo:
         missing: Ranges = ()
         # Later denials rest on the row, so it must be of the database that this bookie knows (rules
         # 18a, 18c).
-        held, holder = {ledger_id: self._store.row_names(ledger_id)}, member_name(self._store.me)
+        held, holder = (
+            {ledger_id: self._store.ledger(ledger_id).row_names},
+            member_name(self._store.me),
+        )
         try:
             proof = (await self._metadata.proofs(held, holder)).get(ledger_id)
         except MetadataUnavailable:

@@ -288,14 +288,8 @@ def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
     """The highest `synced below` of any batch head after `at`, or -1. An invalid batch below it is
     damage, for it was on disk (rule 19).
     """
-    highest = -1
-    at = data.find(_MAGIC_BYTES, at + 1)
-    while at >= 0:
-        parsed = _parse_heads(head, data, at, base)
-        if parsed is not None:
-            highest = max(highest, parsed[2])
-        at = data.find(_MAGIC_BYTES, at + 1)
-    return highest
+    found = _heads_from(head, data, at + 1, base)
+    return max((synced_below for _, (_, _, synced_below, _, _) in found), default=-1)
 
 
 def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | None:
@@ -306,15 +300,18 @@ def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | Non
 
 def next_batch(head: SegmentHead, data: bytes, base: int) -> int | None:
     """The offset of the first batch in `data` with valid heads."""
-    at = data.find(_MAGIC_BYTES)
-    while at >= 0:
-        if _parse_heads(head, data, at, base) is not None:
-            return base + at
-        at = data.find(_MAGIC_BYTES, at + 1)
-    return None
+    return next((base + at for at, _ in _heads_from(head, data, 0, base)), None)
 
 
 _Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
+
+
+def _heads_from(head: SegmentHead, data: bytes, at: int, base: int) -> Iterator[tuple[int, _Heads]]:
+    """Each place in `data` from `at` on with valid heads of a batch."""
+    while (at := data.find(_MAGIC_BYTES, at)) >= 0:
+        if (parsed := _parse_heads(head, data, at, base)) is not None:
+            yield at, parsed
+        at += 1
 
 
 def _parse_heads(head: SegmentHead, data: bytes, at: int, base: int) -> _Heads | None:

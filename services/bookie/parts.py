@@ -5,7 +5,7 @@ own, so parts may interleave. As sets of ids the parts of a ledger are disjoint 
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quorumlog.protocol.ranges import Ranges, ranges_of
@@ -71,16 +71,7 @@ class Part:
         left = [entry_id for entry_id in self.ids() if entry_id not in ids]
         if not left:
             return None
-        return Part(
-            left[0],
-            left[-1],
-            mask_of(left),
-            self.segment,
-            self.offset,
-            self.size,
-            self.crc,
-            self.body,
-        )
+        return replace(self, first=left[0], last=left[-1], mask=mask_of(left), rest=None)
 
 
 def decode_part(first: int, value: bytes) -> Part:

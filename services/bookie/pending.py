@@ -1,12 +1,18 @@
-"""Records queued for the disk: their size, and the tasks that wait for them."""
+"""Records on their way to the disk: their size, the tasks that wait for them, and checkpoints, by which the index catches
+up with the log.
+"""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from quorumlog.protocol.replica import RunStored, Verdict
+from services.bookie.directory import Disk, is_disk_full_error
+from services.bookie.holdings import LedgerTable
+from services.bookie.index import Index
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import QueuedRecord
 from services.bookie.parts import Part
@@ -21,11 +27,26 @@ CROWDED_PART: Final = 4
 """Channels are not read while more than this part of `bytes_max` is queued, which a disk writes in some
 50 ms: TCP then slows their peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
+CHECKPOINT_COST: Final = 2048
+"""A record's weight towards the next checkpoint, beside its bytes: parts of small entries stay in
+memory until then, some 300 bytes each, and a checkpoint of many parts stalls the loop."""
+
+CHECKPOINT_S: Final = 15.0
+"""A checkpoint follows a record after at most this time, in seconds. It frees the parts and the copies of ledger metadata
+that are kept in memory until then: up to `checkpoint_bytes`. Chosen by judgement: a checkpoint takes a thread about 10 ms."""
+
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
     """Set a future's result unless its waiter was cancelled."""
     if not waiting.done():
         waiting.set_result(answer)
+
+
+async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
+    """What `ask` hands to its callback."""
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    ask(partial(resolve, answer))
+    return await answer
 
 
 class PendingWrites:
@@ -75,15 +96,13 @@ class PendingWrites:
 
     async def write(self, record: QueuedRecord) -> None:
         """Queue a record of no single ledger; on disk when it returns."""
-        assert self._loop is not None
-        record.tag = synced = self._loop.create_future()
+        record.tag = synced = asyncio.get_running_loop().create_future()
         self.put(record)
         await synced
 
     async def wait_synced(self, ledger: StoredLedger) -> None:
         """Wait until all records of a ledger are on disk."""
-        assert self._loop is not None
-        synced: asyncio.Future[None] = self._loop.create_future()
+        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ledger.when_synced(ledger.replica.accepted_count, lambda: resolve(synced, None))
         await synced
 
@@ -145,3 +164,113 @@ class PendingWrites:
             for tell in waiting:
                 loop.call_soon(tell)
         self._on_written(size, len(records))
+
+
+class Checkpoints:
+    """Runs one checkpoint at a time.
+
+    Invariant: a checkpoint names a log position below which everything is on disk, and reads that
+    position before it writes the index.
+    """
+
+    def __init__(
+        self,
+        holdings: LedgerTable,
+        index: Index,
+        disk: Disk,
+        counters: Counter[str],
+        position: Callable[[], Position],
+    ) -> None:
+        """`position` returns the log position up to which everything is on disk."""
+        self._holdings = holdings
+        self._index = index
+        self._disk = disk
+        self._counters = counters
+        self._position = position
+        self._running: asyncio.Task[None] | None = None
+        self._since = 0
+        """The weight of the records since the last checkpoint began."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def note_written(self, size: int, count: int) -> None:
+        """Count records that reached the log; start a checkpoint when enough have, or some time later."""
+        self._since += size + CHECKPOINT_COST * count
+        if self._since >= self._disk.options.checkpoint_bytes:
+            self.start_background()
+        else:
+            self._await_due()
+
+    def _await_due(self) -> None:
+        if self._since and self._timer is None and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(CHECKPOINT_S, self._is_due)
+
+    def _is_due(self) -> None:
+        self._timer = None
+        if self._since:
+            self.start_background()
+
+    def close(self) -> None:
+        """Start no further checkpoint."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def start_background(self) -> None:
+        """Start a background checkpoint unless one is running."""
+        if self._running is None:
+            _ = self._begin(self._run_logged())
+
+    async def run(self) -> None:
+        """Run a checkpoint that begins after this call. Raises whatever made it fail."""
+        while self._running is not None:
+            await asyncio.wait({self._running})
+        await asyncio.shield(self._begin(self._write()))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._running = task = asyncio.create_task(work)
+        # A task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        self._running = None
+        self._await_due()
+
+    async def run_final(self) -> None:
+        """Run the checkpoint of an orderly shutdown."""
+        if self._running is not None:
+            # Whoever started the running checkpoint handles its failure.
+            await asyncio.wait({self._running})
+        await self._run_logged()
+
+    async def _run_logged(self) -> None:
+        """Log failures; the next checkpoint retries."""
+        try:
+            await self._write()
+        except Exception:
+            log.exception("checkpoint-failed")
+            self._counters["failed_checkpoints"] += 1
+
+    async def _write(self) -> None:
+        self._since = 0
+        changes = self._holdings.changes()
+        position = self._position()
+        try:
+            await asyncio.to_thread(
+                self._index.write,
+                position,
+                [change for _, change in changes],
+                self._holdings.deleted,
+                self._holdings.fresh.encode(),
+            )
+        except Exception as error:
+            for ledger, change in changes:
+                ledger.checkpoint_failed(change)
+            if is_disk_full_error(error):
+                # The next checkpoint uses the reserve's room, or waits until somebody makes room.
+                self._disk.release_reserve()
+            self._since = self._disk.options.checkpoint_bytes * 7 // 8
+            raise
+        self._holdings.checkpointed(changes)
+        self._counters["checkpoints"] += 1

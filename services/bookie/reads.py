@@ -8,12 +8,11 @@ a restart, reads and the scrubber find it again.
 """
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
@@ -29,7 +28,6 @@ from services.bookie.extents import (
     join,
     read_all,
     read_cached,
-    read_from_disk,
     read_large_cached,
     scratch,
 )
@@ -37,7 +35,8 @@ from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, present_in
 from services.bookie.segments import Segments
 
-log = logging.getLogger(__name__)
+K = TypeVar("K")
+V = TypeVar("V")
 
 FoundParts = list[tuple[Part, Bytes]]
 """Parts and their runs."""
@@ -64,17 +63,16 @@ class Damages:
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False
-        if place in self._parts or len(self._parts) < DAMAGES_MAX:
-            self._parts[place] = (part.first, part.last)
-        else:
-            self.is_cut = self._is_cut_in_pass = True
+        self._keep(self._parts, place, (part.first, part.last))
         return True
 
     def note_stretch(self, stretch: DamagedStretch) -> None:
         """Record an unreadable stretch of a segment."""
-        place = (stretch.segment, stretch.start)
-        if place in self._stretches or len(self._stretches) < DAMAGES_MAX:
-            self._stretches[place] = stretch
+        self._keep(self._stretches, (stretch.segment, stretch.start), stretch)
+
+    def _keep(self, places: dict[K, V], place: K, damage: V) -> None:
+        if place in places or len(places) < DAMAGES_MAX:
+            places[place] = damage
         else:
             self.is_cut = self._is_cut_in_pass = True
 
@@ -170,12 +168,12 @@ class Reads:
         self._advisor.submit(advise, extents(self._segments, stored))
 
     def fetch_cached(
-        self, ledger: StoredLedger, parts: list[Part]
+        self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> tuple[FoundParts, list[Extent]]:
-        """The runs of parts in memory (here or in the page cache), and the others' extents."""
-        found: FoundParts = [(part, part.body) for part in parts if part.body is not None]
-        stored = [part for part in parts if part.body is None]
-        wanted = extents(self._segments, stored) if stored else []
+        """The runs of parts in memory (here or in the page cache), and the others' extents. `from_disk`: as for `fetch`."""
+        found, wanted = self._split(parts)
+        if from_disk:
+            return [], wanted
         for place, extent in enumerate(wanted):
             good = self._read_cached(extent, ledger.ledger_id)
             if good is None:
@@ -185,32 +183,17 @@ class Reads:
             found += good
         return found, []
 
+    def _split(self, parts: list[Part]) -> tuple[FoundParts, list[Extent]]:
+        """The runs of parts that are not on disk yet, and the extents of the others."""
+        found: FoundParts = [(part, part.body) for part in parts if part.body is not None]
+        stored = [part for part in parts if part.body is None]
+        return found, extents(self._segments, stored) if stored else []
+
     def _read_cached(self, extent: Extent, ledger_id: int) -> FoundParts | None:
         if is_large(extent):
             return read_large_cached(extent, ledger_id)
         data = read_cached(extent, self._scratch)
         return None if data is None else list(bodies(extent, data, ledger_id))
-
-    async def deliver(
-        self,
-        ledger: StoredLedger,
-        reading: Coroutine[Any, Any, FoundParts],
-        answer: Callable[[FoundParts], None],
-    ) -> None:
-        """Wait for a read, and answer with its runs."""
-        found: FoundParts = []
-        try:
-            found = await reading
-        except Exception:
-            # Unreadable entries are unknown: the answer does not name them.
-            log.exception("read-failed", extra={"ledger": ledger.ledger_id})
-        answer(found)
-
-    async def fetch_rest(
-        self, ledger: StoredLedger, found: FoundParts, missing: list[Extent], *, is_advised: bool
-    ) -> FoundParts:
-        """The runs that `fetch_cached` found, and those of the missing extents."""
-        return found + await self._read(ledger, missing, is_advised=is_advised)
 
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
@@ -218,18 +201,11 @@ class Reads:
         """The runs of parts, without damaged ones. `from_disk`: without parts that are not on disk
         yet, and never from memory (rule 20a).
         """
-        found: FoundParts = []
-        if not from_disk:
-            found = [(part, part.body) for part in parts if part.body is not None]
-        stored = [part for part in parts if part.body is None]
-        if stored:
-            wanted = extents(self._segments, stored)
-            found += await self._read(ledger, wanted, from_disk=from_disk)
-        return found
+        found, wanted = self._split(parts)
+        read = await self.read(ledger, wanted, from_disk=from_disk)
+        return read if from_disk else found + read
 
-    async def fetch_each(
-        self, items: Sequence[tuple[StoredLedger, Part]]
-    ) -> list[tuple[Part, Bytes]]:
+    async def fetch_each(self, items: Sequence[tuple[StoredLedger, Part]]) -> FoundParts:
         """The runs of some parts of any ledgers, without damaged ones: one hand-over to a thread for all of them."""
         parts: dict[StoredLedger, list[Part]] = {}
         found: FoundParts = []
@@ -278,7 +254,7 @@ class Reads:
         body = join(await self.fetch(ledger, parts, from_disk=from_disk), first, known_to, ID_MAX)
         return expected, None if body is None else Run(body), known_to
 
-    async def _read(
+    async def read(
         self,
         ledger: StoredLedger,
         wanted: list[Extent],
@@ -286,9 +262,12 @@ class Reads:
         is_advised: bool = False,
         from_disk: bool = False,
     ) -> FoundParts:
-        """The runs in these extents."""
-        read = read_from_disk if from_disk else partial(read_all, is_advised=is_advised)
-        work = partial(read, wanted, ledger.ledger_id)
+        """The runs in these extents, without damaged ones."""
+        if not wanted:
+            return []
+        work = partial(
+            read_all, wanted, ledger.ledger_id, is_advised=is_advised, from_disk=from_disk
+        )
         found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
         self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)
         return found

@@ -4,22 +4,12 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from quorumlog.protocol import replica
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import (
-    EntriesDropped,
-    FenceSet,
-    LacKept,
-    LedgerDeleted,
-    LimboSet,
-    ReplicaRecord,
-    RowKept,
-    RunStored,
-)
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie.ledger import StoredLedger
 from services.bookie.log import KEY_BYTES, REPLACES, Kind, QueuedRecord, StoredRecord
 from services.bookie.parts import Part
-from services.bookie.replay import Placed
 
 _LAC: Final = struct.Struct(">q")
 _LIMBO: Final = struct.Struct(">QB")
@@ -30,28 +20,28 @@ IDS_MAX: Final = 65_536
 """Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
 
 
-def to_log(ledger: StoredLedger, record: ReplicaRecord, part: Part | None) -> QueuedRecord:
+def to_log(ledger: StoredLedger, record: replica.ReplicaRecord, part: Part | None) -> QueuedRecord:
     """Encode a record of the rules; its tag holds the ledger and the part."""
     flags = 0
     kind: Kind
     parts: tuple[bytes, ...]
     match record:
-        case RunStored():
+        case replica.RunStored():
             kind, parts = Kind.RUN, (_key(record.ledger_key), record.run.body)
             flags = REPLACES if record.replaces else 0
-        case FenceSet():
+        case replica.FenceSet():
             kind, parts = Kind.FENCE, (_key(record.ledger_key),)
-        case LacKept():
+        case replica.LacKept():
             lac = _LAC.pack(record.last_add_confirmed)
             kind, parts = Kind.LAC, (_key(record.ledger_key), lac)
-        case RowKept(row):
+        case replica.RowKept(row):
             name = _ROW.pack(*row.name)
             kind, parts = Kind.ROW, (_key(record.ledger_key), name, row.body)
-        case LimboSet():
+        case replica.LimboSet():
             kind, parts = Kind.LIMBO, (_LIMBO.pack(record.counter, record.limbo),)
-        case EntriesDropped():
+        case replica.EntriesDropped():
             kind, parts = Kind.DROP, (_key(record.ledger_key),)
-        case LedgerDeleted():
+        case replica.LedgerDeleted():
             kind, parts = Kind.DELETE, (b"",)
     size = sum(map(len, parts))
     return QueuedRecord(kind, ledger.ledger_id, parts, size, flags, tag=(ledger, part))
@@ -82,34 +72,33 @@ def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
     return ledger, part
 
 
-def apply_stored(ledger: StoredLedger, placed: Placed) -> None:
-    """Apply a record that was read back to its ledger, which is not deleted."""
-    stored = placed.record
+def apply_stored(ledger: StoredLedger, segment: int, stored: StoredRecord) -> None:
+    """Apply a record that was read back from a segment to its ledger, which is not deleted."""
     key = stored.body[:KEY_BYTES]
     match stored.kind:
         case Kind.RUN:
             run = Run(stored.body[KEY_BYTES:])
-            part = ledger.replica.apply(RunStored(run, key, bool(stored.flags & REPLACES)))
+            part = ledger.replica.apply(replica.RunStored(run, key, bool(stored.flags & REPLACES)))
             assert isinstance(part, Part), "StoredLedger.accept made it"
-            part.segment, part.offset = placed.segment, stored.offset
+            part.segment, part.offset = segment, stored.offset
             part.size, part.crc, part.body = stored.size, stored.crc, None
         case Kind.FENCE:
-            ledger.replica.apply(FenceSet(key))
+            ledger.replica.apply(replica.FenceSet(key))
         case Kind.LAC:
             (lac,) = _LAC.unpack(stored.body[KEY_BYTES:])
-            ledger.replica.apply(LacKept(lac, key))
+            ledger.replica.apply(replica.LacKept(lac, key))
         case Kind.ROW:
             version, attempt = _ROW.unpack_from(stored.body, KEY_BYTES)
             body = stored.body[KEY_BYTES + _ROW.size :]
             copy = RowCopy(RowName(version, attempt), body)
-            ledger.replica.apply(RowKept(copy, key))
+            ledger.replica.apply(replica.RowKept(copy, key))
         case Kind.LIMBO:
             counter, limbo = _LIMBO.unpack(stored.body)
-            ledger.replica.apply(LimboSet(counter, bool(limbo)))
+            ledger.replica.apply(replica.LimboSet(counter, bool(limbo)))
         case Kind.DROP:
-            ledger.replica.apply(EntriesDropped(key))
+            ledger.replica.apply(replica.EntriesDropped(key))
         case Kind.DELETE | Kind.DELETED:
-            ledger.replica.apply(LedgerDeleted())
+            ledger.replica.apply(replica.LedgerDeleted())
     ledger.touch()
 
 

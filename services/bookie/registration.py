@@ -11,7 +11,6 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, TypeVar
 
 import aiohttp
@@ -33,8 +32,6 @@ from services.bookie.bodies import ProcessBody
 from services.bookie.config import Config
 from services.bookie.cookie import (
     CookieRefused,
-    HardLinked,
-    Identity,
     LocalCookie,
     Situation,
     awaits_rebuild,
@@ -118,16 +115,6 @@ def has_lost_unsynced(local: LocalCookie, replayed: Replayed) -> bool:
     return local.durability == "deferred" and not replayed.was_clean
 
 
-def _identity(directory: Path) -> Identity:
-    try:
-        return identity_of(directory)
-    except HardLinked as error:
-        raise CookieRefused(
-            f"{error} has another name: {directory} was copied by hard links, so that two"
-            " directories share the files of one log. Remove the copy."
-        ) from None
-
-
 class Registration:
     """The registration of one process as its bookie."""
 
@@ -153,7 +140,7 @@ class Registration:
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
         # Cookies of a database that went back in time must not decide.
         await retry_until_available(self._metadata.confirm)
-        identity = _identity(self._directory)
+        identity = identity_of(self._directory)
         named = -1
         while True:
             row = await retry_until_available(lambda: self._metadata.cookie(name))
@@ -228,7 +215,7 @@ class Registration:
         return awaits_rebuild(local, None if row is None else row.cookie)
 
     async def _awaits_rebuild(self, local: LocalCookie, cluster_id: str) -> bool:
-        if not local.was_registered or is_copy(local, _identity(self._directory)):
+        if not local.was_registered or is_copy(local, identity_of(self._directory)):
             return False
         state = await retry_until_available(self._metadata.rebuild_state)
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty

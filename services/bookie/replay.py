@@ -1,35 +1,51 @@
-"""Replaying the log at startup: separates proven, torn and damaged data (rules 3 and 19).
+"""Reading the log back: the replay at startup, and scans of whole segments in little memory.
 
-Every start begins a new segment, whose head says where its predecessor ends. Whatever a crash left
-behind that point is never read again.
+A replay separates proven, torn and damaged data (rules 3 and 19). Every start begins a new segment, whose head says where
+its predecessor ends. Whatever a crash left behind that point is never read again. Unlike a replay, a scan continues behind
+damage at the next valid batch.
 """
 
-from collections.abc import Callable, Iterator
+import os
+import time
+from array import array
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import google_crc32c
+
+from services.bookie.index import PAUSE_S
 from services.bookie.log import (
     CLEAN_END,
     SEGMENT_HEAD,
+    Kind,
     LogBatch,
     LogDamaged,
     QueuedRecord,
+    RecordHead,
     SegmentHead,
     Stop,
     StoredRecord,
     encode_batch,
     later_sync_point,
+    next_batch,
+    parse_batch,
+    parse_record_heads,
     read_batches,
+    whole_bytes,
 )
-from services.bookie.segments import Segments
+from services.bookie.records import packed_in
+from services.bookie.segments import SegmentFile, Segments
 from services.bookie.writer import Position
 
+STEP_BYTES: Final = 1024 * 1024
+"""Read with one call, or the size of a batch if larger. Exceeds the table of any batch."""
+HEADS_BYTES: Final = 64 * 1024
+"""Read with one call where only heads are wanted: the bodies of large batches are skipped."""
+HEADS_AT_ONCE: Final = 100
 
-class Placed(NamedTuple):
-    """A record and the segment that holds it."""
-
-    segment: int
-    record: StoredRecord
+Apply = Callable[[int, StoredRecord], None]
+"""Takes a record and the segment that holds it."""
 
 
 @dataclass(slots=True)
@@ -47,7 +63,7 @@ class Replayed:
 def replay_log(
     segments: Segments,
     checkpoint: Position | None,
-    apply: Callable[[Placed], None],
+    apply: Apply,
     on_segment: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Apply all records from the checkpoint (None: from the beginning) in order, and begin a new
@@ -72,7 +88,8 @@ def replay_log(
     if at.segment > last:
         raise LogDamaged(f"{segments.path(at.segment)} is missing: the index covers it")
     for batch_of, batch in _whole_segments(segments, at, last, on_segment):
-        _apply(batch_of, batch, apply)
+        for record in batch.records:
+            apply(batch_of, record)
     replayed = _last_segment(segments, last, checkpoint, apply)
     on_segment()
     return replayed
@@ -168,14 +185,15 @@ def _last_segment(
     segments: Segments,
     number: int,
     checkpoint: Position | None,
-    apply: Callable[[Placed], None],
+    apply: Apply,
 ) -> Replayed:
     batches, proven, end, next_sequence, was_clean, cut_bytes = read_tail(
         segments, number, checkpoint
     )
     tail = [] if was_clean else [batch for batch in batches if batch.offset >= proven]
     for batch in batches[: len(batches) - len(tail)]:
-        _apply(number, batch, apply)
+        for record in batch.records:
+            apply(number, record)
     previous_end = tail[0].offset if tail else end
     first_sequence = next_sequence - len(tail)
     copies: list[list[QueuedRecord]] = [[r.again() for r in batch.records] for batch in tail]
@@ -198,18 +216,9 @@ def _last_segment(
     new_head, fd, new_end = segments.create(
         number + 1, first_sequence, previous_end, fill, may_be_short=True
     )
-    for record in (record for records in copies for record in records):
-        (body,) = record.parts
-        stored = StoredRecord(
-            record.kind,
-            record.flags,
-            record.ledger_id,
-            record.offset,
-            record.size,
-            record.crc,
-            body,
-        )
-        apply(Placed(record.segment, stored))
+    for batch, records in zip(tail, copies, strict=True):
+        for stored, copy in zip(batch.records, records, strict=True):
+            apply(copy.segment, stored._replace(offset=copy.offset))
     return Replayed(
         new_head,
         fd,
@@ -231,11 +240,6 @@ def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop:
         raise LogDamaged(_message(segments, head.segment, stop.offset, reason))
 
 
-def _apply(segment: int, batch: LogBatch, apply: Callable[[Placed], None]) -> None:
-    for record in batch.records:
-        apply(Placed(segment, record))
-
-
 def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
     return (
         f"{segments.path(segment)} is damaged at offset {offset}: {reason}. This bookie does not"
@@ -244,3 +248,150 @@ def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
         " directory away and start with AUTO_FIX_COOKIES=1. It then comes back as a new"
         " incarnation and is filled from its peers."
     )
+
+
+class Scanned(NamedTuple):
+    """A batch, or a stretch without a valid one."""
+
+    start: int
+    end: int
+    batch: LogBatch | None
+
+
+def end_of(segments: Segments, segment: int) -> int:
+    """Where a segment ends, by its successor's head, or its size if that head is invalid."""
+    try:
+        return segments.head(segment + 1).previous_end
+    except LogDamaged:
+        return segments.path(segment).stat().st_size
+
+
+def scan(segments: Segments, segment: int) -> Generator[Scanned]:
+    """A whole segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
+    head, end = segments.head(segment), end_of(segments, segment)
+    file = SegmentFile(segments.path(segment))
+    yield from _scan(file.fd, head, end)
+
+
+def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
+    base = at = SEGMENT_HEAD.size
+    data = b""
+    while at < end:
+        size = whole_bytes(head, data, at - base, base)
+        if size is None or at + size > base + len(data):
+            # The batch is incomplete in `data`: read on from its start.
+            data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
+            size = whole_bytes(head, data, 0, base)
+            if size is not None and size > len(data):
+                # Its head shows a batch larger than what was read.
+                data = _read(fd, at, size, end)
+        batch = None if size is None else parse_batch(head, data, at - base, base)
+        if batch is not None:
+            yield Scanned(at, batch.end, batch)
+            at = batch.end
+        else:
+            start, at = at, _next_batch_start(fd, head, at + 1, end) if size is None else at + size
+            yield Scanned(start, min(at, end), None)
+
+
+def _next_batch_start(fd: int, head: SegmentHead, at: int, end: int) -> int:
+    """The next offset with valid batch heads, or the end."""
+    while at < end:
+        # Windows overlap, so that heads across a border are not missed.
+        data = _read(fd, at, 2 * STEP_BYTES, end)
+        found = next_batch(head, data, at)
+        if found is not None and found < at + STEP_BYTES:
+            return found
+        at += STEP_BYTES
+    return end
+
+
+def _read(fd: int, at: int, size: int, end: int) -> bytes:
+    """Bytes of the file; none if the disk fails."""
+    try:
+        return os.pread(fd, min(size, end - at), at)
+    except OSError:
+        return b""
+
+
+def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
+    """Whether nothing was ever written there, as after an unclean stop. Raises OSError."""
+    with segments.path(segment).open("rb") as file:
+        file.seek(start)
+        while start < end and (data := file.read(min(STEP_BYTES, end - start))):
+            if data.count(0) != len(data):
+                return False
+            start += len(data)
+    return True
+
+
+class SegmentState(NamedTuple):
+    """What a segment records beside entries."""
+
+    ledgers: set[int]
+    """Ledgers with records in it, other than deletions."""
+    deleted: "array[int]"
+    """Ledgers that it records as deleted (rule 16a)."""
+    packed_bytes: int
+    """Size of the records that pack many deletions."""
+    is_whole: bool
+    """Whether the whole segment was readable."""
+
+
+def state_of(segments: Segments, segment: int) -> SegmentState:
+    """What a segment records beside entries. Raises OSError, LogDamaged (its head).
+
+    Entries are not read: their records' heads, which have a CRC, tell whose they are.
+    """
+    ledgers: set[int] = set()
+    deleted = array("q")
+    packed_bytes = 0
+    is_whole = True
+    head, end = segments.head(segment), end_of(segments, segment)
+    file = SegmentFile(segments.path(segment))
+    for records in _record_heads(file.fd, head, end):
+        is_whole = is_whole and records is not None
+        for record in records or ():
+            if record.kind is Kind.DELETED:
+                ids = _packed_ids(file.fd, record)
+                is_whole = is_whole and ids is not None
+                deleted.extend(ids or ())
+                packed_bytes += record.size
+            elif record.kind is Kind.DELETE:
+                deleted.append(record.ledger_id)
+            else:
+                ledgers.add(record.ledger_id)
+    return SegmentState(ledgers, deleted, packed_bytes, is_whole)
+
+
+def _record_heads(fd: int, head: SegmentHead, end: int) -> Iterator[list[RecordHead] | None]:
+    """The record heads of each batch; None stands for a stretch without a valid one."""
+    base = at = SEGMENT_HEAD.size
+    data = b""
+    count = 0
+    while at < end:
+        found = parse_record_heads(head, data, at - base, base)
+        for size in (HEADS_BYTES, STEP_BYTES):
+            if found is None:
+                data, base = _read(fd, at, size, end), at
+                found = parse_record_heads(head, data, 0, base)
+        if found is None or found[0] > end:
+            yield None
+            at = _next_batch_start(fd, head, at + 1, end)
+            continue
+        at, records = found
+        yield records
+        count += len(records)
+        if count >= HEADS_AT_ONCE:
+            count = 0
+            time.sleep(PAUSE_S)
+
+
+def _packed_ids(fd: int, record: RecordHead) -> Sequence[int] | None:
+    """The ids in a record of packed deletions; None where it is damaged."""
+    try:
+        body = os.pread(fd, record.size, record.offset)
+    except OSError:
+        return None
+    is_right = len(body) == record.size and google_crc32c.value(body) == record.crc
+    return packed_in(body) if is_right else None

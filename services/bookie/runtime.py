@@ -30,7 +30,7 @@ from services.bookie.cookie import (
     write_cookie,
 )
 from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
-from services.bookie.limbo import Limbo
+from services.bookie.limbo import Limbo, logged
 from services.bookie.log import LogDamaged
 from services.bookie.registration import (
     Displaced,
@@ -40,6 +40,7 @@ from services.bookie.registration import (
 )
 from services.bookie.scrub import Pace, Scrubber
 from services.bookie.segments import write_durably
+from services.bookie.space import Space
 from services.bookie.store import Store
 from services.bookie.witnesses import FRESH_MAX, WitnessFile, witnesses_of
 
@@ -94,7 +95,7 @@ class BookieRuntime:
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
         self._witness_file = WitnessFile(config.data_dir.resolve())
-        self._rows = MetadataRows(self._metadata, self._witness_file.keep)
+        self.rows = MetadataRows(self._metadata, self._witness_file.keep)
 
     @property
     def replayed_store(self) -> Store | None:
@@ -126,7 +127,7 @@ class BookieRuntime:
         """What this bookie knows of the database that its directory is of: the witnesses that the directory keeps, later
         ones that this process has heard of, and fresh copies, of ledgers that were dropped since too (rule 18a).
         """
-        kept = await asyncio.to_thread(WitnessFile(self.config.data_dir.resolve()).lines)
+        kept = await asyncio.to_thread(self._witness_file.lines)
         store, cookie = self.replayed_store, self.cookie
         if store is None or cookie is None:
             return kept
@@ -134,16 +135,11 @@ class BookieRuntime:
         held = witnesses_of(cookie.cookie.cluster_id, fresh)
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
-    @property
-    def missing_rows(self) -> int:
-        """Rows that were requested and missing without a tombstone (rule 18)."""
-        return self._rows.missing_count
-
     def witnesses(self) -> BookieWitnesses:
         """What this bookie knows of the metadata's database. A metadata process that starts asks for it,
         and so does one whose operator accepts a loss.
         """
-        store = self.store or self._opened
+        store = self.replayed_store
         fresh = () if store is None else store.holdings.fresh.newest(COPIES_PRESENTED_MAX)
         return BookieWitnesses(
             bookie=self.config.bookie_name,
@@ -153,11 +149,6 @@ class BookieRuntime:
                 None if store is None else store.holdings.highest_ledger(ASSIGNED_ID_END)
             ),
         )
-
-    @property
-    def kept_ledgers(self) -> int:
-        """Ledgers kept because the database lacks a change of which a copy is held (rule 18c)."""
-        return len(self._rows.kept)
 
     @property
     def state(self) -> BookieMode:
@@ -195,7 +186,7 @@ class BookieRuntime:
                 await self._task
         self.close_channels()
         # The store may already write, and not serve yet.
-        store = self.store or self._opened
+        store = self.replayed_store
         self.store = self._opened = None
         if store is not None:
             await store.stop()
@@ -219,27 +210,23 @@ class BookieRuntime:
 
     async def _run(self) -> None:
         try:
-            store = await self._open()
+            store, limbo, scrubber = await self._open()
+            space = Space(store, bytes_per_s=self.config.compact_bytes_per_s, pace=self.pace)
+            grace_s = self.config.collect_grace_s
+            collector = Collector(store, self.rows, self.cluster_id, grace_s=grace_s, space=space)
+            announced: asyncio.Queue[int] = asyncio.Queue(_ANNOUNCED_MAX)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_heartbeats(store))
-                group.create_task(self._report_log_ends(store))
-                group.create_task(self._keep_witnesses())
-                collector = Collector(
-                    store,
-                    self._rows,
-                    self.cluster_id,
-                    grace_s=self.config.collect_grace_s,
-                    bytes_per_s=self.config.compact_bytes_per_s,
-                    pace=self.pace,
-                )
-                group.create_task(self._collect_garbage(collector))
-                announced: asyncio.Queue[int] = asyncio.Queue(_ANNOUNCED_MAX)
-                group.create_task(self._follow_deletions(announced))
-                group.create_task(self._look_at_announced(announced, collector))
-                assert self.scrubber is not None
-                group.create_task(self.scrubber.run())
-                assert self.limbo is not None
-                group.create_task(self.limbo.run())
+                for work in (
+                    self._send_heartbeats(store),
+                    self._report_log_ends(store),
+                    self._keep_witnesses(),
+                    self._collect_garbage(collector),
+                    self._follow_deletions(announced),
+                    self._look_at_announced(announced, collector),
+                    scrubber.run(),
+                    limbo.run(),
+                ):
+                    group.create_task(work)
         except (CookieRefused, DirectoryInUse, DirectoryTooNew, LogDamaged) as error:
             log.critical("refused-to-start", extra={"reason": str(error)})
             self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
@@ -247,7 +234,7 @@ class BookieRuntime:
             log.exception("start-failed")
             self._end(1, f"bookie {self.config.bookie_name}: {error!r}")
 
-    async def _open(self) -> Store:
+    async def _open(self) -> tuple[Store, Limbo, Scrubber]:
         config = self.config
         directory = config.data_dir.resolve()
         local = read_cookie(directory)
@@ -275,20 +262,20 @@ class BookieRuntime:
         self.cluster_id = self._registration.cluster_id
         store.set_member(cookie.member)
         self._apply_state(store, _stored_state(directory))
-        self._rows.present(store.holdings.fresh, config.bookie_name, self.cluster_id)
+        self.rows.present(store.holdings.fresh, config.bookie_name, self.cluster_id)
         store.start(self._writer_failed)
-        self.limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
+        self.limbo = limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
             # Before the bookie serves or registers: it must not deny lost entries (BP-46).
-            await retry_until_available(self.limbo.enter)
+            await retry_until_available(limbo.enter)
         cookie = cookie.model_copy(update={"registered": True})
         write_cookie(directory, cookie)
         self._cookie = cookie
-        self.scrubber = Scrubber(
+        self.scrubber = scrubber = Scrubber(
             store, self.pace, bytes_per_s=config.scrub_bytes_per_s, pass_s=config.scrub_s
         )
         self.store = store
-        return store
+        return store, limbo, scrubber
 
     async def _send_heartbeats(self, store: Store) -> None:
         """Send heartbeats, and check the free disk space."""
@@ -350,7 +337,7 @@ class BookieRuntime:
         """
         while True:
             try:
-                await self._rows.confirm()
+                await self.rows.confirm()
             except QuorumLogError as error:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
@@ -366,17 +353,12 @@ class BookieRuntime:
         scan_at = loop.time() + config.collect_s
         while True:
             await asyncio.sleep(min(config.collect_s, max(1.0, config.collect_grace_s / 10)))
-            try:
+            # Nothing is dropped without proof; the next round retries.
+            with logged("collect"):
                 await collector.recheck()
                 if loop.time() >= scan_at:
                     scan_at = loop.time() + config.collect_s
                     await collector.round()
-            except QuorumLogError as error:
-                # Nothing is dropped without proof; the next round retries.
-                log.warning("collect-put-off", extra={"why": error.detail})
-            except Exception:
-                # A bug in one round must not end all rounds.
-                log.exception("collect-failed")
 
     async def _follow_deletions(self, announced: asyncio.Queue[int]) -> None:
         """Follow announced tombstones; the scan finds the missed ones."""
@@ -391,14 +373,8 @@ class BookieRuntime:
             ledger_ids = [await announced.get()]
             while not announced.empty():
                 ledger_ids.append(announced.get_nowait())
-            try:
+            with logged("announcement", ledgers=ledger_ids):
                 await collector.deletions_announced(ledger_ids)
-            except QuorumLogError as error:
-                log.warning(
-                    "announcement-put-off", extra={"ledgers": ledger_ids, "why": error.detail}
-                )
-            except Exception:
-                log.exception("announcement-failed", extra={"ledgers": ledger_ids})
 
     def _writer_failed(self, error: BaseException) -> None:
         """In the writer's thread: end, since unsynced records must not be served (rule 3)."""

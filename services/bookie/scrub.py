@@ -18,7 +18,7 @@ from services.bookie.bodies import DamagedStretch, ScrubProgress
 from services.bookie.extents import Extent, read_blocking
 from services.bookie.log import LogDamaged
 from services.bookie.parts import Part
-from services.bookie.scan import Scanned, scan
+from services.bookie.replay import Scanned, scan
 from services.bookie.segments import SegmentFile, write_durably
 from services.bookie.store import Store
 

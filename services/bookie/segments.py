@@ -87,7 +87,7 @@ class Segments:
         for path in self.directory.glob("*.new"):
             path.unlink()
         for segment in self.gone():
-            self._truncate_gone(segment)
+            os.truncate(self.gone_path(segment), SEGMENT_HEAD.size)
         self._advance_first()
         for segment in self.numbers():
             if segment < self.first():
@@ -180,18 +180,10 @@ class Segments:
         self.head(segment)
         self.path(segment).rename(self.gone_path(segment))
         self.sync_entries()
-        self._truncate_gone(segment)
+        os.truncate(self.gone_path(segment), SEGMENT_HEAD.size)  # frees its blocks
         with contextlib.suppress(OSError):
             # On a full disk the next start retries.
             self._advance_first()
-
-    def _truncate_gone(self, segment: int) -> None:
-        """Keep only the head of a removed segment, and free its blocks."""
-        fd = os.open(self.gone_path(segment), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.ftruncate(fd, SEGMENT_HEAD.size)
-        finally:
-            os.close(fd)
 
     def _advance_first(self) -> None:
         """Replace leading `.gone` files by a higher number in the file `first`."""

@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, TypeVar
 
-from services.bookie.checkpoints import AT_ONCE
 from services.bookie.log import LogDamaged
 from services.bookie.parts import Part
 from services.bookie.records import IDS_MAX
-from services.bookie.scan import SegmentState, state_of
+from services.bookie.replay import SegmentState, state_of
 from services.bookie.scrub import Pace
-from services.bookie.store import Store
+from services.bookie.store import AT_ONCE, Store
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ class Space:
         store = self._store
         broken: set[int] = set()
         for some, size in _batches(parts):
-            moved = await store.moves.move(some)
+            moved = await store.move(some)
             for (_, part), is_moved in zip(some, moved, strict=True):
                 if not is_moved:
                     broken.add(part.segment)
@@ -180,12 +179,12 @@ class Space:
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
             # The unreadable part may have had records of any ledger.
-            ledgers = {ledger_id for ledger_id, _ in store.ledgers()}
+            ledgers = {ledger_id for ledger_id, _ in store.holdings.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 
         async def rewrite(ledger_id: int) -> None:
-            if store.row(ledger_id) is not None:
-                await store.moves.rewrite_state(ledger_id)
+            if store.holdings.row(ledger_id) is not None:
+                await store.rewrite_state(ledger_id)
 
         ledger_ids = sorted(ledgers)
         for start in range(0, len(ledger_ids), REWRITES_AT_ONCE):
@@ -202,7 +201,7 @@ class Space:
         """Rewrite deletions, in records that pack many."""
         for start in range(0, len(ledger_ids), IDS_MAX):
             some = ledger_ids[start : start + IDS_MAX]
-            await self._store.moves.rewrite_deleted(some)
+            await self._store.rewrite_deleted(some)
             if len(some) == IDS_MAX:
                 # This bounds how many a start replays, at some microseconds each.
                 await self._store.checkpoint()

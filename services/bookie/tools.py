@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,9 +23,13 @@ from quorumlog.net.settings_page import app_of
 from services.bookie.config import Config, StoreOptions
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
-from services.bookie.inspection import dump_records, verify_directory
+from services.bookie.inspection import (
+    dump_records,
+    salvage_log,
+    undo_salvage,
+    verify_directory,
+)
 from services.bookie.log import LogDamaged
-from services.bookie.salvage import salvage_log, undo_salvage
 from services.bookie.segments import Segments
 from services.bookie.store import Store
 
@@ -58,11 +63,9 @@ def _lock_or_exit(directory: Path) -> int:
         raise typer.Exit(2)
     try:
         return lock_directory(directory)
-    except DirectoryInUse as error:
-        typer.echo(f"{error}: stop the bookie first", err=True)
-        raise typer.Exit(2) from None
-    except DirectoryTooNew as error:
-        typer.echo(str(error), err=True)
+    except (DirectoryInUse, DirectoryTooNew) as error:
+        hint = ": stop the bookie first" if isinstance(error, DirectoryInUse) else ""
+        typer.echo(f"{error}{hint}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -94,13 +97,15 @@ def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
         table = Table(title=str(directory), min_width=40)
         table.add_column("what")
         table.add_column("found", justify="right")
-        table.add_row("segments", f"{report.segments:,}")
-        table.add_row("batches", f"{report.batches:,}")
-        table.add_row("bytes of log", f"{report.log_bytes:,}")
-        for kind, count in sorted(report.records.items()):
-            table.add_row(f"records {kind}", f"{count:,}")
-        table.add_row("deleted ledgers in the log", f"{report.deleted_ledgers:,}")
-        table.add_row("entries in the index", f"{report.entries_in_index:,}")
+        for what, count in (
+            ("segments", report.segments),
+            ("batches", report.batches),
+            ("bytes of log", report.log_bytes),
+            *((f"records {kind}", count) for kind, count in sorted(report.records.items())),
+            ("deleted ledgers in the log", report.deleted_ledgers),
+            ("entries in the index", report.entries_in_index),
+        ):
+            table.add_row(what, f"{count:,}")
         table.add_row("end of the log", report.tail)
         console = Console()
         console.print(table)
@@ -151,25 +156,19 @@ def rebuild_index(directory: DirectoryArgument, *, json: AsJson = False) -> None
         except LogDamaged as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
-        store.write_index()
-    entries = ledgers = 0
-    for _, row in store.ledgers():
-        ledgers += 1
-        entries += row.entry_count
-    deleted = sum(1 for _ in store.index.deleted())
+        store.holdings.write_index(store.position)
+    counts = Counter(segments=len(numbers), ledgers=0, entries=0, deleted_ledgers=0)
+    for _, row in store.holdings.ledgers():
+        counts["ledgers"] += 1
+        counts["entries"] += row.entry_count
+    counts["deleted_ledgers"] = sum(1 for _ in store.index.deleted())
     store.close()
     if json:
-        made = {
-            "segments": len(numbers),
-            "ledgers": ledgers,
-            "entries": entries,
-            "deleted_ledgers": deleted,
-        }
-        typer.echo(orjson.dumps(made))
+        typer.echo(orjson.dumps(dict(counts)))
     else:
         typer.echo(
-            f"the index is rebuilt: {ledgers:,} ledgers, {entries:,} entries,"
-            f" {deleted:,} deleted ledgers"
+            f"the index is rebuilt: {counts['ledgers']:,} ledgers, {counts['entries']:,} entries,"
+            f" {counts['deleted_ledgers']:,} deleted ledgers"
         )
 
 

@@ -1,10 +1,12 @@
-"""The routes for other services, on the internal listener only.
+"""Routes of the internal listener, which only other services of the cluster may call.
 
-A gateway passes a client's request on to the gateway that writes the ledger: the same path below `/internal`, with the same
-query and body, for the same handler. The other routes answer questions that gateways and autorecovery have of their own.
+A gateway forwards a client's append or close to the gateway that writes the ledger. The forwarded request has the same path
+below `/internal`, the same query and the same body, and the same handler serves it. The other routes serve requests that
+gateways and autorecovery make for their own purposes.
 
-A request names the instance that it is for; another instance answers `writer-lost`, not done (rule 11). Passwords and
-bodies are checked here again: who has the cluster's secret need not be a gateway.
+Each request names the gateway instance that it is meant for. Any other instance rejects the request with `writer-lost` and
+the outcome not done (rule 11). Passwords and bodies are checked here again, because a caller that has the cluster's secret
+may be something other than a gateway.
 """
 
 from collections.abc import Sequence
@@ -73,7 +75,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """The routes about ledgers of this instance. `public`: the public routes, of which some serve other gateways too."""
+    """The routes for ledgers that this instance writes. `public`: the public routes; those of FORWARDED are served here too."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
@@ -85,7 +87,7 @@ def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> lis
 
 
 def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
-    """The routes about logs of this instance, which take room for bodies as the public ones do."""
+    """The routes for logs that this instance owns. `room` limits the memory of request bodies, as for public routes."""
     inner, log, routes = _LogRoutes(logs, room), "/internal/logs/{name}", Routes()
     asks = partial(routes.add, roles=GATEWAYS)
     asks("POST /internal/log-ends")(inner.ends)
@@ -95,7 +97,7 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
 
 
 def _for_instance(instance: str, inner: Route) -> Route:
-    """A route for requests that name this process, whose responses name it too."""
+    """The same route, which rejects requests that name another instance, and names this instance in its responses."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         if given[WRITER] != instance:
@@ -122,7 +124,9 @@ class _LedgerRoutes:
         return json_value({"id": me}, headers={header.FORWARDED_WRITER: me})
 
     def forwarded(self, public: Route) -> Route:
-        """A public route for requests that another gateway passes on, which go no further: one hop (rule 11)."""
+        """The internal twin of a public route, for requests that another gateway forwards. They are never forwarded again
+        (rule 11).
+        """
 
         async def handle(request: web.Request, given: Given) -> web.StreamResponse:
             engine, ledger_id = self._engine, given[LEDGER_ID]
@@ -167,7 +171,7 @@ class _LogRoutes:
         self._logs, self._room = logs, room
 
     async def forwarded(self, request: web.Request, given: Given) -> web.Response:
-        """Do what a client asked another gateway for, as the owner of the log."""
+        """Carry out a request of another gateway's client as the owner of the log."""
         data = await body.read(request, self._room, _BODY_BYTES_MAX)
         call: Append | Publish | Consult | None = None
         match given[CALL]:
@@ -207,8 +211,10 @@ class _LogRoutes:
 
 
 def _checked(data: bytes) -> batch.BatchHead:
-    """The head of a batch whose records can be decoded, with a producer within the bounds of the public headers: a log's row
-    can keep no other. Raises: BadRequest, InvalidRequest, TooLarge.
+    """The head of a record batch, once the whole batch is known to be valid: its records can be decoded, and its producer is
+    within the bounds of the public headers, which are also the bounds of the log's row.
+
+    Raises: BadRequest, InvalidRequest, TooLarge.
     """
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:

@@ -101,8 +101,8 @@ class KeptStore(RowStore):
 
     @listing
     async def list(self, connection: Connection, *, after: int = -1, limit: int) -> KeptLedgers:
-        """How many ledgers bookies keep, since the database lacks changes of which they hold copies; and the first ones
-        with ids above `after`.
+        """A page of the kept ledgers by id, from the first id above `after` on, and the count of all kept ledgers. Bookies
+        keep a ledger while they hold a copy of its metadata with a change that the database lacks (rule 18c).
         """
         count = await connection.fetchval(f"SELECT count(*) FROM ({_KEPT}) AS kept")
         records = await connection.fetch(

@@ -40,7 +40,7 @@ from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import FRAMES, OCTETS
 from services.gateway.edge.http.middleware import Metrics
 from services.gateway.edge.payloads import from_frames, from_json
-from services.gateway.engine.appends import Appends
+from services.gateway.engine.ledger_writes import Appends
 from services.gateway.interface import EntriesAppended
 from services.gateway.logs.consumers import Consumers
 

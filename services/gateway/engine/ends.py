@@ -1,4 +1,6 @@
-"""Ends of ledgers: runs recoveries, and decides which ends may be reported to clients: those that bookies keep (rule 18b)."""
+"""Ends of ledgers: runs recoveries, decides which ends may be reported to clients (those that bookies keep, rule 18b), and
+accepts proven losses of a CLOSED ledger's entries (rule 31).
+"""
 
 import asyncio
 import itertools
@@ -7,12 +9,16 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger, QuorumLogError
+from quorumlog import errors
 from quorumlog.net.driver import recover
+from quorumlog.net.holdings import HoldingsClient
+from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol.ends import End, end_after
-from quorumlog.protocol.metadata import LedgerMetadata
+from quorumlog.protocol.loss import Answers
+from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.metadata import LOST_RANGES_MAX, LedgerMetadata
 from services.gateway.engine.rows import LedgerRows, is_closed, went_back
 
 log = logging.getLogger(__name__)
@@ -25,6 +31,8 @@ _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Between tries of a background recovery (rule 10)."""
 _KEPT_MAX: Final = 100_000
 """As many as rows are cached (`rows.py`)."""
+_REFUSED_RANGES_MAX: Final = 100
+"""How many ranges a refusal names (taste)."""
 
 
 class Ends:
@@ -74,10 +82,10 @@ class Ends:
         """
         try:
             return await self._read(closed, copies)
-        except NoSuchLedger:
+        except errors.NoSuchLedger:
             return closed  # deleted since, which only a CLOSED ledger is
-        except MetadataUnavailable as error:
-            raise error.with_outcome(UNKNOWN) from error
+        except errors.MetadataUnavailable as error:
+            raise error.with_outcome(errors.UNKNOWN) from error
 
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
@@ -118,9 +126,9 @@ class Ends:
                     # An earlier recovery may have ended before it had sent copies.
                     await (spread(row, self._ports) if is_closed(row) else self.recover(row))
                     return
-                except NoSuchLedger:
+                except errors.NoSuchLedger:
                     return
-                except QuorumLogError as error:
+                except errors.QuorumLogError as error:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 except Exception:
                     # A defect: an open ledger without a writer must end all the same.
@@ -128,6 +136,59 @@ class Ends:
                 await asyncio.sleep(pause_s)
         finally:
             self._in_background.discard(ledger_id)
+
+    async def accept_loss(
+        self,
+        row: LedgerMetadata,
+        first: int,
+        last: int,
+        declared: tuple[str, ...],
+        holdings: HoldingsClient,
+    ) -> LedgerMetadata:
+        """Declare entries first..last lost, of a ledger whose row was just read; returns the new
+        row. An operator decides. All possible holders of these entries must deny them, or be in `declared`: gone for ever.
+
+        Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
+        """
+        while True:
+            if not is_closed(row) or row.last_entry is None:
+                raise errors.LossNotProven(
+                    "the ledger is not CLOSED: recover it first", ledger_id=row.ledger_id
+                )
+            if last > row.last_entry:
+                raise errors.InvalidRequest(
+                    f"the ledger ends at {row.last_entry}", ledger_id=row.ledger_id
+                )
+            kept = row.kept(first, last)
+            if not kept:
+                return row  # a repeat
+            await _prove_lost(row, kept, declared, holdings)
+            changed = row.given_up(first, last, declared)
+            if len(changed.lost_entries) > LOST_RANGES_MAX:
+                raise errors.InvalidRequest(
+                    f"at most {LOST_RANGES_MAX} ranges of a ledger are given up",
+                    ledger_id=row.ledger_id,
+                )
+            # The proof holds for this row only: after a change by a repair or another operator,
+            # others may have the entries.
+            status, now = await self._ports.metadata.cas(changed, (), attempt=new_attempt())
+            if status is CasStatus.MISSING:
+                raise errors.NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
+            if now is None:
+                raise errors.MetadataUnavailable(ledger_id=row.ledger_id)
+            self._rows.put(now)
+            if status is CasStatus.OK:
+                log.warning(
+                    "loss-accepted",
+                    extra={
+                        "ledger": row.ledger_id,
+                        "first": first,
+                        "last": last,
+                        "declared": declared,
+                    },
+                )
+                return now
+            row = now
 
     async def close(self) -> None:
         """Cancel what is under way: a recovery may stop at any point."""
@@ -152,6 +213,31 @@ class Ends:
         if len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)
         return row
+
+
+async def _prove_lost(
+    row: LedgerMetadata,
+    ranges: tuple[tuple[int, int], ...],
+    declared: tuple[str, ...],
+    holdings: HoldingsClient,
+) -> None:
+    """Raise LossNotProven unless nobody can serve any of these entries."""
+    against: list[Answers] = []
+    async for found in holdings.answers(row, ranges):
+        if not found.is_lost(declared):
+            against.append(found)
+            if len(against) >= _REFUSED_RANGES_MAX:
+                break
+    if against:
+        raise errors.LossNotProven(
+            str(against[0]),
+            ledger_id=row.ledger_id,
+            entry_id=against[0].first,
+            answers=[
+                {"first": found.first, "last": found.last, "answers": dict(found.words)}
+                for found in against
+            ],
+        )
 
 
 def _share(

@@ -12,16 +12,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
-from quorumlog.errors import (
-    InvalidRequest,
-    MetadataUnavailable,
-    NoSuchLedger,
-    OwnedByLog,
-    QuorumLogError,
-    ShuttingDown,
-    VersionConflict,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory, Quarantine
 from quorumlog.net.holdings import HoldingsClient
@@ -36,13 +27,11 @@ from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import ServiceHeartbeat
-from services.gateway.engine.appends import Appends, check_not_of_log
-from services.gateway.engine.creations import Creations, Placing
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper, with_password
+from services.gateway.engine.keys import with_password
 from services.gateway.engine.ledger_reads import LedgerReads
-from services.gateway.engine.losses import LossAcceptance
+from services.gateway.engine.ledger_writes import Appends, Creations, Placing, check_not_of_log
 from services.gateway.engine.peers import Peers
 from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions
@@ -80,7 +69,7 @@ class Engine:
         )
         self.rows = LedgerRows(metadata, self._row_changed, self._ledger_ended)
         self._ends = Ends(self.rows, ports)
-        self._losses = LossAcceptance(self.rows, self.throttled, holdings)
+        self._holdings = holdings
         self.handles = Handles(
             self.writer,
             config,
@@ -90,21 +79,13 @@ class Engine:
             ports=ports,
             lacs=bookies,
         )
-        self._gatekeeper = Gatekeeper(self.handles.access_row)
+        self._gatekeeper = self.handles.gatekeeper
         self._passwords = Rereads(self.handles.with_password, self._read_rows, self.rows.put)
         """The rows of ledgers that are written here, since another gateway may set another password."""
         self.rows.on_gap += [self.handles.rereads.gap, self._passwords.gap]
-        self._creations = Creations(
-            self.handles,
-            rows=self.rows,
-            metadata=metadata,
-            placing=self.placing,
-            tasks=ports.tasks,
-        )
-        self.reads = LedgerReads(
-            self.handles, self.rows, self._ends, ports, peers, self._gatekeeper
-        )
-        self.appends = Appends(self.handles, self.rows, self._ends, peers, self._gatekeeper)
+        self._creations = Creations(self.handles, metadata, self.placing)
+        self.reads = LedgerReads(self.handles, peers)
+        self.appends = Appends(self.handles, peers)
         self._is_draining = False
 
     @classmethod
@@ -149,7 +130,7 @@ class Engine:
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
         if self._is_draining:
-            raise ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is about to end")
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
@@ -174,7 +155,7 @@ class Engine:
             return await self._ends.kept(*await self.handles.close(row))
         try:
             await self.peers.close(row.writer, ledger_id, password=password)
-        except WriterLost as error:
+        except errors.WriterLost as error:
             if is_closed(row):
                 return await self._ends.copied(row)  # only the lost writer knew its own last entry
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
@@ -211,7 +192,7 @@ class Engine:
         while True:
             row = await self.rows.fresh(ledger_id)
             if not row.access_key:
-                raise InvalidRequest("the ledger has no password", ledger_id=ledger_id)
+                raise errors.InvalidRequest("the ledger has no password", ledger_id=ledger_id)
             if not self._gatekeeper.opens(row, new):
                 row = with_password(await self._allowed(ledger_id, password), new)
             elif once is None:
@@ -221,9 +202,9 @@ class Engine:
                 self.rows.put(row := changed)
                 break
             if status is CasStatus.MISSING:
-                raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
+                raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
             if changed is None:
-                raise MetadataUnavailable(ledger_id=ledger_id)
+                raise errors.MetadataUnavailable(ledger_id=ledger_id)
         await spread(row, self._ports)  # rule 18b
         return row
 
@@ -242,7 +223,8 @@ class Engine:
         """
         row = await self._allowed(ledger_id, password)
         row = await self._ends.told(row)
-        row = await self._losses.accept(row, first, last, _members(row, declare_lost))
+        declared = _members(row, declare_lost)
+        row = await self._ends.accept_loss(row, first, last, declared, self._holdings)
         return await self._ends.copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
@@ -250,14 +232,14 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
-                raise OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
+                raise errors.OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
             if not is_closed(row):
                 row, _ = await self._ends.recover(row)
             try:
                 attempt = await self.metadata.delete(
                     ledger_id, version=row.version, row_attempt=row.attempt
                 )
-            except VersionConflict:
+            except errors.VersionConflict:
                 row = await self._allowed(ledger_id, password)  # another password may be set since
                 continue
             break
@@ -271,7 +253,7 @@ class Engine:
 
         async def read(ledger_id: int) -> LedgerMetadata | None:
             async with room:
-                with contextlib.suppress(NoSuchLedger):
+                with contextlib.suppress(errors.NoSuchLedger):
                     return await self.rows.fresh(ledger_id)
             return None
 
@@ -293,7 +275,7 @@ class Engine:
 
         async def copy(ledger_id: int) -> None:
             async with room:
-                with contextlib.suppress(QuorumLogError):
+                with contextlib.suppress(errors.QuorumLogError):
                     await spread(await self.rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
@@ -364,7 +346,7 @@ class Engine:
     async def ready(self) -> None:
         """Return if a default ledger could be created now. Raises: as that creation."""
         if self._is_draining:
-            raise ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size
         await self.directory.refresh()
         if not self.directory.new_ensemble(size):
@@ -385,7 +367,7 @@ class Engine:
             heartbeat = ServiceHeartbeat(
                 url=self.writer.url, internal_url=self.writer.internal_url, state=state
             )
-            with contextlib.suppress(QuorumLogError):
+            with contextlib.suppress(errors.QuorumLogError):
                 await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
 
@@ -409,5 +391,7 @@ def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
-            raise InvalidRequest(f"{name} is no member of this ledger", ledger_id=row.ledger_id)
+            raise errors.InvalidRequest(
+                f"{name} is no member of this ledger", ledger_id=row.ledger_id
+            )
     return tuple(m for m in members if m in names or member_name(m) in names)

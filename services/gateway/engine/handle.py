@@ -16,35 +16,12 @@ from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    LedgerClosed,
-    LedgerFenced,
-    NoSuchLedger,
-    Outcome,
-    Overloaded,
-    QuorumLogError,
-    UnexpectedEntryId,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.driver import Driver, Told, error_of
 from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.spread import spread
+from quorumlog.protocol import messages
 from quorumlog.protocol.heads import LedgerHead
-from quorumlog.protocol.messages import (
-    AppendRequested,
-    Closed,
-    CloseRequested,
-    Confirmed,
-    EntriesRead,
-    Failed,
-    MissedRange,
-    PlacedInLog,
-    RecoveryNeeded,
-    Repaired,
-    ReplaceRequested,
-)
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State
 from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.writer import LedgerWriter, WriterState
@@ -86,15 +63,12 @@ class HandleOwner(Protocol):
 
     def handle_closed(self, handle: "WriteHandle", row: LedgerMetadata) -> None:
         """The ledger is CLOSED."""
-        ...
 
     def handle_failed(self, handle: "WriteHandle") -> None:
         """The handle has failed, and the ledger's end is not known here."""
-        ...
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
         """The writer met a recovery of its ledger: run one (rule 10)."""
-        ...
 
 
 @dataclass(slots=True)
@@ -133,10 +107,10 @@ class WriteHandle:
         self.access_row = row
         """The newest row that this process has read: the writer's own is older where another gateway set another
         password."""
-        self._machine = LedgerWriter(
+        self.machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
-        self._driver = Driver(self._machine, row.ledger_id, ports, self._on_outcome)
+        self._driver = Driver(self.machine, row.ledger_id, ports, self._on_outcome)
         self._owner = owner
         self._lacs = lacs
         self._ports = ports
@@ -154,7 +128,7 @@ class WriteHandle:
         self._close: asyncio.Future[LedgerMetadata] | None = None
         self._is_close_sent = False
         self._is_flush_due = False
-        self._failure: Failed | None = None
+        self._failure: messages.Failed | None = None
         self.end_code: str | None = None
         """The final failure, after which the ledger's end is not this handle's to tell."""
         self._closed_row: LedgerMetadata | None = None
@@ -184,29 +158,19 @@ class WriteHandle:
     def waits_for(self) -> str:
         """What its close waits for, for people."""
         what = "its last row in the metadata service"
-        if not self._machine.is_drained:
+        if not self.machine.is_drained:
             what = f"acknowledgements of {', '.join(self.row.last_fragment.bookies)}"
         return f"ledger {self.ledger_id}: {what}"
 
     @property
-    def is_closing_row(self) -> bool:
-        """Whether its own close of the row is under way: then CLOSED may be its own change."""
-        return self._machine.is_closing_row
-
-    @property
-    def missed(self) -> tuple[MissedRange, ...]:
-        """Missed ranges of members that this writer knows and metadata does not (rule 8)."""
-        return self._machine.missed
-
-    @property
     def row(self) -> LedgerMetadata:
         """The row as the writer knows it."""
-        return self._machine.metadata
+        return self.machine.metadata
 
     @property
     def is_degraded(self) -> bool:
         """Whether a member of the ensemble takes no adds (rule 8)."""
-        return self.is_live and self._machine.is_degraded
+        return self.is_live and self.machine.is_degraded
 
     def append(
         self, payloads: Sequence[bytes], expect: int | None = None
@@ -219,14 +183,14 @@ class WriteHandle:
             raise self._refusal()
         first = self._next
         if expect is not None and expect != first:
-            raise UnexpectedEntryId(
+            raise errors.UnexpectedEntryId(
                 f"the next entry is {first}, not {expect}",
                 ledger_id=self.ledger_id,
                 next_entry_id=first,
             )
         size = sum(map(len, payloads))
         if not self._ledger_in_flight.has_room(size) or not self._gateway_in_flight.has_room(size):
-            raise Overloaded(
+            raise errors.Overloaded(
                 "too many bytes wait for their acknowledgement", ledger_id=self.ledger_id
             )
         self._ledger_in_flight.used_bytes += size
@@ -266,11 +230,11 @@ class WriteHandle:
     def replace(self, member: str) -> None:
         """Request a member's replacement in the open fragment (rule 21)."""
         if self.is_live:
-            self._driver.post(ReplaceRequested(member))
+            self._driver.post(messages.ReplaceRequested(member))
 
     def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
         """Send copies of the row with the ledger's place in its log (rule 18f)."""
-        self._driver.post(PlacedInLog(first_offset, lineage))
+        self._driver.post(messages.PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
         """Somebody else closed the ledger; noticed before a bookie answered fenced."""
@@ -289,11 +253,11 @@ class WriteHandle:
         if not self.is_live or head.version <= self.row.version:
             return
         if head.state is None:
-            self._stop(NoSuchLedger, "the ledger was deleted")
-        elif self.is_closing_row:
+            self._stop(errors.NoSuchLedger, "the ledger was deleted")
+        elif self.machine.is_closing_row:
             pass  # the answer to its own close tells who closed the ledger
         elif head.state is not State.OPEN or not self._is_writer(head):
-            self._stop(LedgerFenced, f"the row of version {head.version} is {head.state}")
+            self._stop(errors.LedgerFenced, f"the row of version {head.version} is {head.state}")
 
     def _is_writer(self, head: LedgerHead) -> bool:
         mine = self.access_row.writer
@@ -301,12 +265,12 @@ class WriteHandle:
 
     def abandon(self) -> None:
         """The process ends: pending appends have an unknown outcome."""
-        self._stop(WriterLost, "the writer's process ends")
+        self._stop(errors.WriterLost, "the writer's process ends")
 
-    def _stop(self, reason: type[QuorumLogError], detail: str) -> None:
+    def _stop(self, reason: type[errors.QuorumLogError], detail: str) -> None:
         """End without the machine."""
         self._driver.stop()
-        self._fail(Failed(reason.code, detail=detail), is_final=True)
+        self._fail(messages.Failed(reason.code, detail=detail), is_final=True)
 
     def _flush_gathered(self) -> None:
         """Send the appends of one turn of the event loop as one run."""
@@ -322,7 +286,7 @@ class WriteHandle:
             # A defect: nobody can say what was sent, and no event would answer the waiters.
             log.exception("handle-broke", extra={"ledger": self.ledger_id})
             self._sent = self._next
-            self._stop(QuorumLogError, "the write handle broke")
+            self._stop(errors.QuorumLogError, "the write handle broke")
 
     def _send_gathered(self) -> None:
         while self._gathered and self._may_send():
@@ -330,10 +294,10 @@ class WriteHandle:
             self._sent += len(payloads)
             self._runs.append((self._sent - 1, size))
             self._runs_bytes += size
-            self._driver.post(AppendRequested(payloads))
+            self._driver.post(messages.AppendRequested(payloads))
         if self._close is not None and not self._gathered and not self._is_close_sent:
             self._is_close_sent = True
-            self._driver.post(CloseRequested())
+            self._driver.post(messages.CloseRequested())
 
     def _may_send(self) -> bool:
         return len(self._runs) < RUNS_IN_FLIGHT or (
@@ -356,19 +320,19 @@ class WriteHandle:
 
     def _on_outcome(self, told: Told) -> None:
         match told:
-            case Confirmed(_, last, runs):
+            case messages.Confirmed(_, last, runs):
                 self._recent.keep(runs)
                 self._confirm(last)
-            case Closed(row):
+            case messages.Closed(row):
                 self._ended(row)
                 spread(row, self._ports).add_done_callback(partial(self._answer_close, row))
-            case Failed():
+            case messages.Failed():
                 # An ENDING machine closes the ledger at its LAC and reports that later, unless it is stopped.
-                is_ending = self._machine.state in (WriterState.ENDING, WriterState.CLOSED)
+                is_ending = self.machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(told, is_final=not is_ending or self._driver.is_stopped)
-            case RecoveryNeeded():
+            case messages.RecoveryNeeded():
                 self._owner.recovery_wanted(self)
-            case EntriesRead() | Repaired():
+            case messages.EntriesRead() | messages.Repaired():
                 pass  # a writer reads and repairs nothing
 
     def _confirm(self, last: int) -> None:
@@ -407,26 +371,26 @@ class WriteHandle:
         self._ledger_in_flight.used_bytes -= waiter.size
         self._gateway_in_flight.used_bytes -= waiter.size
 
-    def _fail(self, failed: Failed, *, is_final: bool) -> None:
+    def _fail(self, failed: messages.Failed, *, is_final: bool) -> None:
         is_news = self.is_live
         if is_news:
             self._failure = failed
             self._drop_waiters(failed)
             self.tails.wake_all()
         if is_final and self._close is not None and not self._close.done():
-            self._close.set_exception(self._error(failed, UNKNOWN))
+            self._close.set_exception(self._error(failed, errors.UNKNOWN))
             self._close.exception()  # perhaps nobody awaits it
         if is_final and self.end_code is None:
             self.end_code = failed.code
             self._owner.handle_failed(self)
 
-    def _drop_waiters(self, failed: Failed) -> None:
+    def _drop_waiters(self, failed: messages.Failed) -> None:
         """Fail all waiting appends: unknown if anything was sent, else not done."""
         while self._waiters:
             waiter = self._waiters.popleft()
             self._release(waiter)
             if not waiter.future.done():
-                outcome = UNKNOWN if waiter.first < self._sent else NOT_DONE
+                outcome = errors.UNKNOWN if waiter.first < self._sent else errors.NOT_DONE
                 error = self._error(failed, outcome)
                 waiter.future.set_exception(error)
                 waiter.future.exception()  # its client may be gone
@@ -434,7 +398,7 @@ class WriteHandle:
         self._runs.clear()
         self._runs_bytes = 0
 
-    def _error(self, failed: Failed, outcome: Outcome) -> QuorumLogError:
+    def _error(self, failed: messages.Failed, outcome: errors.Outcome) -> errors.QuorumLogError:
         return error_of(failed, self.ledger_id).with_outcome(outcome)
 
     def _ended(self, row: LedgerMetadata) -> None:
@@ -442,7 +406,7 @@ class WriteHandle:
             return
         self._closed_row = row
         # Nothing of its end: members may not keep it yet (rule 18b).
-        self._drop_waiters(Failed(LedgerClosed.code, detail="the ledger is closed"))
+        self._drop_waiters(messages.Failed(errors.LedgerClosed.code, detail="the ledger is closed"))
         self.tails.wake_all()
         self._driver.stop()
         self._owner.handle_closed(self, row)
@@ -452,13 +416,15 @@ class WriteHandle:
         if self._close is not None and not self._close.done():
             self._close.set_result(row)
 
-    def _refusal(self) -> QuorumLogError:
+    def _refusal(self) -> errors.QuorumLogError:
         """The error of any further request."""
         failed, row = self._failure, self._closed_row
         if row is not None or failed is None:
-            return LedgerClosed("the ledger is closed", ledger_id=self.ledger_id)
-        if failed.code in (LedgerClosed.code, LedgerFenced.code):
-            return self._error(failed, NOT_DONE)
-        return WriterLost(
-            f"the write handle ended: {failed.code}", ledger_id=self.ledger_id, outcome=NOT_DONE
+            return errors.LedgerClosed("the ledger is closed", ledger_id=self.ledger_id)
+        if failed.code in (errors.LedgerClosed.code, errors.LedgerFenced.code):
+            return self._error(failed, errors.NOT_DONE)
+        return errors.WriterLost(
+            f"the write handle ended: {failed.code}",
+            ledger_id=self.ledger_id,
+            outcome=errors.NOT_DONE,
         )

@@ -7,16 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    LedgerClosed,
-    LedgerFenced,
-    MetadataUnavailable,
-    NoSuchLedger,
-    QuorumLogError,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.budget import Budget
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import LacPort, Ports
@@ -28,6 +19,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
+from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.rows import LedgerRows, Rereads, is_closed
 from services.gateway.engine.tails import RecentRuns
 from services.gateway.interface import EngineConfig
@@ -61,8 +53,9 @@ class Handles:
     ) -> None:
         """`writer` is this process."""
         self.writer = writer
-        self._config, self._ports, self._lacs = config, ports, lacs
-        self._rows, self._ends = rows, ends
+        self.rows, self.ends, self.ports = rows, ends, ports
+        self._config, self._lacs = config, lacs
+        self.gatekeeper = Gatekeeper(self.access_row)
         self._repairs = RepairClient(metadata, writer.id)
         self.by_ledger: dict[int, WriteHandle] = {}
         self.closed_here: dict[int, int] = {}
@@ -86,8 +79,8 @@ class Handles:
         """The ledger's handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
-            raise WriterLost(
-                "this process has no write handle", ledger_id=ledger_id, outcome=NOT_DONE
+            raise errors.WriterLost(
+                "this process has no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE
             )
         return handle
 
@@ -96,7 +89,7 @@ class Handles:
         self._opened_by[row.ledger_id] = peer
         self.by_ledger[row.ledger_id] = WriteHandle(
             row,
-            self._ports,
+            self.ports,
             self,
             lacs=self._lacs,
             ledger_limit_bytes=self._config.ledger_in_flight_bytes_max,
@@ -106,7 +99,7 @@ class Handles:
         )
         if row.log is None:
             # Nobody waits: the first append brings a copy too (rule 18b).
-            _ = spread(row, self._ports)
+            _ = spread(row, self.ports)
 
     def place_in_log(
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
@@ -118,7 +111,7 @@ class Handles:
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
             handle.place_in_log(first_offset, lineage)
-            _ = spread(handle.row, self._ports)
+            _ = spread(handle.row, self.ports)
 
     @property
     def live(self) -> Sequence[WriteHandle]:
@@ -142,22 +135,26 @@ class Handles:
     def writer_of(self, row: LedgerMetadata) -> Writer:
         """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
-            raise LedgerClosed(
+            raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
             )
         if row.state is State.IN_RECOVERY:
-            raise LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+            raise errors.LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
-            raise WriterLost("no write handle", ledger_id=row.ledger_id, outcome=NOT_DONE)
+            raise errors.WriterLost(
+                "no write handle", ledger_id=row.ledger_id, outcome=errors.NOT_DONE
+            )
         return row.writer
 
-    async def prefer_ledger_state(self, error: QuorumLogError, ledger_id: int) -> QuorumLogError:
+    async def prefer_ledger_state(
+        self, error: errors.QuorumLogError, ledger_id: int
+    ) -> errors.QuorumLogError:
         """The ledger's closed or fenced state, read from the primary, if it has one by now."""
         try:
-            self.writer_of(await self._ends.told(await self._rows.fresh(ledger_id)))
-        except (LedgerClosed, LedgerFenced, NoSuchLedger) as ended:
+            self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:
             return ended.with_outcome(error.outcome)
-        except QuorumLogError:
+        except errors.QuorumLogError:
             pass
         return error.replace(ledger_id=ledger_id)
 
@@ -171,20 +168,20 @@ class Handles:
         if is_closed(row):
             last = self.closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
             if last is not None and last != row.last_entry:
-                row = await self._ends.told(row)
-                raise LedgerClosed(
+                row = await self.ends.told(row)
+                raise errors.LedgerClosed(
                     f"somebody else closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )
-            return row, await spread(row, self._ports)  # the first answer may have got lost
+            return row, await spread(row, self.ports)  # the first answer may have got lost
         try:
             async with asyncio.timeout(_CLOSE_S):
                 handle = self.get(ledger_id)
                 return await handle.close(), handle.copies
         except TimeoutError as error:
-            raise MetadataUnavailable(
-                "the close is not settled yet", ledger_id=ledger_id, outcome=UNKNOWN
+            raise errors.MetadataUnavailable(
+                "the close is not settled yet", ledger_id=ledger_id, outcome=errors.UNKNOWN
             ) from error
 
     async def drain(self) -> None:
@@ -193,7 +190,7 @@ class Handles:
 
         async def close(handle: WriteHandle) -> None:
             async with room:
-                with contextlib.suppress(QuorumLogError):
+                with contextlib.suppress(errors.QuorumLogError):
                     await handle.close()
 
         handles = self.live
@@ -210,7 +207,7 @@ class Handles:
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
         """The ledger is CLOSED: its row is the answer from now on."""
         self._give_place(handle.ledger_id)
-        self._rows.put(row)
+        self.rows.put(row)
         if handle.failure_code is None:
             self._queue_missed(handle)
         self.by_ledger.pop(handle.ledger_id, None)
@@ -225,20 +222,20 @@ class Handles:
         self._give_place(handle.ledger_id)
         code = handle.end_code
         log.warning("handle-failed", extra={"ledger": handle.ledger_id, "code": code})
-        if code in (LedgerFenced.code, LedgerClosed.code):
+        if code in (errors.LedgerFenced.code, errors.LedgerClosed.code):
             self._queue_missed(handle)
-        if code in (LedgerFenced.code, LedgerClosed.code, QuorumLogError.code):
+        if code in (errors.LedgerFenced.code, errors.LedgerClosed.code, errors.QuorumLogError.code):
             # Nobody else recovers it, since its writer's process lives. A ledger without a handle
             # must end. Of one that has ended, only the row is read.
-            self._ends.start_recovery(handle.ledger_id)
-        if code == NoSuchLedger.code:
-            self._rows.deleted(handle.ledger_id)
+            self.ends.start_recovery(handle.ledger_id)
+        if code == errors.NoSuchLedger.code:
+            self.rows.deleted(handle.ledger_id)
         else:
             self.row_changed(handle.ledger_id)  # the news may have come before the failure
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
         """The writer met a recovery of its ledger: run one (rule 10)."""
-        self._ends.start_recovery(handle.ledger_id)
+        self.ends.start_recovery(handle.ledger_id)
 
     def _give_place(self, ledger_id: int) -> None:
         """A ledger is not written here any more."""
@@ -248,20 +245,20 @@ class Handles:
 
     def _queue_missed(self, handle: WriteHandle) -> None:
         """Queue missed entries, which only this writer knows, after somebody else's close."""
-        missed = handle.missed
+        missed = handle.machine.missed
         if missed:
-            self._ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
+            self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
 
     # What is heard of rows.
 
     def row_changed(self, ledger_id: int) -> None:
         """The cached row of a ledger changed: its handle may be over."""
-        handle, row = self.by_ledger.get(ledger_id), self._rows.cached(ledger_id)
+        handle, row = self.by_ledger.get(ledger_id), self.rows.cached(ledger_id)
         if handle is not None and row is not None:
             handle.learn_row(row)
         if handle is not None and row is not None and is_closed(row):
             handle.closed_by_other(row)
-        elif handle is not None and not handle.is_live and self._rows.is_deleted(ledger_id):
+        elif handle is not None and not handle.is_live and self.rows.is_deleted(ledger_id):
             # A live handle ends by the primary's row (`ledger_ended`).
             del self.by_ledger[ledger_id]
 
@@ -271,7 +268,7 @@ class Handles:
         nothing, so the row is read.
         """
         handle = self.by_ledger.get(ledger_id)
-        if handle is not None and handle.is_live and not handle.is_closing_row:
+        if handle is not None and handle.is_live and not handle.machine.is_closing_row:
             self.rereads.want(ledger_id)
 
     def _apply_head(self, head: LedgerHead) -> None:
@@ -280,7 +277,7 @@ class Handles:
         if handle is None:
             return
         if head.state is None:
-            self._rows.deleted(head.ledger_id)
+            self.rows.deleted(head.ledger_id)
         handle.learn(head)
         if head.state is None:
             self.by_ledger.pop(head.ledger_id, None)
@@ -306,9 +303,9 @@ async def queue_missed(
     while True:
         try:
             await repairs.add(items)
-        except MetadataUnavailable:
+        except errors.MetadataUnavailable:
             await asyncio.sleep(_RETRY_S)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             log.warning("missed-not-queued", extra={"ledger": ledger_id, "error": repr(error)})
             return
         else:

@@ -11,17 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from quorumlog.errors import (
-    NOT_DONE,
-    DatabaseWentBack,
-    EntryLost,
-    EntryUnavailable,
-    MetadataUnavailable,
-    NoSuchEntry,
-    NotYetConfirmed,
-    QuorumLogError,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.net.driver import Driver, Told, error_of
 from quorumlog.net.ports import BookiesPort, Ports
 from quorumlog.protocol.ends import LacByCoverage
@@ -30,12 +20,10 @@ from quorumlog.protocol.messages import Begin, EntriesRead, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
 from quorumlog.protocol.reader import RangeReader
 from quorumlog.protocol.record import Run
-from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import WriteHandle
 from services.gateway.engine.handles import Handles
-from services.gateway.engine.keys import Gatekeeper
 from services.gateway.engine.peers import Peers
-from services.gateway.engine.rows import LedgerRows, is_closed
+from services.gateway.engine.rows import is_closed
 from services.gateway.engine.tails import Tails
 from services.gateway.interface import LedgerView, ReadResult
 
@@ -48,23 +36,12 @@ class LedgerReads:
     entries up to it are read from their present members.
     """
 
-    def __init__(
-        self,
-        handles: Handles,
-        rows: LedgerRows,
-        ends: Ends,
-        ports: Ports,
-        peers: Peers,
-        gatekeeper: Gatekeeper,
-    ) -> None:
-        """`handles` are the ledgers of this process."""
-        self._handles = handles
-        self._rows = rows
-        self._ends = ends
-        self._ports = ports
-        self._peers = peers
-        self._gatekeeper = gatekeeper
-        self.tails = Tails(self._poll_lac, ports.tasks)
+    def __init__(self, handles: Handles, peers: Peers) -> None:
+        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        self._handles, self._peers = handles, peers
+        self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
+        self._gatekeeper = handles.gatekeeper
+        self.tails = Tails(self._poll_lac, self._ports.tasks)
 
     async def read(
         self,
@@ -173,7 +150,7 @@ class LedgerReads:
         if not is_closed(row):
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
-            raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
+            raise errors.WriterLost("no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE)
         view = await self._ended(row)
         return view, view.row.version
 
@@ -192,10 +169,10 @@ class LedgerReads:
             if handle.is_live:
                 return _view_of_writer(handle)
         elif row.writer is not None and row.writer.id != self._handles.writer.id:
-            with contextlib.suppress(WriterLost, MetadataUnavailable):
+            with contextlib.suppress(errors.WriterLost, errors.MetadataUnavailable):
                 return await self._ask_writer(row.writer, row)
         if not is_strict:
-            with contextlib.suppress(MetadataUnavailable):
+            with contextlib.suppress(errors.MetadataUnavailable):
                 row = await self._rows.fresh(ledger_id)
             if is_closed(row):
                 return await self._ended(row)
@@ -207,14 +184,14 @@ class LedgerReads:
         """
         try:
             return _view_of_ended(await self._ends.told(row))
-        except (MetadataUnavailable, DatabaseWentBack):
+        except (errors.MetadataUnavailable, errors.DatabaseWentBack):
             return await self._by_bookies(row)
 
     async def _by_bookies(self, row: LedgerMetadata) -> LedgerView:
         """The LAC that bookies tell. Raises: EntryUnavailable."""
         lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
         if lac_by_bookies is None:
-            raise EntryUnavailable(
+            raise errors.EntryUnavailable(
                 "neither the writer nor enough bookies say how far the ledger is confirmed",
                 ledger_id=row.ledger_id,
             )
@@ -242,7 +219,7 @@ class LedgerReads:
         row = await self._rows.row(ledger_id)
         writer = row.writer
         if not is_closed(row) and writer is not None and writer.id != self._handles.writer.id:
-            with contextlib.suppress(WriterLost):
+            with contextlib.suppress(errors.WriterLost):
                 return await self._ask_writer(writer, row, after=after, wait_s=wait_s)
         return await self._view(ledger_id)
 
@@ -315,7 +292,7 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
     """
     lost = row.lost_at(first)
     if lost is not None:
-        raise EntryLost(
+        raise errors.EntryLost(
             f"entries {lost[0]} to {lost[1]} are lost",
             ledger_id=row.ledger_id,
             entry_id=first,
@@ -324,17 +301,17 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
     return row.kept(first, last)[0][1]
 
 
-def _absent(view: LedgerView, entry_id: int) -> QuorumLogError:
+def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
     """The error for an entry without a copy: only what is proven (rule 5)."""
     ledger_id = view.row.ledger_id
     is_beyond = entry_id > view.last_add_confirmed
     if view.closed and is_beyond:
-        return NoSuchEntry(
+        return errors.NoSuchEntry(
             f"the ledger ends at {view.row.last_entry}", ledger_id=ledger_id, entry_id=entry_id
         )
     confirmed = f"confirmed up to {view.last_add_confirmed}"
     if view.lac_source == "writer" and is_beyond:
-        return NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
-    return EntryUnavailable(
+        return errors.NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
+    return errors.EntryUnavailable(
         f"{confirmed}, as {view.lac_source} say", ledger_id=ledger_id, entry_id=entry_id
     )

@@ -13,17 +13,7 @@ import aiohttp
 import orjson
 from aiohttp import hdrs
 
-from quorumlog import header
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    Forbidden,
-    ForeignHost,
-    QuorumLogError,
-    RouteNotFound,
-    Unauthenticated,
-    WriterLost,
-)
+from quorumlog import errors, header
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.timers import awake_timeout
@@ -67,7 +57,7 @@ class Peers:
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
         now = asyncio.get_running_loop().time()
         if now < self._hung_until.get(writer.id, now):
-            raise WriterLost("the writer did not answer just now", ledger_id=ledger_id)
+            raise errors.WriterLost("the writer did not answer just now", ledger_id=ledger_id)
         self._hung_until.pop(writer.id, None)
         try:
             reply = await self.ask(
@@ -78,7 +68,7 @@ class Peers:
             # A process that is gone for ever is asked for no more, and would stay here.
             self._hung_until = {who: end for who, end in self._hung_until.items() if end > now}
             self._hung_until[writer.id] = now + _HUNG_S
-            raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
+            raise errors.WriterLost("the writer did not answer", ledger_id=ledger_id) from error
         return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
@@ -87,7 +77,7 @@ class Peers:
         try:
             await self.send(writer, "POST", path, _CLOSE_S, password=password)
         except TimeoutError as error:
-            raise WriterLost("the writer did not answer", ledger_id=ledger_id) from error
+            raise errors.WriterLost("the writer did not answer", ledger_id=ledger_id) from error
 
     async def ask(
         self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
@@ -112,7 +102,7 @@ class Peers:
         Raises: what the writer raised, WriterLost if it cannot be reached, TimeoutError.
         """
         if writer.id in self._gone:
-            raise WriterLost("its process was replaced", outcome=NOT_DONE)
+            raise errors.WriterLost("its process was replaced", outcome=errors.NOT_DONE)
         headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
@@ -135,27 +125,39 @@ class Peers:
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(header.FORWARDED_WRITER)
         except aiohttp.ClientConnectorError as error:
-            raise WriterLost(
-                f"nothing listens at its address: {error}", outcome=NOT_DONE
+            raise errors.WriterLost(
+                f"nothing listens at its address: {error}", outcome=errors.NOT_DONE
             ) from error
         except aiohttp.ConnectionTimeoutError as error:
-            raise WriterLost("its process can't be reached", outcome=NOT_DONE) from error
+            raise errors.WriterLost(
+                "its process can't be reached", outcome=errors.NOT_DONE
+            ) from error
         except aiohttp.ClientError as error:
-            raise WriterLost(f"the connection broke: {error!r}", outcome=UNKNOWN) from error
+            raise errors.WriterLost(
+                f"the connection broke: {error!r}", outcome=errors.UNKNOWN
+            ) from error
         if instance is not None and instance != writer.id:
             self._gone[writer.id] = None
             if len(self._gone) > _GONE_MAX:
                 self._gone.popitem(last=False)
-            raise WriterLost("another process answers at its address", outcome=NOT_DONE)
+            raise errors.WriterLost(
+                "another process answers at its address", outcome=errors.NOT_DONE
+            )
         if status >= 400:
             problem = from_answer(status, body)
-            if isinstance(problem, ForeignHost | RouteNotFound):
-                raise WriterLost("another process listens at its address", outcome=NOT_DONE)
-            if isinstance(problem, Unauthenticated | Forbidden):
-                raise WriterLost(f"it refuses this gateway: {problem.detail}", outcome=NOT_DONE)
-            if type(problem) is QuorumLogError:
-                raise WriterLost(f"no answer of the writer: {problem.detail}", outcome=UNKNOWN)
+            if isinstance(problem, errors.ForeignHost | errors.RouteNotFound):
+                raise errors.WriterLost(
+                    "another process listens at its address", outcome=errors.NOT_DONE
+                )
+            if isinstance(problem, errors.Unauthenticated | errors.Forbidden):
+                raise errors.WriterLost(
+                    f"it refuses this gateway: {problem.detail}", outcome=errors.NOT_DONE
+                )
+            if type(problem) is errors.QuorumLogError:
+                raise errors.WriterLost(
+                    f"no answer of the writer: {problem.detail}", outcome=errors.UNKNOWN
+                )
             raise problem
         if instance is None:
-            raise WriterLost("something else answers at its address", outcome=UNKNOWN)
+            raise errors.WriterLost("something else answers at its address", outcome=errors.UNKNOWN)
         return body

@@ -13,13 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from quorumlog.errors import (
-    UNKNOWN,
-    DatabaseWentBack,
-    MetadataUnavailable,
-    NoSuchLedger,
-    QuorumLogError,
-)
+from quorumlog import errors
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -158,7 +152,7 @@ class LedgerRows:
             try:
                 async with asyncio.timeout(_FRESH_S):
                     return await self.fresh(ledger_id)
-            except (TimeoutError, MetadataUnavailable):
+            except (TimeoutError, errors.MetadataUnavailable):
                 self._cached_until = loop.time() + _AWAY_PAUSE_S
                 return known
         return await self.fresh(ledger_id)
@@ -166,12 +160,12 @@ class LedgerRows:
     async def fresh(self, ledger_id: int) -> LedgerMetadata:
         """The row from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
         if ledger_id in self._deleted:
-            raise NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
+            raise errors.NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
         reads = self._reads.setdefault(ledger_id, _PendingReads())
         reads.count += 1
         try:
             row = await self._metadata.get(ledger_id)
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 self.deleted(ledger_id)
             raise
@@ -193,7 +187,7 @@ class LedgerRows:
         """
         try:
             row = await self.fresh(ledger_id)
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 raise
             known = "no such ledger"
@@ -211,12 +205,12 @@ class LedgerRows:
         """
         try:
             row = await self._metadata.get(ledger_id)
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             if error.members.get("deleted") is True:
                 return
             known = "no such ledger"
-        except QuorumLogError as error:
-            raise error.with_outcome(UNKNOWN) from error
+        except errors.QuorumLogError as error:
+            raise error.with_outcome(errors.UNKNOWN) from error
         else:
             known = f"version {row.version}, {row.state}"
         raise went_back(ledger_id, "deleted", known)
@@ -301,7 +295,7 @@ class Rereads(Generic[Key, Head]):
             for key in asked:
                 if key in heads:
                     self._apply(heads[key])
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
         except Exception:
@@ -346,12 +340,12 @@ class ThrottledMetadata:
         return status, row
 
 
-def went_back(ledger_id: int, done: str, known: str) -> DatabaseWentBack:
+def went_back(ledger_id: int, done: str, known: str) -> errors.DatabaseWentBack:
     """The error where the database contradicts what was done to a ledger."""
-    return DatabaseWentBack(
+    return errors.DatabaseWentBack(
         f"the ledger was {done}, and the database has {known}",
         ledger_id=ledger_id,
-        outcome=UNKNOWN,
+        outcome=errors.UNKNOWN,
     )
 
 

@@ -47,11 +47,11 @@ class LacWaiters:
     wait has ended, however it ended.
     """
 
-    __slots__ = ("_waiting",)
-
     def __init__(self) -> None:
         """Nobody waits yet."""
         self._waiting: dict[asyncio.Future[None], int] = {}
+        self.known = NO_ENTRY
+        """Of a followed ledger: the highest LAC heard of."""
 
     @property
     def lowest(self) -> int | None:
@@ -87,15 +87,6 @@ class LacWaiters:
                 future.set_result(None)
 
 
-class _Tail:
-    """One followed ledger."""
-
-    def __init__(self) -> None:
-        self.waiters = LacWaiters()
-        self.known = NO_ENTRY
-        """The highest LAC heard of."""
-
-
 class Tails:
     """The followed ledgers. Invariant: a ledger is followed while somebody waits."""
 
@@ -103,29 +94,28 @@ class Tails:
         """No ledger is followed yet."""
         self._poll = poll
         self._tasks = tasks
-        self._followed: dict[int, _Tail] = {}
+        self._followed: dict[int, LacWaiters] = {}
 
     async def wait(self, ledger_id: int, after: int, wait_s: float) -> bool:
         """True once there may be a LAC above `after`, False after `wait_s`."""
         tail = self._followed.get(ledger_id)
         if tail is None:
-            tail = self._followed[ledger_id] = _Tail()
+            tail = self._followed[ledger_id] = LacWaiters()
             self._tasks.start(self._follow(ledger_id, tail))
         if tail.known > after:
             return True
-        return await tail.waiters.wait(after, wait_s)
+        return await tail.wait(after, wait_s)
 
     def changed(self, ledger_id: int) -> None:
         """The ledger's row changed: wake all waiters."""
         tail = self._followed.get(ledger_id)
         if tail is not None:
-            tail.waiters.wake_all()
+            tail.wake_all()
 
-    async def _follow(self, ledger_id: int, tail: _Tail) -> None:
-        waiters = tail.waiters
+    async def _follow(self, ledger_id: int, tail: LacWaiters) -> None:
         try:
             # The first waiter registers right after this task is started.
-            while (after := waiters.lowest) is not None:
+            while (after := tail.lowest) is not None:
                 pause_s = 0.0
                 try:
                     known = await self._poll(ledger_id, max(after, tail.known), POLL_S)
@@ -136,7 +126,7 @@ class Tails:
                     if known.closed:
                         return
                     tail.known = max(tail.known, known.last_add_confirmed)
-                    waiters.advance(tail.known)
+                    tail.advance(tail.known)
                     if known.lac_source != "writer":
                         pause_s = _PAUSE_S
                 if pause_s:
@@ -144,7 +134,7 @@ class Tails:
         finally:
             if self._followed.get(ledger_id) is tail:
                 del self._followed[ledger_id]
-            waiters.wake_all()
+            tail.wake_all()
 
 
 class RecentRuns:

@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
-from quorumlog.errors import (
-    InvalidRequest,
-    LogReplaced,
-    MetadataUnavailable,
-    NoSuchConsumer,
-    NoSuchLog,
-    QuorumLogError,
-)
+from quorumlog import errors
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.positions import (
@@ -163,7 +156,7 @@ class Consumers:
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
             return await self.positions.ask(asked, row, stamp)
-        except LogReplaced:
+        except errors.LogReplaced:
             if token is None or not await self._is_replaced(row):
                 raise
         row = await self._row_up_to(name, offset)
@@ -172,7 +165,9 @@ class Consumers:
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
     ) -> Callable[[], asyncio.Future[Position]] | None:
-        """How to begin a commit with a token, where all that it needs is in memory. Its result is that of `commit`."""
+        """A function that begins a commit with a token, with the result of `commit`. Returns None unless all that the commit
+        needs is in memory.
+        """
         known = self._known.get(name)
         now_s = self._loop.time()
         if known is None or now_s - known.read_s > _ROW_S or not self.positions.is_here:
@@ -185,18 +180,19 @@ class Consumers:
             if offset > known.end:
                 return None
         asked = Commit(name, consumer, known.row.created_at, offset, token)
-        return partial(self._begin_commit, asked)
 
-    def _begin_commit(self, asked: Commit) -> asyncio.Future[Position]:
-        answer: asyncio.Future[Position] = self._loop.create_future()
-        self.positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
-        return answer
+        def begin() -> asyncio.Future[Position]:
+            answer: asyncio.Future[Position] = self._loop.create_future()
+            self.positions.submit(asked).add_done_callback(partial(self._committed, asked, answer))
+            return answer
+
+        return begin
 
     def _committed(
         self, asked: Commit, answer: asyncio.Future[Position], done: asyncio.Future[Answer]
     ) -> None:
         error = done.exception()
-        if isinstance(error, LogReplaced | NoSuchLog):
+        if isinstance(error, errors.LogReplaced | errors.NoSuchLog):
             # It is the log's row that may be old, or the log of positions: the usual way finds out.
             again = self.commit(
                 asked.log,
@@ -244,7 +240,7 @@ class Consumers:
         asked = Renew(name, consumer, row.created_at, token)
         try:
             return await self.positions.ask(asked)
-        except LogReplaced:
+        except errors.LogReplaced:
             if not await self._is_replaced(row):
                 raise
         row = (await self._recent(name)).row
@@ -281,7 +277,7 @@ class Consumers:
         """Forget the consumer, also of a log that is no more. Raises: LeaseHeld."""
         try:
             await self.positions.ask(Delete(name, consumer, version), stamp=stamp)
-        except NoSuchConsumer:
+        except errors.NoSuchConsumer:
             await self._reader.rows.row(name)  # NoSuchLog says more
             raise
 
@@ -297,7 +293,7 @@ class Consumers:
             known.read_s = now_s  # who asks meanwhile does not ask metadata too
         try:
             row = await self._reader.rows.row(name)
-        except MetadataUnavailable:
+        except errors.MetadataUnavailable:
             if known is None:
                 raise
             return known  # appends go on without metadata, and so do commits
@@ -317,7 +313,7 @@ class Consumers:
         """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
         known = await self._recent(name, is_fresh=is_fresh)
         if offset > known.end:
-            with contextlib.suppress(LogReplaced):  # it is the row that is old
+            with contextlib.suppress(errors.LogReplaced):  # it is the row that is old
                 known.end = max(known.end, await self._end(known.row))
         if offset > known.end:
             known.row = await self._reader.rows.row(name)
@@ -356,7 +352,7 @@ class Consumers:
         lag = Lag(end - at, None, None)
         try:
             size, ms = await self._beyond(row, at)
-        except QuorumLogError:
+        except errors.QuorumLogError:
             return ConsumerView(position, state, lag)
         return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
 
@@ -421,9 +417,11 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
     """Hand an answer on."""
     try:
         resolve(answer, await asked)
-    except QuorumLogError as error:
+    except errors.QuorumLogError as error:
         resolve(answer, error)
 
 
-def _out_of(row: LogMetadata, pointer: str, detail: str) -> InvalidRequest:
-    return InvalidRequest(detail, log=row.name, errors=[{"pointer": pointer, "detail": detail}])
+def _out_of(row: LogMetadata, pointer: str, detail: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        detail, log=row.name, errors=[{"pointer": pointer, "detail": detail}]
+    )

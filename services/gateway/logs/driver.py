@@ -14,54 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from quorumlog.errors import (
-    EntryLost,
-    EntryUnavailable,
-    QuorumLogError,
-    WriterLost,
-)
-from quorumlog.protocol.log import LogMetadata
+from quorumlog import errors
+from quorumlog.protocol.log import LogMetadata, messages
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.messages import (
-    Answered,
-    Ask,
-    BatchesRead,
-    CloseLedger,
-    Commit,
-    Committed,
-    CountBookies,
-    CreateLedger,
-    DeleteLedger,
-    DeleteLog,
-    Effect,
-    EntriesDurable,
-    Event,
-    Forward,
-    IsAlive,
-    LogGone,
-    MeasureLedger,
-    OwnerEnded,
-    OwnerLost,
-    Pause,
-    PlaceKnown,
-    Question,
-    QuestionNumber,
-    ReadBatches,
-    ReadLedger,
-    ReadLog,
-    ReadTransaction,
-    RecoverLedger,
-    Relay,
-    Resolve,
-    RowChanged,
-    Stopped,
-    Submit,
-    SubmitFailed,
-    SubmitRefused,
-    SwapLog,
-    TakeoverDone,
-    Wait,
-)
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
@@ -87,10 +42,17 @@ _SUBMIT_BYTES: Final = 1 << 20
 class Broke:
     """The machine had a defect and says nothing more: its waiters must be answered without it."""
 
-    error: QuorumLogError
+    error: errors.QuorumLogError
 
 
-LogOutcome = Resolve | Relay | OwnerEnded | TakeoverDone | LogGone | Broke
+LogOutcome = (
+    messages.Resolve
+    | messages.Relay
+    | messages.OwnerEnded
+    | messages.TakeoverDone
+    | messages.LogGone
+    | Broke
+)
 """What a machine, or the driver of a broken machine, reports to the log's handle."""
 
 
@@ -121,25 +83,15 @@ class LogDriver:
     entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18f).
     """
 
-    __slots__ = (
-        "_inbox",
-        "_is_broken",
-        "_is_stepping",
-        "_machine",
-        "_name",
-        "_ports",
-        "_report",
-    )
-
     def __init__(
         self, machine: LogRoute, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:
         """`name` is the log's; `report` must not raise."""
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[messages.Event] = deque()
         self._is_stepping = self._is_broken = False
 
-    def post(self, event: Event) -> None:
+    def post(self, event: messages.Event) -> None:
         """Step the machine with an event: now, or after the events that it is stepped with now."""
         if self._is_broken:
             return
@@ -164,44 +116,54 @@ class LogDriver:
         self._is_broken = True
         self._inbox.clear()
         try:
-            for effect in self._machine.step(Stopped(), self._ports.now()):
+            for effect in self._machine.step(messages.Stopped(), self._ports.now()):
                 self._perform(effect)
         except Exception:
             log.exception("log-machine-broke", extra={"log": self._name})
-        self._report(Broke(QuorumLogError("the log's machine broke", log=self._name)))
+        self._report(Broke(errors.QuorumLogError("the log's machine broke", log=self._name)))
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: messages.Effect) -> None:
         match effect:
-            case Submit():
+            case messages.Submit():
                 self._submit(effect)
-            case Ask(number, question):
+            case messages.Ask(number, question):
                 asked = self._ports.start(self._answer(number, question))
                 asked.add_done_callback(self._asked)
-            case PlaceKnown(ledger_id, records, entry_id):
+            case messages.PlaceKnown(ledger_id, records, entry_id):
                 self._ports.index.points(ledger_id).add(records, entry_id)
-            case Resolve() | Relay() | OwnerEnded() | TakeoverDone() | LogGone():
+            case (
+                messages.Resolve()
+                | messages.Relay()
+                | messages.OwnerEnded()
+                | messages.TakeoverDone()
+                | messages.LogGone()
+            ):
                 self._report(effect)
             case _:
                 raise AssertionError(f"{effect} is for the machine around this one")
 
     # Appends.
 
-    def _submit(self, effect: Submit) -> None:
+    def _submit(self, effect: messages.Submit) -> None:
         first = effect.first_entry
         for payloads in _cut(effect.payloads, 0 if effect.one_by_one else _SUBMIT_BYTES):
             count = len(payloads)
             error = self._send(effect.ledger_id, first, payloads)
             if error is not None:
-                self.post(SubmitRefused(effect.ledger_id, first, count, error, effect.number))
+                self.post(
+                    messages.SubmitRefused(effect.ledger_id, first, count, error, effect.number)
+                )
                 return
             first += count
 
-    def _send(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> QuorumLogError | None:
+    def _send(
+        self, ledger_id: int, first: int, payloads: Sequence[bytes]
+    ) -> errors.QuorumLogError | None:
         """Begin an append, or return why it does not begin."""
         try:
             handle = self._ports.engine.handles.get(ledger_id)
             submitted = handle.append(payloads, first)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             return error
         submitted.add_done_callback(
             partial(self._submitted, ledger_id, first, first + len(payloads) - 1)
@@ -212,79 +174,85 @@ class LogDriver:
         self, ledger_id: int, first: int, last: int, done: asyncio.Future[EntriesAppended]
     ) -> None:
         error = None if done.cancelled() else done.exception()
-        if isinstance(error, QuorumLogError):
-            self.post(SubmitFailed(ledger_id, error))
+        if isinstance(error, errors.QuorumLogError):
+            self.post(messages.SubmitFailed(ledger_id, error))
         elif done.cancelled() or error is not None:
-            self.post(SubmitFailed(ledger_id, WriterLost(f"the append has ended: {error!r}")))
+            self.post(
+                messages.SubmitFailed(
+                    ledger_id, errors.WriterLost(f"the append has ended: {error!r}")
+                )
+            )
         elif done.result().first != first:
-            wrong = WriterLost("an entry got another id than the one it was encoded for")
-            self.post(SubmitFailed(ledger_id, wrong))
+            wrong = errors.WriterLost("an entry got another id than the one it was encoded for")
+            self.post(messages.SubmitFailed(ledger_id, wrong))
         else:
-            self.post(EntriesDurable(ledger_id, last))
+            self.post(messages.EntriesDurable(ledger_id, last))
 
     # Questions.
 
-    async def _answer(self, number: QuestionNumber, question: Question) -> None:
+    async def _answer(self, number: messages.QuestionNumber, question: messages.Question) -> None:
         value: Any
         try:
             value = await self._ask(question)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             value = error
         except Exception as error:
             log.exception("log-question-broke", extra={"log": self._name})
-            value = QuorumLogError(repr(error), log=self._name)
-        self.post(Answered(number, value))
+            value = errors.QuorumLogError(repr(error), log=self._name)
+        self.post(messages.Answered(number, value))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         """A question that is cancelled, perhaps before its task's first step, gets no answer."""
         if task.cancelled():
-            self.post(Stopped())
+            self.post(messages.Stopped())
 
-    async def _ask(self, question: Question) -> Any:
+    async def _ask(self, question: messages.Question) -> Any:
         ports, engine, store = self._ports, self._ports.engine, self._ports.store
         match question:
-            case ReadLog(name):
+            case messages.ReadLog(name):
                 return await store.get(name)
-            case SwapLog(row, once):
+            case messages.SwapLog(row, once):
                 swapped = await store.cas(row, once)
                 if isinstance(swapped, LogMetadata):
                     self._place_last(swapped)
                 return swapped
-            case DeleteLog(row):
+            case messages.DeleteLog(row):
                 return await self._delete(row)
-            case ReadTransaction(transaction):
+            case messages.ReadTransaction(transaction):
                 return await store.transaction(transaction)
-            case Commit(transaction, ledgers, row):
+            case messages.Commit(transaction, ledgers, row):
                 committed = await store.commit(transaction, ledgers, row)
-                if isinstance(committed, Committed) and committed.log is not None:
+                if isinstance(committed, messages.Committed) and committed.log is not None:
                     self._place_last(committed.log)
                 return committed
-            case CreateLedger(row):
+            case messages.CreateLedger(row):
                 return await engine.create(options_of(row))
-            case ReadLedger(ledger_id):
+            case messages.ReadLedger(ledger_id):
                 return await engine.get(ledger_id)
-            case RecoverLedger(ledger_id):
+            case messages.RecoverLedger(ledger_id):
                 return await engine.recover(ledger_id)
-            case CloseLedger(ledger_id):
+            case messages.CloseLedger(ledger_id):
                 return await engine.close_for_log(ledger_id)
-            case DeleteLedger(ledger_id):
+            case messages.DeleteLedger(ledger_id):
                 return await store.delete_unnamed(ledger_id)
-            case MeasureLedger(row):
+            case messages.MeasureLedger(row):
                 return await end_of(row, engine)
-            case ReadBatches():
+            case messages.ReadBatches():
                 return await _read(engine, question)
-            case CountBookies():
+            case messages.CountBookies():
                 states = [bookie.state for bookie in (await engine.directory.refresh()).bookies]
                 return states.count("writable")
-            case Forward():
+            case messages.Forward():
                 return await self._forward(question)
-            case IsAlive(writer):
+            case messages.IsAlive(writer):
                 return await ports.is_alive(writer)
-            case Wait(pause):
+            case messages.Wait(pause):
                 jitter_s = ports.jitter_s * random.uniform(0.1, 1.0)  # noqa: S311
-                return await asyncio.sleep(_ROLL_AGAIN_S if pause is Pause.ROLL else jitter_s)
+                return await asyncio.sleep(
+                    _ROLL_AGAIN_S if pause is messages.Pause.ROLL else jitter_s
+                )
 
-    async def _delete(self, row: LogMetadata) -> RowChanged | None:
+    async def _delete(self, row: LogMetadata) -> messages.RowChanged | None:
         """Delete the log's row, and tell the members of its ledgers: those of ledgers that forks name hear of the log's
         deletion alone (rule 18e). Where they can't be told, or the database is lost meanwhile, nobody knows whether the
         deletion stays. What a fork shares is other logs' (rule 27a).
@@ -311,7 +279,7 @@ class LogDriver:
             lineage = row.lineages({last.ledger_id})[last.ledger_id]
             self._ports.engine.handles.place_in_log(last.ledger_id, last.first_offset, lineage)
 
-    async def _forward(self, asked: Forward) -> Any:
+    async def _forward(self, asked: messages.Forward) -> Any:
         """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""
         owner = asked.owner
         task = asyncio.create_task(self._ports.peers.forward(owner, asked.log, asked.call))
@@ -321,21 +289,21 @@ class LogDriver:
                 if done:
                     return task.result()
                 if not await self._ports.is_alive(owner):
-                    return OwnerLost("it does not answer", sent=True)
+                    return messages.OwnerLost("it does not answer", sent=True)
         finally:
             if task.cancel():
                 await asyncio.gather(task, return_exceptions=True)
 
 
-async def _read(engine: Engine, asked: ReadBatches) -> BatchesRead:
+async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.BatchesRead:
     try:
         found = await engine.reads.read(
             asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=_REPLAY_BYTES
         )
-    except EntryLost as error:
-        return BatchesRead((), error.members["next"], is_lost=True)
+    except errors.EntryLost as error:
+        return messages.BatchesRead((), error.members["next"], is_lost=True)
     if found.next <= asked.first:
-        raise EntryUnavailable(
+        raise errors.EntryUnavailable(
             "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
         )
     entries = tuple(
@@ -343,7 +311,7 @@ async def _read(engine: Engine, asked: ReadBatches) -> BatchesRead:
         for run in found.runs
         for index, entry_id in enumerate(run.ids)
     )
-    return BatchesRead(entries, found.next)
+    return messages.BatchesRead(entries, found.next)
 
 
 def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:

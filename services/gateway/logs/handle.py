@@ -11,29 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
-from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.log.messages import (
-    Abandoned,
-    Append,
-    AppendsAsked,
-    Consult,
-    DeletionAsked,
-    DrainAsked,
-    Event,
-    Finish,
-    ForceAsked,
-    HealAsked,
-    LogGone,
-    LogRequest,
-    OwnerEnded,
-    Publish,
-    RecordsAppended,
-    Relay,
-    Resolve,
-    Sizes,
-    Stopped,
-    TakeoverDone,
-)
+from quorumlog.protocol.log import LogMetadata, messages
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import ending
@@ -70,7 +48,7 @@ class LogCounts:
     takeovers: int = 0
     by_log: dict[str, Appended] = field(default_factory=dict)
 
-    def add(self, name: str, done: RecordsAppended, size: int) -> None:
+    def add(self, name: str, done: messages.RecordsAppended, size: int) -> None:
         """An owner in this process acknowledged one append, of so many bytes."""
         self.requests += 1
         if done.is_duplicate:
@@ -111,7 +89,7 @@ class LogHandle:
         self._counts = counts
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[tuple[asyncio.Future[RecordsAppended], Append]] = []
+        self._gathered: list[tuple[asyncio.Future[messages.RecordsAppended], messages.Append]] = []
         self._pending: dict[asyncio.Future[Any], int] = {}
         self._broken: QuorumLogError | None = None
 
@@ -121,9 +99,9 @@ class LogHandle:
         owner = self._machine.owner
         return None if owner is None or owner.is_ended else owner
 
-    def append(self, call: Append) -> asyncio.Future[RecordsAppended]:
+    def append(self, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
         """Append records, in the order of the calls."""
-        future: asyncio.Future[RecordsAppended] = self._promise(len(call.data))
+        future: asyncio.Future[messages.RecordsAppended] = self._promise(len(call.data))
         if not self._gathered:
             self._loop.call_soon(self._flush)
         self._gathered.append((future, call))
@@ -131,32 +109,38 @@ class LogHandle:
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        self._driver.post(AppendsAsked(tuple(gathered)))
+        self._driver.post(messages.AppendsAsked(tuple(gathered)))
 
     def request(
-        self, call: Publish | Consult | None, sizes: Sizes = (), *, is_forwarded: bool
+        self,
+        call: messages.Publish | messages.Consult | None,
+        sizes: messages.Sizes = (),
+        *,
+        is_forwarded: bool,
     ) -> asyncio.Future[Any]:
         """Have the log's owner publish a transaction (rule 28) or answer a Consult, or None: roll (rule 23). An empty ledger
         stays. `sizes` are those of the transaction's ledgers. A transaction that has ended is answered as it was then.
         """
-        return self._ask(lambda future: LogRequest(future, call, sizes, is_forwarded))
+        return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))
 
     def force(
         self,
         *,
         creates: bool,
-        finish: Finish,
+        finish: messages.Finish,
         created_at: str | None = None,
         once: Once | None = None,
     ) -> asyncio.Future[LogMetadata]:
         """Take the log over from its owner if the log was created at `created_at`. Continues even if the caller is cancelled.
         `once`: the client's request that `finish` carries out.
         """
-        return self._ask(lambda future: ForceAsked(future, creates, finish, created_at, once))
+        return self._ask(
+            lambda future: messages.ForceAsked(future, creates, finish, created_at, once)
+        )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
         """Seal the log if the writer of this ledger of it does not live; False if it lives."""
-        return self._ask(lambda future: HealAsked(future, ledger_id))
+        return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(
         self, created_at: str | None = None, term: str | None = None
@@ -164,13 +148,13 @@ class LogHandle:
         """Fence the log's writer and delete the log's row, if it was created then and has this keeper; the result is the
         row as it was.
         """
-        return self._ask(partial(DeletionAsked, created_at=created_at, term=term))
+        return self._ask(partial(messages.DeletionAsked, created_at=created_at, term=term))
 
     def drain(self) -> asyncio.Future[None]:
         """Stop owning the log, and seal it, so that another gateway can own it at once."""
-        return self._ask(DrainAsked)
+        return self._ask(messages.DrainAsked)
 
-    def _ask(self, event: Callable[[asyncio.Future[Any]], Event]) -> asyncio.Future[Any]:
+    def _ask(self, event: Callable[[asyncio.Future[Any]], messages.Event]) -> asyncio.Future[Any]:
         future = self._promise()
         self._driver.post(event(future))
         return future
@@ -192,42 +176,42 @@ class LogHandle:
     def abandon(self, future: asyncio.Future[Any]) -> None:
         """The client of a request is gone."""
         if self._pending.pop(future, None) is not None:
-            self._driver.post(Abandoned(future))
+            self._driver.post(messages.Abandoned(future))
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: messages.Event) -> None:
         """Give the machine news of the row or of the time."""
         self._driver.post(event)
 
     def stop(self) -> None:
         """The process ends."""
         self._flush()
-        self._driver.post(Stopped())
+        self._driver.post(messages.Stopped())
         self._lose(ending(self.name))
 
     def _on_outcome(self, outcome: LogOutcome) -> None:
         match outcome:
-            case Resolve(future, answer):
+            case messages.Resolve(future, answer):
                 size = self._pending.pop(future, 0)
-                if isinstance(answer, RecordsAppended):
+                if isinstance(answer, messages.RecordsAppended):
                     self._counts.add(self.name, answer, size)
                 resolve(future, answer)
-            case Relay(future, answer):
+            case messages.Relay(future, answer):
                 self._pending.pop(future, None)
                 resolve(future, answer)
             case Broke(error):
                 self._broken = error
                 self._lose(error)
                 self._on_gone(self)
-            case OwnerEnded(error):
+            case messages.OwnerEnded(error):
                 log.info("log-owner-ended", extra={"log": self.name, "error": repr(error)})
-            case TakeoverDone(LogMetadata() as row):
+            case messages.TakeoverDone(LogMetadata() as row):
                 self._counts.takeovers += 1
                 log.info("log-taken-over", extra={"log": self.name, "version": row.version})
-            case TakeoverDone(QuorumLogError() as error) if not error.retryable:
+            case messages.TakeoverDone(QuorumLogError() as error) if not error.retryable:
                 log.warning("takeover-failed", extra={"log": self.name, "error": repr(error)})
-            case TakeoverDone():
+            case messages.TakeoverDone():
                 pass  # another gateway won, or the takeover is tried again
-            case LogGone():
+            case messages.LogGone():
                 self._counts.by_log.pop(self.name, None)  # another log may be counted by its name
                 self._on_gone(self)
 

@@ -15,39 +15,17 @@ from uuid import uuid4
 
 import orjson
 
-from quorumlog.errors import (
-    UNKNOWN,
-    ExpiredProducer,
-    InvalidRequest,
-    LogClosed,
-    LogExists,
-    LogReplaced,
-    NoSuchLog,
-    OffsetTruncated,
-    Overloaded,
-    QuorumLogError,
-    QuorumTimeout,
-    VersionConflict,
-)
+from quorumlog import errors
 from quorumlog.net.timers import awake
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState
+from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState, messages
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
-from quorumlog.protocol.log.messages import (
-    Append,
-    Consult,
-    Here,
-    Publish,
-    RecordsAppended,
-    RowChanged,
-    RowTaken,
-)
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
 from services.gateway.engine import Engine
-from services.gateway.engine.appends import LARGE_BYTES, packed_batch
+from services.gateway.engine.ledger_writes import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.handle import LogHandle, resolve
@@ -157,7 +135,9 @@ class LogManager:
                 for field, value in given.items()
                 if found[field] != value and value is not None
             )
-            raise LogExists(f"the log {name} exists with other settings: {differing}", log=name)
+            raise errors.LogExists(
+                f"the log {name} exists with other settings: {differing}", log=name
+            )
         return await self.views.view(row), is_new
 
     async def create(
@@ -190,13 +170,13 @@ class LogManager:
         """
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
-                raise OffsetTruncated(
+                raise errors.OffsetTruncated(
                     f"the log begins at {source.first_offset}",
                     log=source.name,
                     first_offset=source.first_offset,
                 )
             if source.is_sealed_below(at):
-                with contextlib.suppress(InvalidRequest):  # it was truncated meanwhile
+                with contextlib.suppress(errors.InvalidRequest):  # it was truncated meanwhile
                     made, is_new = await self._store.fork(wanted, source, at)
                     if is_new:
                         await self.keep_fork(made)
@@ -205,15 +185,15 @@ class LogManager:
                 # Only what is CLOSED is shared: nobody else's append can come into it.
                 try:
                     await self.roll(source.name)
-                except LogClosed:
+                except errors.LogClosed:
                     # A batch has ended it, which the row may not say yet.
                     await self.finish(source.name, source.created_at)
             now = await self.rows.row(source.name)
             now.check_created(source.created_at)
             source = now
         if (end := await self.reader.end(source.name, source)) < at:
-            raise InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
-        raise Overloaded(f"the log {source.name} changes all the time", log=source.name)
+            raise errors.InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
+        raise errors.Overloaded(f"the log {source.name} changes all the time", log=source.name)
 
     async def keep_fork(self, fork: LogMetadata) -> None:
         """Give a fork that has none a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18e). Where
@@ -225,7 +205,7 @@ class LogManager:
             handle = self.ownership.handle(fork.name)
             row = await handle.force(creates=True, finish=same, created_at=fork.created_at)
             await self._engine.copy_rows([item.ledger_id for item in row.own])
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
@@ -242,7 +222,7 @@ class LogManager:
         """The log. Raises: NoSuchLog."""
         while True:
             # If the log is replaced meanwhile, the next row is that of the log that is there now.
-            with contextlib.suppress(LogReplaced):
+            with contextlib.suppress(errors.LogReplaced):
                 return await self.views.view(await self.rows.row(name))
 
     async def _appoint(self, name: str, term: str) -> None:
@@ -259,11 +239,11 @@ class LogManager:
         while True:
             try:
                 row = await self._store.get(name)
-            except NoSuchLog:
+            except errors.NoSuchLog:
                 return True
             if row.expiry is None or row.expiry.term != term:
                 return False
-            with contextlib.suppress(NoSuchLog):  # then the row says what happened meanwhile
+            with contextlib.suppress(errors.NoSuchLog):  # then the row says what happened meanwhile
                 await self.delete(name, created_at=row.created_at, term=term)
                 return True
 
@@ -352,7 +332,7 @@ class LogManager:
         async def changed(row: LogMetadata) -> LogMetadata:
             row.check_created(created_at)
             if expect not in (None, row.version):
-                raise VersionConflict(
+                raise errors.VersionConflict(
                     f"the log's version is {row.version}", log=name, version=row.version
                 )
             if deletion_protection is not None:
@@ -388,12 +368,12 @@ class LogManager:
             if row.archived_through == through:
                 return row
             if row.archived_through != expect:
-                raise VersionConflict(
+                raise errors.VersionConflict(
                     f"the log is archived through {row.archived_through}", log=name
                 )
             end = (await self.views.view(row)).next_offset
             if not (row.archived_through or 0) <= through <= end:
-                raise InvalidRequest(
+                raise errors.InvalidRequest(
                     f"the log's end is {end}, and what is archived stays archived",
                     log=name,
                     errors=[{"pointer": "/through", "detail": f"at most {end}, never back"}],
@@ -424,8 +404,8 @@ class LogManager:
                 new = await self._store.cas(changed, once)
             finally:
                 self.rows.changed(name)
-            if not isinstance(new, RowChanged):
-                self.ownership.tell(name, RowTaken(new))
+            if not isinstance(new, messages.RowChanged):
+                self.ownership.tell(name, messages.RowTaken(new))
                 return row, new
 
     async def open(
@@ -459,13 +439,13 @@ class LogManager:
             await self.ownership.handle(name).force(
                 creates=False, finish=LogMetadata.closed, created_at=created_at, once=once
             )
-        except LogClosed:
+        except errors.LogClosed:
             if once is not None:
                 await self._change(name, unchanged, once)
 
     async def remove(self, row: LogMetadata) -> None:
         """Delete the log of this row, whatever was appended since; a namesake stays. Idempotent."""
-        with contextlib.suppress(NoSuchLog):
+        with contextlib.suppress(errors.NoSuchLog):
             await self.delete(row.name, created_at=row.created_at)
 
     async def roll(self, name: str) -> LogView:
@@ -473,7 +453,7 @@ class LogManager:
         await self._ask(name, None)
         return await self.get(name)
 
-    async def publish(self, name: str, call: Publish) -> Transaction:
+    async def publish(self, name: str, call: messages.Publish) -> Transaction:
         """Put a transaction's ledgers onto the log, through the log's owner (rule 28).
 
         Raises: LogFenced, LogClosed, InvalidRequest, and why the transaction cannot be committed.
@@ -482,26 +462,26 @@ class LogManager:
         return done
 
     async def consult(
-        self, name: str, call: Consult, *, is_forwarded: bool = False
-    ) -> Here | bytes:
+        self, name: str, call: messages.Consult, *, is_forwarded: bool = False
+    ) -> messages.Here | bytes:
         """Ask the log's owner something: HERE if that is this process, else what the other one answered.
 
         Raises: NotTheOwner if this is forwarded and not the owner.
         """
-        told: Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
+        told: messages.Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
         return told
 
     async def forwarded(
-        self, name: str, call: Append | Publish | Consult | None
-    ) -> RecordsAppended | Transaction | dict[str, Any] | None:
+        self, name: str, call: messages.Append | messages.Publish | messages.Consult | None
+    ) -> messages.RecordsAppended | Transaction | dict[str, Any] | None:
         """Do what another gateway asks of this process as the log's owner.
 
         Raises: WriterLost, not done, if this is not the owner; BadPositions.
         """
         match call:
-            case Append():
+            case messages.Append():
                 return await self.append(name, replace(call, is_forwarded=True))
-            case Consult(data):
+            case messages.Consult(data):
                 return await self.positions.answer_here(data)
             case _:
                 done: Transaction | None = await self._ask(name, call, is_forwarded=True)
@@ -511,7 +491,7 @@ class LogManager:
         """Whether this process owns the log."""
         return self.ownership.owner(name) is not None
 
-    async def append(self, name: str, call: Append) -> RecordsAppended:
+    async def append(self, name: str, call: messages.Append) -> messages.RecordsAppended:
         """Append records as one batch, through the log's owner. A repeat of an append of a producer gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
@@ -521,20 +501,26 @@ class LogManager:
         future = handle.append(call)
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
-    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
+    def submit(self, name: str, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
         """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
         handle = self.ownership.handle(name)
         return self._limited(handle, handle.append(call))
 
     async def _ask(
-        self, name: str, call: Publish | Consult | None, *, is_forwarded: bool = False
+        self,
+        name: str,
+        call: messages.Publish | messages.Consult | None,
+        *,
+        is_forwarded: bool = False,
     ) -> Any:
         """The answer of the log's owner; None: roll. A repeat of a publication gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
-        is_repeatable = isinstance(call, Publish)
-        sizes = await sizes_of(call.ledgers, self._engine) if isinstance(call, Publish) else ()
+        is_repeatable = isinstance(call, messages.Publish)
+        sizes = (
+            await sizes_of(call.ledgers, self._engine) if isinstance(call, messages.Publish) else ()
+        )
         handle = self.ownership.handle(name)
         future = handle.request(call, sizes, is_forwarded=is_forwarded)
         return await self._answer(handle, future, is_repeatable=is_repeatable)
@@ -547,8 +533,10 @@ class LogManager:
         except asyncio.CancelledError:
             handle.abandon(future)
             raise
-        except QuorumLogError as error:
-            is_unknown = error.outcome == UNKNOWN and not isinstance(error, ExpiredProducer)
+        except errors.QuorumLogError as error:
+            is_unknown = error.outcome == errors.UNKNOWN and not isinstance(
+                error, errors.ExpiredProducer
+            )
             if is_repeatable and is_unknown:
                 raise error.replace(retryable=True) from error
             raise
@@ -558,7 +546,7 @@ class LogManager:
 
         def late() -> None:
             detail = f"the log did not answer within {self.times.append_s:g} s"
-            resolve(future, QuorumTimeout(detail, log=handle.name))
+            resolve(future, errors.QuorumTimeout(detail, log=handle.name))
             handle.abandon(future)
 
         timer = asyncio.get_running_loop().call_later(self.times.append_s, late)
@@ -566,7 +554,7 @@ class LogManager:
         return future
 
 
-async def _packed(handle: LogHandle, call: Append) -> Append:
+async def _packed(handle: LogHandle, call: messages.Append) -> messages.Append:
     """The call with what its owner would compress: a large batch by a thread, since it takes some milliseconds. The
     log's machine compresses what comes plain.
     """

@@ -1,11 +1,15 @@
-"""Where an offset or a time is, and where a ledger ends, as the heads of entries say: each batch counts the records before it.
+"""Searches in a log: the entry that holds an offset, the offset of a time, and the end of a ledger.
 
-An offset: from the place of a record in its ledger to the entry that holds the record. A search over entries needs no index.
-Known places are kept, sparsely, and narrow the next search. Among batches of one size the first guess finds the entry.
+Each entry of a log's ledger stores one record batch. The batch's head has its append time, its number of records, and the
+number of records before it in the ledger. So a search reads heads of entries and needs no index.
 
-A time: from a time to the first record that was appended then or later. Append times never go back within a log (rule 26b),
-so a binary search finds the place: over the ledgers by their last entries, then over the entries of one ledger. A search of
-L ledgers, where the one that it ends in has N entries, reads at most log2(L) + 1 + log2(N) entries.
+`find_entry` finds the entry that holds the record at a place in a ledger, where the place is the number of records before
+the record. `OffsetIndex` keeps some known places of each ledger in memory, which narrow later searches. If all batches have
+the same size, the first guess finds the entry.
+
+`find_time` finds the first record that was appended at a time or later. Append times never decrease within a log (rule 26b),
+so it is a binary search: over the ledgers by their last entries, then over the entries of one ledger. It reads at most
+log2(L) + 1 + log2(N) entries for L ledgers, where N is the number of entries of the ledger that it ends in.
 """
 
 import asyncio

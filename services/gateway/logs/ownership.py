@@ -92,7 +92,9 @@ class Ownership:
         self._writers: dict[int, Writer] = {}
         self._is_draining = False
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
-        self.rereads = Rereads(lambda: self.owned, store.heads, self._learned)
+        self.rereads = Rereads(
+            lambda: self.owned, store.heads, lambda head: self.tell(head.name, HeadLearned(head))
+        )
         """The rows of the logs that this process owns."""
 
     def handle(self, name: str) -> LogHandle:
@@ -129,9 +131,6 @@ class Ownership:
         handle = self._handles.get(name)
         if handle is not None:
             handle.hear(event)
-
-    def _learned(self, head: LogHead) -> None:
-        self.tell(head.name, HeadLearned(head))
 
     def tick(self, row: LogMetadata) -> bool:
         """Whether this process owns the log of this row. An owner then knows the row's settings, which another

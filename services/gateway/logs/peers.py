@@ -72,13 +72,11 @@ class LogPeers:
             return OwnerLost(error.detail, sent=error.outcome == UNKNOWN)
         except TimeoutError:
             return OwnerLost("it did not answer", sent=True)
-        match call:
-            case Append():
-                return received(RecordsAppended, told)
-            case Publish():
-                return received(Transaction, told)
-            case _:
-                return None if call is None else told
+        if isinstance(call, Append):
+            return received(RecordsAppended, told)
+        if isinstance(call, Publish):
+            return received(Transaction, told)
+        return None if call is None else told
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
         """Tell the keeper of a log of an access, or only ask whether the log lives. Raises: WriterLost, TimeoutError."""

@@ -15,67 +15,15 @@ from itertools import islice
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    EntryLost,
-    EntryUnavailable,
-    NoSuchConsumer,
-    NoSuchLog,
-    NotTheOwner,
-    OffsetTruncated,
-    QuorumLogError,
-    QuorumTimeout,
-    RequestOutdated,
-    UnexpectedOffset,
-)
+from quorumlog import errors
 from quorumlog.net.timers import awake
+from quorumlog.protocol import position_keeper, positions
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
-from quorumlog.protocol.position_keeper import (
-    AppendBatch,
-    Appended,
-    Asked,
-    BatchesRead,
-    Effect,
-    Event,
-    Failed,
-    Gathered,
-    Overtaken,
-    Pause,
-    Paused,
-    PositionKeeper,
-    ReadLog,
-    Told,
-    Truncate,
-    Truncated,
-)
-from quorumlog.protocol.positions import (
-    CHANGES_MAX,
-    Acquire,
-    Answer,
-    Commit,
-    Expire,
-    FreeLog,
-    Key,
-    List,
-    Position,
-    Request,
-    Stamp,
-    counts_once,
-)
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.wire.position_bodies import (
-    POSITIONS_LOG,
-    BadPositions,
-    decode_answers,
-    decode_batch,
-    decode_requests,
-    encode_answers,
-    encode_batch,
-    encode_requests,
-)
+from quorumlog.wire import position_bodies
+from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
 from services.gateway.logs.handle import resolve
 from services.gateway.logs.values import LogBatches
 
@@ -101,9 +49,9 @@ _SEEN_S: Final = 5.0
 class _Ask:
     """A request, and who waits for its answer."""
 
-    future: asyncio.Future[Answer]
-    request: Request
-    stamp: Stamp | None
+    future: asyncio.Future[positions.Answer]
+    request: positions.Request
+    stamp: positions.Stamp | None
     is_forwarded: bool = False
 
 
@@ -112,31 +60,25 @@ class PositionLogs(Protocol):
 
     def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
         """Begin an append through the owner."""
-        ...
 
     async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
         """Ask the owner."""
-        ...
 
     def is_owned(self, name: str) -> bool:
         """Whether this process owns the log."""
-        ...
 
     async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
         """Drop whole ledgers."""
-        ...
 
     async def put(
         self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
     ) -> Any:
         """Make a log."""
-        ...
 
     async def change(
         self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
     ) -> Any:
         """Change some of a log's limits, and its protection; nothing where they are so."""
-        ...
 
 
 class PositionService:
@@ -165,7 +107,7 @@ class PositionService:
         self._monotonic_s = monotonic_s or (lambda: awake().time())
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Ask] = []
-        self._keeper = PositionKeeper(self._expiry_ms)
+        self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
         self._deleted: dict[str, str] = {}
         """Logs that this gateway has deleted, with their creations."""
         self._waiting: set[_Ask] = set()
@@ -173,19 +115,22 @@ class PositionService:
         self.seen = 0
         """The highest version of the log of positions that this process knows of."""
         self._seen_s = 0.0
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[position_keeper.Event] = deque()
         self._is_stepping = False
 
     @property
-    def kept(self) -> Mapping[Key, Position]:
+    def kept(self) -> Mapping[positions.Key, positions.Position]:
         """The positions as this gateway's keeper knows them: all of them, where this gateway owns their log."""
         return self._keeper.state.rows
 
     # --- requests --------------------------------------------------------------------------------
 
     async def ask(
-        self, request: Request, row: LogMetadata | None = None, stamp: Stamp | None = None
-    ) -> Position:
+        self,
+        request: positions.Request,
+        row: LogMetadata | None = None,
+        stamp: positions.Stamp | None = None,
+    ) -> positions.Position:
         """Decide a request about one consumer. `row`: of the log, whose quorum the log of positions takes where
         this makes it. `stamp`: of a change, where its sender says one.
 
@@ -193,23 +138,23 @@ class PositionService:
         """
         try:
             answer = await self._ask(request, stamp)
-        except NoSuchLog as error:
+        except errors.NoSuchLog as error:
             if error.log != POSITIONS_LOG:
                 raise
             if row is None or not _makes(request):
-                raise NoSuchConsumer(
+                raise errors.NoSuchConsumer(
                     f"the log {request.log} has no consumers", log=request.log
                 ) from None
             await self._make(row)
             answer = await self._ask(request, stamp)
-        assert isinstance(answer, Position)
+        assert isinstance(answer, positions.Position)
         return answer
 
-    async def page(self, name: str, *, after: str, limit: int) -> tuple[Position, ...]:
+    async def page(self, name: str, *, after: str, limit: int) -> tuple[positions.Position, ...]:
         """Consumers of a log by name."""
         try:
-            answer = await self._ask(List(name, after, limit))
-        except NoSuchLog as error:
+            answer = await self._ask(positions.List(name, after, limit))
+        except errors.NoSuchLog as error:
             if error.log != POSITIONS_LOG:
                 raise
             return ()
@@ -228,10 +173,12 @@ class PositionService:
 
     async def free(self, deleted: Mapping[str, str]) -> None:
         """Forget the consumers of logs that were deleted (`take_deleted`)."""
-        asked = [self.submit(FreeLog(name, created)) for name, created in deleted.items()]
+        asked = [self.submit(positions.FreeLog(name, created)) for name, created in deleted.items()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for (name, created), answer in zip(deleted.items(), answers, strict=True):
-            if isinstance(answer, QuorumLogError) and not isinstance(answer, NoSuchLog):
+            if isinstance(answer, errors.QuorumLogError) and not isinstance(
+                answer, errors.NoSuchLog
+            ):
                 self.log_deleted(name, created)  # the next sweep tries again
 
     async def expire(self) -> None:
@@ -241,7 +188,7 @@ class PositionService:
             return
         last_ms = now_ms - self._expiry_ms
         old = (row.key for row in self.kept.values() if row.used_ms <= last_ms)
-        asked = [self.submit(Expire(*key)) for key in islice(old, _EXPIRED_AT_ONCE)]
+        asked = [self.submit(positions.Expire(*key)) for key in islice(old, _EXPIRED_AT_ONCE)]
         await asyncio.gather(*asked, return_exceptions=True)
 
     async def _make(self, row: LogMetadata) -> None:
@@ -251,7 +198,7 @@ class PositionService:
         settings = LogSettings(quorum, roll_bytes=_ROLL_BYTES)
         try:
             await self._logs.put(POSITIONS_LOG, settings, deletion_protection=True)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             if error.code != "log-exists":  # another gateway has made it, for another log
                 raise
 
@@ -260,24 +207,28 @@ class PositionService:
         """Whether this process owns the log of positions."""
         return self._logs.is_owned(POSITIONS_LOG)
 
-    async def _ask(self, request: Request, stamp: Stamp | None = None) -> Answer:
-        if not counts_once(request):
+    async def _ask(
+        self, request: positions.Request, stamp: positions.Stamp | None = None
+    ) -> positions.Answer:
+        if not positions.counts_once(request):
             return await self.submit(request)
         if stamp is not None:
             return await self.submit(request, stamp)
         is_fresh = self._loop.time() < self._seen_s + _SEEN_S
-        stamp = Stamp(uuid4().hex, seen=self.seen if is_fresh else 0)
+        stamp = positions.Stamp(uuid4().hex, seen=self.seen if is_fresh else 0)
         try:
             return await self.submit(request, stamp)
-        except RequestOutdated as error:
+        except errors.RequestOutdated as error:
             if stamp.seen:
                 raise
             # No keeper has carried it out, since it named no version.
             return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
-    def submit(self, request: Request, stamp: Stamp | None = None) -> asyncio.Future[Answer]:
+    def submit(
+        self, request: positions.Request, stamp: positions.Stamp | None = None
+    ) -> asyncio.Future[positions.Answer]:
         """Begin a request. The result: its answer, why it is refused, or QuorumTimeout."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[positions.Answer] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
         self._gather(_Ask(future, request, stamp))
@@ -288,9 +239,9 @@ class PositionService:
             self._loop.call_soon(self._flush)
         self._gathered.append(one)
 
-    def _late(self, future: asyncio.Future[Answer], log_name: str) -> None:
+    def _late(self, future: asyncio.Future[positions.Answer], log_name: str) -> None:
         late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
-        resolve(future, QuorumTimeout(late, log=log_name))
+        resolve(future, errors.QuorumTimeout(late, log=log_name))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
@@ -302,49 +253,53 @@ class PositionService:
             _ = self._start(self._consult(gathered[at : at + _TOGETHER_MAX]))
 
     async def _consult(self, gathered: Sequence[_Ask]) -> None:
-        data = encode_requests([(one.request, one.stamp) for one in gathered])
+        data = position_bodies.encode_requests([(one.request, one.stamp) for one in gathered])
         try:
             told = await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=False)
             if told is HERE:
                 self._keep(gathered)
                 return
             assert isinstance(told, bytes)
-            answers, version = decode_answers(told)
+            answers, version = position_bodies.decode_answers(told)
             self._saw(version)
             assert len(answers) == len(gathered), "each request has its answer"
             for one, answer in zip(gathered, answers, strict=True):
                 resolve(one.future, answer)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             for one in gathered:
                 resolve(one.future, error)
         except Exception as error:
             log.exception("positions-broke")
             for one in gathered:
-                resolve(one.future, QuorumLogError(repr(error)))
+                resolve(one.future, errors.QuorumLogError(repr(error)))
 
     def _saw(self, version: int) -> None:
         self.seen, self._seen_s = max(self.seen, version), self._loop.time()
 
     async def answer_here(self, data: bytes) -> dict[str, Any]:
         """Decide requests of another gateway. Raises: NotTheOwner, not done; BadPositions."""
-        requests = decode_requests(data)
+        requests = position_bodies.decode_requests(data)
         await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=True)
         gathered = [_Ask(self._loop.create_future(), *one, is_forwarded=True) for one in requests]
         self._keep(gathered)
         futures = [one.future for one in gathered]
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
         for answer in answers:
-            if isinstance(answer, NotTheOwner):
+            if isinstance(answer, errors.NotTheOwner):
                 raise answer  # all of them: the sender asks the owner
-        return encode_answers(answers, self.seen)
+        return position_bodies.encode_answers(answers, self.seen)
 
     # --- the keeper ------------------------------------------------------------------------------
 
     def _keep(self, gathered: Sequence[_Ask]) -> None:
         self._waiting.update(gathered)
-        self._post(Gathered(tuple(Asked(one, one.request, one.stamp) for one in gathered)))
+        self._post(
+            position_keeper.Gathered(
+                tuple(position_keeper.Asked(one, one.request, one.stamp) for one in gathered)
+            )
+        )
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: position_keeper.Event) -> None:
         """Step the keeper: now, or after the events that it is stepped with now."""
         self._inbox.append(event)
         if self._is_stepping:
@@ -359,84 +314,95 @@ class PositionService:
         except Exception:
             # A defect of ours: the state is not reliable any more. The log is; a new keeper reads it.
             log.exception("position-keeper-broke")
-            self._keeper = PositionKeeper(self._expiry_ms)
+            self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
-            broke = QuorumLogError("the keeper of positions broke", outcome=UNKNOWN)
+            broke = errors.QuorumLogError("the keeper of positions broke", outcome=errors.UNKNOWN)
             for one in lost:
                 resolve(one.future, broke)
         finally:
             self._is_stepping = False
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: position_keeper.Effect) -> None:
         match effect:
-            case Told(one, NotTheOwner()) if not one.is_forwarded:
+            case position_keeper.Told(one, errors.NotTheOwner()) if not one.is_forwarded:
                 self._waiting.discard(one)
                 self._gather(one)
-            case Told(one, answer):
+            case position_keeper.Told(one, answer):
                 self._waiting.discard(one)
                 resolve(one.future, answer)
-            case Truncate(before):
+            case position_keeper.Truncate(before):
                 _ = self._start(self._truncate(before))
-            case AppendBatch(expect, batch):
-                call = Append.of([Record(encode_batch(batch))], expect=expect)
+            case position_keeper.AppendBatch(expect, batch):
+                call = Append.of([Record(position_bodies.encode_batch(batch))], expect=expect)
                 done = partial(self._appended, self._keeper)
                 self._logs.submit(POSITIONS_LOG, call).add_done_callback(done)
-            case ReadLog() | Pause():
+            case position_keeper.ReadLog() | position_keeper.Pause():
                 _ = self._start(self._answer(self._keeper, effect))
 
-    def _appended(self, keeper: PositionKeeper, done: asyncio.Future[RecordsAppended]) -> None:
+    def _appended(
+        self, keeper: position_keeper.PositionKeeper, done: asyncio.Future[RecordsAppended]
+    ) -> None:
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or keeper is not self._keeper:
             return
         match error:
             case None:
-                self._saw(done.result().first_offset * CHANGES_MAX + 1)
-                self._post(Appended())
-            case UnexpectedOffset():
-                self._post(Overtaken(self.is_here))
-            case QuorumLogError():
-                self._post(Failed(error))
+                self._saw(done.result().first_offset * positions.CHANGES_MAX + 1)
+                self._post(position_keeper.Appended())
+            case errors.UnexpectedOffset():
+                self._post(position_keeper.Overtaken(self.is_here))
+            case errors.QuorumLogError():
+                self._post(position_keeper.Failed(error))
             case _:
-                self._post(Failed(QuorumLogError(repr(error), log=POSITIONS_LOG)))
+                self._post(
+                    position_keeper.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
+                )
 
-    async def _answer(self, keeper: PositionKeeper, effect: ReadLog | Pause) -> None:
-        event: Event
+    async def _answer(
+        self,
+        keeper: position_keeper.PositionKeeper,
+        effect: position_keeper.ReadLog | position_keeper.Pause,
+    ) -> None:
+        event: position_keeper.Event
         try:
             match effect:
-                case ReadLog(start):
+                case position_keeper.ReadLog(start):
                     event = await self._read("earliest" if start is None else start)
-                case Pause():
+                case position_keeper.Pause():
                     await asyncio.sleep(_PAUSE_S)
-                    event = Paused()
-        except QuorumLogError as error:
-            event = Failed(error)
+                    event = position_keeper.Paused()
+        except errors.QuorumLogError as error:
+            event = position_keeper.Failed(error)
         except Exception as error:
             log.exception("position-question-broke")
-            event = Failed(QuorumLogError(repr(error), log=POSITIONS_LOG))
+            event = position_keeper.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
         if keeper is self._keeper:
             self._post(event)
 
-    async def _read(self, start: Any) -> Event:
+    async def _read(self, start: Any) -> position_keeper.Event:
         while True:
             try:
                 page = await self._read_log(
                     POSITIONS_LOG, start, limit=_READ_RECORDS, max_bytes=_READ_BYTES
                 )
-            except OffsetTruncated:
-                return Truncated()
-            except EntryLost as error:
+            except errors.OffsetTruncated:
+                return position_keeper.Truncated()
+            except errors.EntryLost as error:
                 # An operator has accepted the loss: these rows are as they were before it.
                 start = error.members["next_offset"]
                 continue
             try:
                 batches = tuple(
-                    (found.offset, decode_batch(found.record.value)) for found in page.records
+                    (found.offset, position_bodies.decode_batch(found.record.value))
+                    for found in page.records
                 )
             except BadPositions as error:
                 detail = f"a record of positions can't be read: {error}"
-                raise EntryUnavailable(detail, log=POSITIONS_LOG, outcome=NOT_DONE) from error
-            return BatchesRead(batches, page.next)
+                raise errors.EntryUnavailable(
+                    detail, log=POSITIONS_LOG, outcome=errors.NOT_DONE
+                ) from error
+            return position_keeper.BatchesRead(batches, page.next)
 
     async def _truncate(self, before: int) -> None:
         try:
@@ -444,10 +410,14 @@ class PositionService:
             limits = {"roll_bytes": _ROLL_BYTES}
             await self._logs.change(POSITIONS_LOG, limits, deletion_protection=True)
             await self._logs.retain(POSITIONS_LOG, lambda _row: before)
-        except QuorumLogError as error:  # the next one tries again
+        except errors.QuorumLogError as error:  # the next one tries again
             log.warning("positions-not-truncated", extra={"error": repr(error)})
 
 
-def _makes(request: Request) -> bool:
+def _makes(request: positions.Request) -> bool:
     """Whether a request may make a consumer."""
-    return request.is_new if isinstance(request, Commit) else isinstance(request, Acquire)
+    return (
+        request.is_new
+        if isinstance(request, positions.Commit)
+        else isinstance(request, positions.Acquire)
+    )

@@ -15,13 +15,7 @@ import random
 from functools import partial
 from typing import Final
 
-from quorumlog.errors import (
-    EntryLost,
-    EntryUnavailable,
-    NoSuchLedger,
-    OffsetBeyondEnd,
-    OffsetTruncated,
-)
+from quorumlog import errors
 from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
@@ -82,7 +76,7 @@ class LogReader:
         if isinstance(start, int) and not page.count:
             await self._check_within(page.row, start)
         while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
-            with contextlib.suppress(NoSuchLedger):  # the next row tells what happened
+            with contextlib.suppress(errors.NoSuchLedger):  # the next row tells what happened
                 await self._wait(page, left_s)
             await self._look(page)
             await self._fill(page)
@@ -154,11 +148,11 @@ class LogReader:
             return
         end = await self.end(row.name, row)
         if start > end:
-            with contextlib.suppress(NoSuchLedger):
+            with contextlib.suppress(errors.NoSuchLedger):
                 end = max(end, await self._closed_end(row))
         if start > end:
             detail = f"the log ends at {end}, and {start} is beyond"
-            raise OffsetBeyondEnd(detail, log=row.name, next_offset=end)
+            raise errors.OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
     async def _closed_end(self, row: LogMetadata) -> int:
         """The end of the log's last ledger with a known start, if the ledger is CLOSED; else 0. An owner that was displaced and
@@ -214,7 +208,7 @@ class LogReader:
                 )
             except _Resealed:
                 pass  # the writer is gone, and the log was sealed
-            except NoSuchLedger as error:
+            except errors.NoSuchLedger as error:
                 if error.members.get("deleted") is False:
                     item = row.item_of(error.ledger_id or NO_ENTRY)
                     at = row.first_offset if item is None else item.first_offset or 0
@@ -300,7 +294,7 @@ class LogReader:
                 page.news = confirmed
             if head is None:
                 return item.first_offset, False
-        except NoSuchLedger as error:
+        except errors.NoSuchLedger as error:
             if error.members.get("deleted") is False:
                 raise _without_row(name, item.ledger_id, item.first_offset) from error
             return None  # the log was taken over and truncated, or deleted
@@ -320,7 +314,7 @@ class LogReader:
                 await self._look(page)
                 continue
             if before < row.first_offset:
-                raise OffsetTruncated(
+                raise errors.OffsetTruncated(
                     f"the log begins at {row.first_offset}",
                     log=row.name,
                     first_offset=row.first_offset,
@@ -329,7 +323,7 @@ class LogReader:
                 return
             try:
                 is_through = await self._fill_from(item, page)
-            except NoSuchLedger as error:
+            except errors.NoSuchLedger as error:
                 # The ledger was truncated away, or the log deleted, since the row was read.
                 tries += 1
                 if page.count:
@@ -365,11 +359,11 @@ class LogReader:
                 break
             try:
                 entry_id = await self._take(item, entry_id, view, page)
-            except EntryLost as error:
+            except errors.EntryLost as error:
                 if await self._is_lost(item, error, page):
                     return True
                 entry_id = error.members["next"]
-            except EntryUnavailable as error:
+            except errors.EntryUnavailable as error:
                 _cut(page, error)
                 return True
         return True
@@ -384,7 +378,7 @@ class LogReader:
             max_bytes=page.stored_bytes_left,
         )
         if found.next <= entry_id:
-            raise EntryUnavailable(
+            raise errors.EntryUnavailable(
                 "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
             )
         points = self._index.points(item.ledger_id)
@@ -400,7 +394,7 @@ class LogReader:
                     points.add(head.records_after, at + 1)
         return found.next
 
-    async def _is_lost(self, item: LogItem, error: EntryLost, page: Page) -> bool:
+    async def _is_lost(self, item: LogItem, error: errors.EntryLost, page: Page) -> bool:
         """Whether the page's next record is lost; False if it comes after the lost entries.
 
         Raises: EntryLost if the page is empty, with the offset at which to continue.
@@ -413,7 +407,7 @@ class LogReader:
         if page.at >= following:
             return False
         if not page.count:
-            raise EntryLost(
+            raise errors.EntryLost(
                 f"records {page.at} to {following - 1} are lost",
                 ledger_id=item.ledger_id,
                 entry_id=error.entry_id,
@@ -438,7 +432,9 @@ class LogReader:
                 return None
             # The writer lives: the question was lost on its way, or it is recovering the ledger.
             if loop.time() > end:
-                raise EntryUnavailable("the log's owner lives, but does not tell its LAC", log=name)
+                raise errors.EntryUnavailable(
+                    "the log's owner lives, but does not tell its LAC", log=name
+                )
             await _pause(end - loop.time())
 
     async def _wait(self, page: Page, left_s: float) -> None:
@@ -470,13 +466,13 @@ class LogReader:
         )
 
 
-def _cut(page: Page, error: EntryUnavailable) -> None:
+def _cut(page: Page, error: errors.EntryUnavailable) -> None:
     """End a page before a record that cannot be read now.
 
     Raises: EntryUnavailable if the page is empty.
     """
     if not page.count:
-        raise EntryUnavailable(
+        raise errors.EntryUnavailable(
             f"records from the offset {page.at} on cannot be read now: {error.detail}",
             ledger_id=error.ledger_id,
             entry_id=error.entry_id,
@@ -488,9 +484,9 @@ def _cut(page: Page, error: EntryUnavailable) -> None:
     page.is_cut = True
 
 
-def _without_row(name: str, ledger_id: int | None, at: int) -> EntryUnavailable:
+def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnavailable:
     """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18f)."""
-    return EntryUnavailable(
+    return errors.EntryUnavailable(
         f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {ledger_id}."
         " A rebuild makes it again once a bookie that holds a copy answers",
         ledger_id=ledger_id,
@@ -499,8 +495,8 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> EntryUnavailable:
     )
 
 
-def _unstable(name: str) -> EntryUnavailable:
-    return EntryUnavailable("the log's row changed at every try", log=name)
+def _unstable(name: str) -> errors.EntryUnavailable:
+    return errors.EntryUnavailable("the log's row changed at every try", log=name)
 
 
 async def _pause(left_s: float) -> None:

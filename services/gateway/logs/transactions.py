@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quorumlog.errors import (
-    UNKNOWN,
-    InvalidRequest,
-    MetadataUnavailable,
-    QuorumLogError,
-    TransactionAborted,
-    TransactionCommitted,
-)
+from quorumlog import errors
 from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_unprotected
 from quorumlog.protocol.log.messages import Publish, RowChanged
@@ -112,7 +105,7 @@ class Transactions:
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
-        except QuorumLogError:
+        except errors.QuorumLogError:
             # The end of the transaction explains more: its ledgers are fenced and deleted then.
             await check
             raise
@@ -145,7 +138,7 @@ class Transactions:
                 call = Publish(transaction_id, ledgers, overwrite, token)
                 done = await self._logs.publish(found.log, call)
                 self.published_ledgers += len(done.ledgers)
-            except InvalidRequest:
+            except errors.InvalidRequest:
                 if (await self._client.get(transaction_id)).is_open:
                     raise
                 # The transaction ended meanwhile, and its ledgers were deleted.
@@ -204,9 +197,9 @@ class _Checks:
             self._next[transaction_id] = following
         try:
             state = await asyncio.shield(following)
-        except MetadataUnavailable as error:
+        except errors.MetadataUnavailable as error:
             # The records may be in the ledger; nobody can say now whether they count.
-            raise MetadataUnavailable(error.detail, outcome=UNKNOWN) from error
+            raise errors.MetadataUnavailable(error.detail, outcome=errors.UNKNOWN) from error
         if state is not TransactionState.OPEN:
             raise _ended(state)
 
@@ -241,7 +234,7 @@ def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()
-    errors = []
+    wrong = []
     for index, sealed in enumerate(ledgers):
         detail = ""
         if sealed.ledger_id not in known:
@@ -250,15 +243,15 @@ def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
             detail = f"ledger {sealed.ledger_id} is named twice"
         seen.add(sealed.ledger_id)
         if detail:
-            errors.append({"pointer": f"/ledgers/{index}", "detail": detail})
-    if errors:
-        raise InvalidRequest(errors[0]["detail"], errors=errors)
+            wrong.append({"pointer": f"/ledgers/{index}", "detail": detail})
+    if wrong:
+        raise errors.InvalidRequest(wrong[0]["detail"], errors=wrong)
 
 
-def _ended(state: TransactionState) -> QuorumLogError:
+def _ended(state: TransactionState) -> errors.QuorumLogError:
     if state is TransactionState.COMMITTED:
-        return TransactionCommitted()
-    return TransactionAborted()
+        return errors.TransactionCommitted()
+    return errors.TransactionAborted()
 
 
 def _retrieved(task: "asyncio.Future[None] | asyncio.Task[TransactionState]") -> None:

@@ -23,7 +23,7 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from services.gateway.engine.appends import Appends
+from services.gateway.engine.ledger_writes import Appends
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs.values import Since
 from tests.model.logs.attempts import write

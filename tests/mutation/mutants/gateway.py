@@ -202,9 +202,9 @@ async def what_was_missed_outlives_its_handle() -> str | None:
         done(Status.OK)
     await pending
     handle.learn(LedgerHead(ROW.ledger_id, 3, State.IN_RECOVERY, ME.id))
-    if handle.missed == (MissedRange(MEMBERS[2], 0, 0),):
+    if handle.machine.missed == (MissedRange(MEMBERS[2], 0, 0),):
         return None
-    return f"rule 8: the third bookie lacks entry 0, and its writer says {handle.missed}"
+    return f"rule 8: the third bookie lacks entry 0, and its writer says {handle.machine.missed}"
 
 
 # --- rule 5: what a gateway that is not the writer may say ----------------------------------------
@@ -450,7 +450,7 @@ def whatever_was_sent(
     _original: Any, self: WriteHandle, first: int, _last: int, _bytes_max: int
 ) -> Any:
     """Memory has what is on its way to bookies too, and shows it."""
-    runs = [pending.run for pending in self._machine._window.runs.values()]
+    runs = [pending.run for pending in self.machine._window.runs.values()]
     return [run for run in runs if run.first >= first]
 
 

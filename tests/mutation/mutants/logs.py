@@ -36,8 +36,8 @@ from quorumlog.protocol.metadata import Deletion, DigestKind, Fragment, LedgerMe
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
-from services.gateway.engine import appends
-from services.gateway.engine.appends import Appends
+from services.gateway.engine import ledger_writes
+from services.gateway.engine.ledger_writes import Appends
 from services.gateway.logs import manager, reading, values
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.handle import LogHandle
@@ -687,7 +687,7 @@ LOG_MUTANTS: Final = (
     Patch(Handover, "_fence", unfenced).mutant(
         "the name of a log is free before its writer has ended", "rule 27", scope=LOG_DELETION
     ),
-    Patch(appends, "transaction_of", always("one")).mutant(
+    Patch(ledger_writes, "transaction_of", always("one")).mutant(
         "the ledger API writes to a log's ledgers", "rule 27"
     ),
     Patch(values.Page, "own", lambda _original: lambda _page, count: count).mutant(

@@ -25,8 +25,8 @@ from services.autorecovery.worker import Worker
 from services.autorecovery.writers import WriterPresence
 from services.bookie.collect import Collector, Disposal, MetadataRows
 from services.gateway.engine import ledger_reads
-from services.gateway.engine.creations import Creations
 from services.gateway.engine.ends import Ends
+from services.gateway.engine.ledger_writes import Creations
 from services.gateway.interface import LedgerView
 from services.metadata.inquiry import Inquiry
 from services.metadata.memory import Memory

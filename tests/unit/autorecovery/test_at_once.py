@@ -181,7 +181,7 @@ async def two() -> AsyncIterator[Two]:
 
 async def test_entries_a_bookie_is_about_to_drop_are_copied_to_it_again(two: Two) -> None:
     """It has looked for the last time, and is not named; then a repair names it (rules 18 and 20)."""
-    two.row.steps[1] = lambda: two.target.moves.drop(7, keep_stub=True)
+    two.row.steps[1] = lambda: two.target.drop(7, keep_stub=True)
 
     await two.mend()
 
@@ -241,7 +241,7 @@ async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
 
         def unmark() -> None:
             two.row.row = replace(two.row.row, repairs=(), version=two.row.row.version + 1)
-            two.target.moves.drop(7, keep_stub=True)
+            two.target.drop(7, keep_stub=True)
 
         two.row.before[2] = unmark
         seen: list[list[int]] = []
@@ -362,7 +362,7 @@ async def silence_is_no_second_look() -> None:
     """b4 looks whether it drops the ledger, and says nothing of it meanwhile."""
     async with two_bookies("lost") as two:
         await two.mend()
-        two.target.withhold(7, withheld=True)
+        two.target.withheld.add(7)
 
         with pytest.raises(QuorumLogError):
             await two.look_again()
@@ -377,9 +377,9 @@ async def test_a_bookie_answers_nothing_about_a_ledger_while_it_decides_to_drop_
         async with bookie(folder) as served:
             await add(served.store, run_of(7, range(10)))
             path = f"{served.url}/v1/ledgers/7"
-            served.store.withhold(7, withheld=True)
+            served.store.withheld.add(7)
             async with served.session.get(path) as answer:
                 assert answer.status == 503
-            served.store.withhold(7, withheld=False)
+            served.store.withheld.discard(7)
             async with served.session.get(path) as answer:
                 assert (answer.status, (await answer.json())["ranges"]) == (200, [[0, 9]])

@@ -9,7 +9,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowName
 from services.bookie.collect import Collector, Found, MetadataRows
-from services.bookie.space import LIVE_SHARE_MIN
+from services.bookie.space import LIVE_SHARE_MIN, Space
 from services.bookie.store import Store
 from tests.unit.bookie.support import add, fence, run_of, started
 
@@ -58,7 +58,9 @@ class Rows(MetadataRows):
 
 def collector_of(store: Store, rows: Rows, live_share_min: float = LIVE_SHARE_MIN) -> Collector:
     """Without a grace. `live_share_min`: 1 moves what lives out of every segment."""
-    return Collector(store, rows, "cluster", grace_s=0.0, live_share_min=live_share_min)
+    return Collector(
+        store, rows, "cluster", grace_s=0.0, space=Space(store, live_share_min=live_share_min)
+    )
 
 
 async def rounds(collector: Collector, count: int) -> None:

@@ -31,6 +31,7 @@ from services.bookie.collect import Collector, Found, MetadataRows
 from services.bookie.config import StoreOptions
 from services.bookie.index import Index
 from services.bookie.log import LogDamaged
+from services.bookie.space import Space
 from services.bookie.store import Store
 from tests.support.spread import End, count, interruptible
 from tests.unit.bookie.powercut import Disk
@@ -161,7 +162,6 @@ class Story:
     async def _work(self) -> None:
         chance = self._chance
         store = self._store = started(self._root / "d", OPTIONS)
-        rows = Rows()
         next_ledger = 1
         open_ledgers: list[int] = []
         for _ in range(STEPS):
@@ -191,17 +191,14 @@ class Story:
                 self._doing = "deletion"
                 self._known.going.add(ledger)
                 open_ledgers.remove(ledger)
-                store.moves.drop(ledger, keep_stub=False)
+                store.drop(ledger, keep_stub=False)
                 await store.pending.wait_synced(store.ledger(ledger))
                 self._known.gone.add(ledger)
                 self._doing = "write"
             else:
                 self._doing = "compaction"
                 share = chance.choice([0.2, 0.4, 0.6, 1.0])
-                collector = Collector(
-                    store, rows, "cluster", grace_s=0, live_share_min=share, bytes_per_s=1 << 40
-                )
-                await collector.free_segments()
+                await Space(store, live_share_min=share, bytes_per_s=1 << 40).free()
                 self._doing = "write"
         self._store = None
         await store.stop()
@@ -250,7 +247,7 @@ async def judge(point: Point, tally: Tally) -> None:
         return
     known = point.known
     for ledger, ids in known.entries.items():
-        row = store.row(ledger)
+        row = store.holdings.row(ledger)
         if ledger in known.gone:
             if row is not None or await _takes(store, ledger):
                 wrong("resurrected", f"ledger {ledger}")
@@ -281,8 +278,10 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     """Have all ledgers deleted; what is left then is leaked."""
     assert callable(wrong)
     rows = Rows()
-    rows.deleted = {ledger for ledger, _ in store.ledgers()}
-    collector = Collector(store, rows, "cluster", grace_s=0, bytes_per_s=1 << 40)
+    rows.deleted = {ledger for ledger, _ in store.holdings.ledgers()}
+    collector = Collector(
+        store, rows, "cluster", grace_s=0, space=Space(store, bytes_per_s=1 << 40)
+    )
     for _ in range(2):
         await collector.round()
     # What is written now begins in a segment of its own, as after a roll.
@@ -290,9 +289,9 @@ async def _end(store: Store, gone: set[int], wrong: object) -> None:
     await store.stop()
     store = started(directory, OPTIONS)
     await store.checkpoint()
-    await Collector(store, rows, "cluster", grace_s=0, bytes_per_s=1 << 40).free_segments()
-    if list(store.ledgers()):
-        wrong("resurrected", f"{list(store.ledgers())}")
+    await Space(store, bytes_per_s=1 << 40).free()
+    if list(store.holdings.ledgers()):
+        wrong("resurrected", f"{list(store.holdings.ledgers())}")
     await store.stop()
     shutil.rmtree(directory / "index")
     try:

@@ -71,7 +71,7 @@ async def made(root: Path) -> tuple[Path, Path]:
             await write_lac(store, 8, LAC)
         if number in {5, 12}:
             await store.checkpoint()
-    store.moves.drop(6, keep_stub=False)
+    store.drop(6, keep_stub=False)
     await add(store, run_of(8, range(3)), recovery=True)
     await add(store, run_of(8, range(60, 63)))
     await add(store, run_of(*LATE))
@@ -97,7 +97,7 @@ async def _asked(store: Store) -> tuple[bool, str]:
     for ledger in LEDGERS:
         try:
             answer = await read(store, ledger, 0, 80)
-            row = store.row(ledger)
+            row = store.holdings.row(ledger)
             lac = (await read_lac(store, ledger)).last_add_confirmed
         except Exception:  # noqa: BLE001 - a caller is answered that it is unknown
             is_detected = True

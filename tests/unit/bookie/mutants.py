@@ -17,7 +17,6 @@ from loadtest.stores import scratch, store_servers
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.replica import Replica
 from services.bookie import cookie, registration, replay
-from services.bookie.checkpoints import Moves
 from services.bookie.collect import Collector
 from services.bookie.ledger import StoredLedger
 from services.bookie.registration import Presence, Registration
@@ -114,7 +113,7 @@ CRASH_MUTANTS: Final = (
     Patch(Space, "_rewrite_state", answers(None)).guard(
         "a compacted segment's fences are not written again", "rule 16", by_crashes
     ),
-    Patch(Moves, "rewrite_deleted", answers(None)).guard(
+    Patch(Store, "rewrite_deleted", answers(None)).guard(
         "that a ledger is gone is not written again",
         "rules 16a, 17",
         scenario(test_space.test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt),

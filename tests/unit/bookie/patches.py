@@ -72,7 +72,7 @@ def forgetting_first(
     original: Any, self: Collector, ledger_id: int, held: Any, found: Found
 ) -> Disposal:
     """Copies go whatever the database contains."""
-    self._store.moves.forget_copies(ledger_id)
+    self._store.forget_copies(ledger_id)
     decided: Disposal = original(self, ledger_id, held, found)
     return decided
 
@@ -105,17 +105,17 @@ class Blind(set[int]):
 @stand_in
 def unseen_while_added(original: Any, self: Store, *args: Any) -> None:
     """An add does not look whether its ledger is leaving."""
-    leaving, self._withheld = self._withheld, Blind()
+    leaving, self.withheld = self.withheld, Blind()
     try:
         original(self, *args)
     finally:
-        self._withheld = leaving
+        self.withheld = leaving
 
 
 @stand_in
 async def unseen_while_compared(original: Any, self: Store, *args: Any) -> None:
     """Nor does one that was compared meanwhile."""
-    self._withheld = Blind()
+    self.withheld = Blind()
     await original(self, *args)
 
 

@@ -103,7 +103,7 @@ async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
     parts = store.ledger(7).find(0, 9)
     gate.open.clear()
     gate.waiting = 0
-    moving = asyncio.create_task(store.moves.move([(7, part) for part in parts]))
+    moving = asyncio.create_task(store.move([(7, part) for part in parts]))
     await until(lambda: gate.waiting > 0, "what is moved is being synced")
     await store.checkpoint()
 
@@ -121,7 +121,7 @@ async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
         store = started(root / "d")
         assert_right(found := await read(store, 7, 0, 9), 7)
         assert (ids_of(found), found.absent) == (list(range(10)), ())
-        (row,) = [row for ledger, row in store.ledgers() if ledger == 7]
+        (row,) = [row for ledger, row in store.holdings.ledgers() if ledger == 7]
         assert row.entry_count == 10
     await store.stop()
 
@@ -150,7 +150,7 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     gate.open.set()
     found = await read(after, 7, 0, 11)
     assert (ids_of(found), found.absent) == ([10, 11], ())
-    (row,) = [row for _, row in after.ledgers()]
+    (row,) = [row for _, row in after.holdings.ledgers()]
     assert row.entry_count == 12
     assert [(await mending).status, (await again).status] == [Status.OK, Status.OK]
     await after.stop()
@@ -159,7 +159,7 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     store = started(root / "d")
     found = await read(store, 7, 0, 11)
     assert (ids_of(found), found.absent) == ([3, 4, 5, 8, 9, 10, 11], ())
-    (row,) = [row for _, row in store.ledgers()]
+    (row,) = [row for _, row in store.holdings.ledgers()]
     assert row.entry_count == 12
     await store.stop()
 
@@ -461,14 +461,14 @@ async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Pat
     store = started(root / "d")
     await add(store, run_of(7, range(3)))
 
-    store.withhold(7, withheld=True)
+    store.withheld.add(7)
     answers = [
         await add(store, run_of(7, [3])),
         await add(store, run_of(7, [4]), recovery=True),
         await add(store, run_of(7, [5]), recovery=True),
         await add(store, run_of(7, range(3)), recovery=True),
     ]
-    store.withhold(7, withheld=False)
+    store.withheld.discard(7)
 
     assert [verdict.status for verdict in answers] == [Status.UNKNOWN] * 4
     assert (await add(store, run_of(7, [3]))).status is Status.OK
@@ -484,11 +484,11 @@ async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
     held = Held(monkeypatch, store._reads, "stored")
     adding = asyncio.create_task(add(store, run_of(7, range(5)), recovery=True))
     await held.reached.wait()
-    store.withhold(7, withheld=True)
+    store.withheld.add(7)
     held.go_on.set()
 
     assert (await adding).status is Status.UNKNOWN
-    store.withhold(7, withheld=False)
+    store.withheld.discard(7)
     await store.stop()
 
 
@@ -502,12 +502,12 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     for _ in range(3):
         await collector.round()
         await collector.recheck()
-    assert [ledger for ledger, _ in store.ledgers()] == [7, 8, 9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
 
     collector._grace_s = 0.0  # it has passed
     await collector.recheck()
 
-    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     await store.stop()
 
 
@@ -519,7 +519,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     """
     store = await filled(root / "d")
     await store.checkpoint()
-    move = store.moves.move
+    move = store.move
     (first,) = store.ledger(7).find(0, 0)
     seen: list[Verdict] = []
 
@@ -530,7 +530,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
             rot(store, 7, 9)  # the same bit: it reads again
         return await move(parts)
 
-    monkeypatch.setattr(store.moves, "move", mended)
+    monkeypatch.setattr(store, "move", mended)
     await Space(store, live_share_min=1.0).free()
 
     assert seen[0].status is Status.OK
@@ -551,14 +551,14 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     await store.checkpoint()
     held = Held(monkeypatch, store._reads, "fetch_each")
     parts = [(ledger, part) for ledger in (7, 8) for part in store.ledger(ledger).find(0, 500)]
-    moving = asyncio.create_task(store.moves.move(parts))
+    moving = asyncio.create_task(store.move(parts))
     await held.reached.wait()
-    store.moves.drop(7, keep_stub=False)
-    store.moves.drop(8, keep_stub=True)
+    store.drop(7, keep_stub=False)
+    store.drop(8, keep_stub=True)
     held.go_on.set()
 
     assert all(await moving)
-    assert [(ledger, row.highest) for ledger, row in store.ledgers()] == [(8, -1), (9, 2)]
+    assert [(ledger, row.highest) for ledger, row in store.holdings.ledgers()] == [(8, -1), (9, 2)]
     for ledger in (7, 8):
         assert ids_of(await read(store, ledger, 0, 500)) == []
     await store.stop()
@@ -575,7 +575,7 @@ async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
     await add(store, run_of(7, range(3)))
     gate.open.clear()
     gate.waiting = 0
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     await until(lambda: gate.waiting > 0, "the stub is being synced")
     await store.checkpoint()
     store.holdings.evict_idle()

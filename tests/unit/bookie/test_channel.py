@@ -160,7 +160,7 @@ async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
 
         assert await line.receive() is None
 
-    assert served.store.row(7) is None
+    assert served.store.holdings.row(7) is None
 
 
 async def test_a_peer_that_does_not_read_is_not_read_from(

@@ -46,8 +46,8 @@ async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_a
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
     await collector.round()
 
-    assert store.row(7) is None
-    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert store.holdings.row(7) is None
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     assert len(store.segments.numbers()) < before
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
     for lost_index in (False, True):
@@ -72,7 +72,7 @@ async def test_nothing_is_dropped_without_proof(
 
     await rounds(collector, 3)
 
-    assert [ledger for ledger, _ in store.ledgers()] == [7, 8, 9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
     await store.stop()
 
 
@@ -99,7 +99,7 @@ async def test_the_database_of_another_cluster_deletes_nothing(root: Path) -> No
     await rounds(collector, 3)
 
     assert rows.reads == 0
-    assert store.row(7) is not None
+    assert store.holdings.row(7) is not None
     await store.stop()
 
 
@@ -160,8 +160,8 @@ async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Pa
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
     await collector.recheck()
-    assert store.row(7) is None
-    assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
+    assert store.holdings.row(7) is None
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [8, 9]
     await store.stop()
 
 
@@ -179,7 +179,7 @@ async def test_many_deleted_ledgers_are_asked_about_in_pages(root: Path) -> None
     await collector.deletions_announced(ledgers)
     await collector.recheck()
 
-    assert [ledger for ledger, _ in store.ledgers()] == [8, 9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [8, 9]
     assert rows.questions == 3 + 2 + 2
     assert store.counters["dropped_ledgers"] == len(ledgers) - 2
     # What was withheld meanwhile is taken again.
@@ -199,7 +199,7 @@ async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
     collector = collector_of(store, rows)
     await rounds(collector, 3)
 
-    assert [ledger for ledger, _ in store.ledgers()] == [8]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
     await store.stop()
 
 
@@ -223,7 +223,7 @@ async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_on
     await rounds(collector, 3)
 
     assert count >= 3
-    assert [ledger for ledger, _ in store.ledgers()] == [8]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
     await store.stop()
 
 
@@ -244,9 +244,9 @@ async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_
 
     rows.contained.add(copy_of(2))
     await rounds(collector, 2)
-    assert store.row(7) is None
+    assert store.holdings.row(7) is None
     assert ids_of(await read(store, 8, 0, 500)) == []
-    assert store.row_names(8) == (copy_of(1), copy_of(2)), "the stub keeps its copies"
+    assert store.ledger(8).row_names == (copy_of(1), copy_of(2)), "the stub keeps its copies"
     await store.stop()
 
 
@@ -288,27 +288,27 @@ async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_l
         rows.contained = {copy_of(version) for version in versions if version != lacking}
         for rows.listed in ({7, 8, 9}, {8, 9}):
             await collector.round()
-        assert len(store.row_names(7)) == len(versions)
+        assert len(store.ledger(7).row_names) == len(versions)
 
     rows.contained = set(map(copy_of, versions))
     rows.listed = {7, 8, 9}
     await collector.round()
 
     left = tuple(map(copy_of, versions[-COPIES_KEPT:]))
-    assert store.row_names(7) == left
+    assert store.ledger(7).row_names == left
     reads = rows.reads
     await collector.round()
     assert rows.reads == reads, (
         "nobody is asked about a ledger with few copies that names this bookie"
     )
     store = await again(store)
-    assert store.row_names(7) == left
+    assert store.ledger(7).row_names == left
     assert [copy.body for copy in store.index.copies(7)] == [
         b"row %d" % name.version for name in left
     ]
     # A log from which the index is made anew has them still: right copies, which go once more.
     store = await again(store, lost_index=True)
-    assert set(left) <= set(store.row_names(7))
+    assert set(left) <= set(store.ledger(7).row_names)
     await collector_of(store, rows).round()
-    assert store.row_names(7) == left
+    assert store.ledger(7).row_names == left
     await store.stop()

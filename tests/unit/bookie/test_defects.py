@@ -42,7 +42,7 @@ async def test_a_batch_that_can_not_be_noted_ends_the_process(
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(Reads, "fetch_cached"), (stores, "join"), (Reads, "_read")]
+    ("owner", "step"), [(Reads, "fetch_cached"), (stores, "join"), (Reads, "read")]
 )
 async def test_a_read_that_breaks_is_unknown(
     owner: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,8 +50,10 @@ async def test_a_read_that_breaks_is_unknown(
     store = opened(tmp_path / "d", SMALL)
     store.start(broken)
     assert (await add(store, run_of(1, [0]))).status is Status.OK
-    if step == "_read":
-        monkeypatch.setattr(Reads, "fetch_cached", lambda _self, _ledger, parts: ([], parts))
+    if step == "read":
+        monkeypatch.setattr(
+            Reads, "fetch_cached", lambda _self, _ledger, parts, **_how: ([], parts)
+        )
     with monkeypatch.context() as patched:
         patched.setattr(owner, step, broken)
         async with within("it is answered"):

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.messages import Status
 from services.bookie import space
-from services.bookie.collect import Collector
 from services.bookie.index import Index
 from services.bookie.log import Kind
 from services.bookie.records import IDS_MAX, deleted_in, packed
+from services.bookie.space import Space
 from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.support.waiting import until
@@ -40,7 +40,7 @@ from tests.unit.bookie.test_at_once import cut
 def drop(store: Store, *ledger_ids: int) -> None:
     """As on a tombstone."""
     for ledger_id in ledger_ids:
-        store.moves.drop(ledger_id, keep_stub=False)
+        store.drop(ledger_id, keep_stub=False)
 
 
 async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32) -> None:
@@ -61,8 +61,8 @@ async def assert_deleted(store: Store, ledger_id: int, *, key: bytes = b"k" * 32
     await store.enter_limbo(ledger_id, key, is_fenced=False)
     await store.leave_limbo(ledger_id)
     assert store.counters["log_records"] == records
-    assert store.row(ledger_id) is None
-    assert ledger_id not in dict(store.ledgers())
+    assert store.holdings.row(ledger_id) is None
+    assert ledger_id not in dict(store.holdings.ledgers())
     assert store.holdings.is_deleted(ledger_id)
 
 
@@ -70,7 +70,7 @@ async def compacted(store: Store) -> Store:
     """What is written is sealed by a restart, and all of it is moved that may be."""
     store = await again(store)
     before = set(store.segments.numbers())
-    await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
+    await Space(store, live_share_min=1.0).free()
     assert before - set(store.segments.numbers())
     return store
 
@@ -192,7 +192,7 @@ async def test_records_of_a_ledger_after_its_deletion_are_ignored(
     store = started(root / "d")
     await add(store, run_of(8, [0]))
     if is_packed:
-        await store.moves.rewrite_deleted([7, 8])
+        await store.rewrite_deleted([7, 8])
     else:
         drop(store, 8)
     await add(store, run_of(9, [0]))
@@ -232,8 +232,7 @@ async def test_many_deletions_are_packed_into_few_records_and_not_rewritten_by_e
             await add(store, run_of(ledger, [0]))
     drop(store, *gone)
     store = await again(store)
-    collector = Collector(store, Rows(), "", grace_s=0)
-    await collector.free_segments()
+    await Space(store).free()
     assert sorted(named(store)) == gone
     kinds = {
         record.kind
@@ -245,11 +244,11 @@ async def test_many_deletions_are_packed_into_few_records_and_not_rewritten_by_e
 
     # Many of them fill a segment: it stays, though no entry is in use in it.
     store = await again(store)
-    collector = Collector(store, Rows(), "", grace_s=0, live_share_min=0.01)
+    freeing = Space(store, live_share_min=0.01)
     before = store.segments.numbers()
     written = store.counters["log_records"]
     for _ in range(3):
-        await collector.free_segments()
+        await freeing.free()
     assert store.segments.numbers() == before
     assert store.counters["log_records"] == written
     store = await again(store, lost_index=True)
@@ -273,7 +272,7 @@ async def test_a_damaged_segment_loses_no_deleted_id(root: Path) -> None:
     data[batch.offset + 4] ^= 1
     first.write_bytes(data)
 
-    await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
+    await Space(store, live_share_min=1.0).free()
 
     assert 1 not in store.segments.numbers()
     store = await again(store, lost_index=True)
@@ -289,7 +288,7 @@ async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(root: Pa
         await add(store, run_of(ledger, [0]))
     drop(store, *gone)
     store = await again(store)
-    await Collector(store, Rows(), "", grace_s=0).free_segments()
+    await Space(store).free()
     store = await again(store)
     (path, record) = next(
         (store.segments.path(number), record)
@@ -302,7 +301,7 @@ async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(root: Pa
         file.seek(record.offset + 3)
         file.write(b"\x55")
 
-    await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
+    await Space(store, live_share_min=1.0).free()
 
     assert not path.exists()
     store = await again(store, lost_index=True)
@@ -393,11 +392,11 @@ async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
     store = await again(store)
     steps = (
         (store, "checkpoint"),
-        (store.moves, "rewrite_state"),
-        (store.moves, "rewrite_deleted"),
+        (store, "rewrite_state"),
+        (store, "rewrite_deleted"),
     )
     images = images_at(monkeypatch, store, steps, root)
-    await Collector(store, Rows(), "", grace_s=0, live_share_min=1.0).free_segments()
+    await Space(store, live_share_min=1.0).free()
     await store.stop()
     monkeypatch.undo()
 
@@ -422,7 +421,7 @@ async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path)
     store = started(root / "d")
     await add(store, run_of(7, range(10)))
     await add(store, run_of(9, range(10)))
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     store = await again(store)
     await add(store, run_of(7, range(5)), recovery=True)
     for _ in range(3):
@@ -447,10 +446,10 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     await add(store, run_of(9, range(20), "w" * 20))
     await fence(store, 7)
     store = await again(store)
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     store = await again(store)
     await add(store, run_of(7, range(5)), recovery=True)
-    await Collector(store, Rows(), "", grace_s=0, live_share_min=0.2).free_segments()
+    await Space(store, live_share_min=0.2).free()
     assert store.segments.numbers()[0] == 1
     assert 2 not in store.segments.numbers()
 
@@ -459,7 +458,7 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     assert_right(found := await read(store, 7, 0, 20), 7)
     assert ids_of(found) == list(range(10))
     assert (await add(store, run_of(7, [50]))).status is Status.FENCED
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     store = await again(store, lost_index=True)
     assert ids_of(await read(store, 7, 0, 20)) == []
     await store.stop()

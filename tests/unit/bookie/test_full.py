@@ -13,7 +13,7 @@ from loadtest.stores import scratch
 from loadtest.waiting import until
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.replica import AddAsked, Verdict
-from services.bookie import salvage
+from services.bookie import inspection
 from services.bookie.collect import Collector
 from services.bookie.config import StoreOptions
 from services.bookie.cookie import read_cookie, write_cookie
@@ -229,7 +229,7 @@ async def test_garbage_is_freed_on_a_full_disk(disk: Path, writer: RunAdder) -> 
             with suppress(Exception):
                 # A checkpoint may find no room at first; the next one has the reserve.
                 await collector.round()
-        await collector.free_segments()
+        await collector._space.free()
         assert len(store.segments.numbers()) < before - 3
         store.check_space()
         assert not store.disk.is_full
@@ -271,11 +271,11 @@ async def test_a_salvage_that_fills_the_disk_fails_and_frees_its_room(
         size += len(run.body)
     await store.stop()
     # As if somebody took the room while it copies.
-    monkeypatch.setattr(salvage, "_check_room", lambda *_: None)
-    monkeypatch.setattr(salvage, "IN_FLIGHT_BYTES", MIB)
+    monkeypatch.setattr(inspection, "_check_room", lambda *_: None)
+    monkeypatch.setattr(inspection, "IN_FLIGHT_BYTES", MIB)
 
     with pytest.raises(OSError, match="the disk is full"):
-        salvage.salvage_log(disk / "d", MIB, Segments(disk / "d" / "log", 0).numbers())
+        inspection.salvage_log(disk / "d", MIB, Segments(disk / "d" / "log", 0).numbers())
 
     assert not (disk / "d" / "log.salvaged").exists()
     store = started(disk / "d", OPTIONS)

@@ -64,13 +64,15 @@ async def test_phase_one_marks_all_ledgers_of_older_incarnations_and_fences_thos
     await store.stop()
     store = started(root / "d", me=NOW)
 
-    marked = {ledger_id: row.is_fenced for ledger_id, row in store.ledgers() if row.is_limbo}
+    marked = {
+        ledger_id: row.is_fenced for ledger_id, row in store.holdings.ledgers() if row.is_limbo
+    }
     assert marked == {
         is_open.ledger_id: False,
         in_recovery.ledger_id: True,
         is_closed.ledger_id: True,
     }
-    assert store.row(other.ledger_id) is store.row(present.ledger_id) is None
+    assert store.holdings.row(other.ledger_id) is store.holdings.row(present.ledger_id) is None
     for member in (OLD, NOW):
         answer = await read(store, is_closed.ledger_id, 0, 3, member=member)
         assert (ids_of(answer), answer.absent) == ([0, 2], ())
@@ -235,7 +237,7 @@ async def test_what_is_missing_beyond_the_ranges_of_one_request_keeps_the_ledger
 
 
 def _is_in_limbo(store: Store, ledger_id: int) -> bool:
-    row = store.row(ledger_id)
+    row = store.holdings.row(ledger_id)
     return row is not None and row.is_limbo
 
 

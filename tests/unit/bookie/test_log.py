@@ -255,7 +255,7 @@ async def test_after_a_clean_stop_every_flipped_bit_is_found_or_harmless(root: P
 
     path.write_bytes(data)
     store = opened(root / "d")
-    row = store.row(7)
+    row = store.holdings.row(7)
     assert row is not None
     assert row.is_fenced
     store.close()

@@ -9,7 +9,7 @@ import pytest
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.replica import AddAsked, FenceAsked, RowKept, RowTold, RunStored, Verdict
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie import checkpoints
+from services.bookie import pending
 from services.bookie.space import Space
 from services.bookie.store import Store
 from tests.support.replicas import ask, memory_replica
@@ -181,7 +181,7 @@ async def test_copies_outlast_the_segment_that_they_came_in(tmp_path: Path) -> N
     for entry_id in range(1, 40):
         asked = AddAsked(ME, run_of(8, [entry_id], "x" * 40), KEY, recovery=True)
         assert (await add(store, asked)).status is Status.OK
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     await Space(store, live_share_min=0.9).free()
     assert store.counters["removed_segments"] > 0
     await store.stop()
@@ -198,7 +198,7 @@ async def test_copies_go_with_a_ledger_that_is_deleted(tmp_path: Path) -> None:
     store = started(tmp_path)
     await add(store, named(FIRST))
     await store.checkpoint()
-    store.moves.drop(7, keep_stub=False)
+    store.drop(7, keep_stub=False)
     await store.checkpoint()
     assert not list(store.index.copies(7))
     await store.stop()
@@ -214,7 +214,7 @@ async def test_a_quiet_bookie_keeps_no_copies_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of large metadata would stay until as many bytes are written as `CHECKPOINT_BYTES` says."""
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_S", 0.05)
+    monkeypatch.setattr(pending, "CHECKPOINT_S", 0.05)
     store = started(tmp_path / "d")
     await keep_row(store, 7, FIRST, b"x" * 15_000)
     ledger = store.holdings.ledger(7)

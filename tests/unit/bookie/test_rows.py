@@ -33,12 +33,12 @@ async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_resta
     await keep(store, 3, 1, 2)
     await keep(store, 5, 1)
     await add(store, run_of(9, [0, 1]))
-    store.moves.drop(5, keep_stub=False)
+    store.drop(5, keep_stub=False)
     await store.checkpoint()
     await keep(store, 3, 4)
     await keep(store, 7, 1)
     await keep(store, 8, 1)
-    store.moves.drop(8, keep_stub=False)
+    store.drop(8, keep_stub=False)
     expected = {
         3: ("row 1 of 3", "row 2 of 3", "row 4 of 3"),
         5: None,
@@ -63,7 +63,7 @@ async def test_pages_go_on_behind_the_last_ledger(tmp_path: Path) -> None:
     store = started(tmp_path)
     for ledger_id in range(5):
         await keep(store, ledger_id, 1)
-    store.moves.drop(2, keep_stub=False)
+    store.drop(2, keep_stub=False)
 
     first, following = await store.holdings.rows_page(-1, 2)
     rest = await told(store, following or 0)

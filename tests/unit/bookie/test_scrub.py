@@ -11,9 +11,9 @@ import pytest
 from loadtest.stores import scratch
 from loadtest.waiting import until
 from quorumlog.protocol.messages import Status
-from services.bookie import reads, scan
+from services.bookie import reads, replay
 from services.bookie.log import SEGMENT_HEAD
-from services.bookie.scan import STEP_BYTES
+from services.bookie.replay import STEP_BYTES
 from services.bookie.scrub import Pace, Scrubber
 from services.bookie.store import Store
 from tests.unit.bookie.support import (
@@ -100,12 +100,12 @@ async def test_a_segment_reads_the_same_however_much_is_read_at_a_time(
         path = store.segments.path(number)
         for _ in range(12):
             flip(path, chance.randrange(SEGMENT_HEAD.size, path.stat().st_size))
-        whole = list(scan.scan(store.segments, number))
+        whole = list(replay.scan(store.segments, number))
         assert any(found.batch is None for found in whole)
         for step in (200, 1000, 5000, 20_000):  # each holds the table of these batches
-            monkeypatch.setattr(scan, "STEP_BYTES", step)
+            monkeypatch.setattr(replay, "STEP_BYTES", step)
 
-            assert list(scan.scan(store.segments, number)) == whole, f"{step} at a time"
+            assert list(replay.scan(store.segments, number)) == whole, f"{step} at a time"
         monkeypatch.undo()
 
 
@@ -219,7 +219,7 @@ async def test_a_pass_resumes_after_a_restart(store: Store) -> None:
 async def test_a_segment_removed_while_it_is_scrubbed_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.bookie.scan.STEP_BYTES", 4096)
+    monkeypatch.setattr("services.bookie.replay.STEP_BYTES", 4096)
     monkeypatch.setattr("services.bookie.scrub._STEP_BYTES", 4096)
 
     class Removing(Pace):

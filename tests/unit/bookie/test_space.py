@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol.messages import Status
-from services.bookie import scan, space
+from services.bookie import replay, space
 from services.bookie.log import Kind, LogDamaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -62,7 +62,7 @@ async def test_a_crash_at_any_step_of_removing_a_segment_loses_nothing(
     store = await filled(root / "d")
     rows = Rows({7: GONE})
     collector = collector_of(store, rows)
-    steps = ((store, "checkpoint"), (store.moves, "rewrite_state"), (store.moves, "move"))
+    steps = ((store, "checkpoint"), (store, "rewrite_state"), (store, "move"))
     images = images_at(monkeypatch, store, steps, root)
     await rounds(collector, 2)
     images.append(image(store, root / "image"))
@@ -87,7 +87,7 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
     for number in range(12):
         await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
         if number == 0:  # its segment is full, so this begins the next one
-            store.moves.drop(7, keep_stub=False)
+            store.drop(7, keep_stub=False)
     rows = Rows({8: GONE})
     rows.listed = {9}
     collector = collector_of(store, rows)
@@ -97,7 +97,7 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
     assert 1 in store.segments.numbers()
     store = await again(store, lost_index=True)
 
-    assert [ledger for ledger, _ in store.ledgers()] == [9]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     assert ids_of(await read(store, 7, 0, 500)) == []
     assert ids_of(await read(store, 9, 0, 500)) == list(range(160))
     await store.stop()
@@ -105,7 +105,7 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
 
 async def test_dropped_copies_stay_dropped_after_the_index_is_rebuilt(root: Path) -> None:
     store = await shared(root / "d")
-    store.moves.drop(7, keep_stub=True)
+    store.drop(7, keep_stub=True)
     for number in range(12):
         await add(store, run_of(8, range(number * 20, number * 20 + 20), "w" * 200))
     rows = Rows({8: GONE})
@@ -170,7 +170,7 @@ async def test_compaction_orders_moved_parts_by_ledger(root: Path) -> None:
     store = await filled(root / "d")
     collector = collector_of(store, Rows(), live_share_min=1.0)
 
-    await collector.free_segments()
+    await collector._space.free()
     await store.checkpoint()
 
     places = [(part.segment, part.offset) for _, part in store.index.all_parts()]
@@ -193,12 +193,12 @@ async def test_however_many_segments_are_empty_few_looks_at_the_index_free_them(
     store = await filled(root / "d")
     rows = Rows({7: GONE, 8: GONE})
     before = set(store.segments.numbers())
-    looks = Counted(monkeypatch, store.index, "_all_parts")
+    looks = Counted(monkeypatch, store.index, "_parts_with_pauses")
     collector = collector_of(store, rows)
     await rounds(collector, 2)
     looks.calls.clear()
     # The entries of 9 are all that is left, in the first segment.
-    await collector.free_segments()
+    await collector._space.free()
     assert len(before - set(store.segments.numbers())) > 3
     assert len(looks.calls) <= 2
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
@@ -215,7 +215,7 @@ async def test_segments_that_go_together_have_each_ledgers_state_written_once(
     await fence(store, 8)
     await add(store, run_of(7, range(120, 140), "w" * 200))
     rows = Rows({7: GONE})
-    rewritten = Counted(monkeypatch, store.moves, "rewrite_state")
+    rewritten = Counted(monkeypatch, store, "rewrite_state")
     before = set(store.segments.numbers())
     collector = collector_of(store, rows)
     await rounds(collector, 2)
@@ -238,7 +238,7 @@ async def test_what_a_segment_records_is_found_without_reading_its_entries(
         await fence(store, 20 + number)
     await store.checkpoint()
     read_bytes = 0
-    original = scan._read
+    original = replay._read
 
     def counted(fd: int, at: int, size: int, end: int) -> bytes:
         nonlocal read_bytes
@@ -246,9 +246,9 @@ async def test_what_a_segment_records_is_found_without_reading_its_entries(
         read_bytes += len(data)
         return data
 
-    monkeypatch.setattr(scan, "_read", counted)
+    monkeypatch.setattr(replay, "_read", counted)
     numbers = [n for n in store.segments.numbers() if n < store.position.segment]
-    states = [scan.state_of(store.segments, number) for number in numbers]
+    states = [replay.state_of(store.segments, number) for number in numbers]
     found = set().union(*(state.ledgers for state in states))
     assert all(state.is_whole for state in states)
     assert {7, 20, 21, 22, 23, 24} <= found
@@ -274,7 +274,7 @@ async def test_after_long_looks_at_the_index_segments_are_freed_later_unless_roo
     assert freed == 1
     rows.rows = {7: GONE}
     await rounds(collector, 3)
-    assert store.row(7) is None
+    assert store.holdings.row(7) is None
     assert freed == 1
     store.is_closed_to_adds = True
     await collector.round()
@@ -296,7 +296,7 @@ async def test_removed_leading_segments_leave_no_files(root: Path) -> None:
 
     assert len([name for name in names if name.endswith(".log")]) <= 2
     assert not [name for name in names if name.endswith((".gone", ".new"))]
-    assert list(store.ledgers()) == []
+    assert list(store.holdings.ledgers()) == []
     await store.stop()
     store.segments._first.unlink()
     shutil.rmtree(root / "d" / "index")

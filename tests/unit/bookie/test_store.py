@@ -366,7 +366,7 @@ async def test_state_survives_with_no_entry_in_the_ledger(root: Path) -> None:
     assert (await add(store, run_of(7, [0]))).status is Status.FENCED
     assert (await read_lac(store, 8)).last_add_confirmed == 41
     assert (await add(store, run_of(8, [0]), key=b"o" * 32)).status is Status.WRONG_KEY
-    assert [ledger for ledger, _ in store.ledgers()] == [7, 8]
+    assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8]
     await store.stop()
 
 
@@ -416,7 +416,7 @@ async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     assert len(store.holdings._ledgers) == 0
     for ledger in range(50):
         assert ids_of(await read(store, ledger, 0, 5)) == [0, 1]
-    assert len(list(store.ledgers())) == 50
+    assert len(list(store.holdings.ledgers())) == 50
     await store.stop()
 
 

@@ -16,7 +16,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import AddAsked, FenceAsked
-from services.bookie.collect import Collector, MetadataRows
+from services.bookie.space import Space
 from tests.unit.bookie.support import (
     KEY,
     ME,
@@ -42,25 +42,6 @@ IDS = st.one_of(
         lambda t: range(t[0], t[0] + t[1] * t[2], t[1])
     ),
 )
-
-
-class Rows(MetadataRows):
-    """Nobody is asked about ledgers where only segments are moved."""
-
-    def __init__(self) -> None:
-        """Without a client."""
-
-    async def read(self, held: Any) -> Any:
-        raise AssertionError(f"a move of segments asks about ledgers {list(held)}")
-
-    async def cluster_id(self) -> str:
-        raise AssertionError("a move of segments asks nobody about ledgers")
-
-    async def confirm(self) -> None:
-        raise AssertionError("a move of segments confirms nothing")
-
-    async def ledgers_naming(self, bookie: str) -> set[int]:
-        raise AssertionError(f"a move of segments asks about {bookie}")
 
 
 class StoreAgainstDictionary(RuleBasedStateMachine):
@@ -155,8 +136,8 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
 
     @rule()
     def move_all_old_segments(self) -> None:
-        collector = Collector(self._store, Rows(), "", grace_s=0, live_share_min=1.0)
-        self._runner.run(collector.free_segments())
+        space = Space(self._store, live_share_min=1.0)
+        self._runner.run(space.free())
         position = self._store.index.checkpoint()
 
         assert position is not None
@@ -203,7 +184,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
             present = set(ids_of(answer))
             assert self._held[ledger] <= present <= self._held[ledger] | maybe[ledger]
             self._held[ledger] = present
-            state = self._store.row(ledger)
+            state = self._store.holdings.row(ledger)
             is_fenced = state is not None and state.is_fenced
             assert is_fenced or ledger not in self._fenced
             if is_fenced:

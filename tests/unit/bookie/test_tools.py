@@ -13,7 +13,7 @@ from loadtest.stores import scratch
 from services.bookie.config import StoreOptions
 from services.bookie.cookie import decide, read_cookie, write_cookie
 from services.bookie.log import LogDamaged
-from services.bookie.scan import STEP_BYTES
+from services.bookie.replay import STEP_BYTES
 from services.bookie.store import Store
 from services.bookie.tools import app
 from tests.unit.bookie.support import (
@@ -268,7 +268,7 @@ async def test_readable_records_of_a_damaged_log_are_salvaged_into_a_new_incarna
     old = await read(store, 7, 0, 99, member="b1@2")
     assert ids_of(old) == [*range(20), *range(30, 60)]
     assert old.absent == ()
-    row = store.row(7)
+    row = store.holdings.row(7)
     assert row is not None
     assert row.is_fenced
     await store.stop()

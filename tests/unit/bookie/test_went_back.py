@@ -122,7 +122,7 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
             assert ids_of(await read(life.store, row.ledger_id, 0, 3)) == [0, 1, 2, 3]
             await service.client.delete(row.ledger_id, version=now.version)
             await life.collects()
-            assert life.store.row(row.ledger_id) is None
+            assert life.store.holdings.row(row.ledger_id) is None
         finally:
             await life.store.stop()
 

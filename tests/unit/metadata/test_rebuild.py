@@ -134,7 +134,7 @@ async def keep(bookie: BookieRuntime, *rows: LedgerMetadata) -> None:
 def forget(bookie: BookieRuntime, ledger_id: int) -> None:
     """The bookie keeps the id as a deleted ledger's."""
     assert bookie.store is not None
-    bookie.store.moves.drop(ledger_id, keep_stub=False)
+    bookie.store.drop(ledger_id, keep_stub=False)
 
 
 async def lose_database(stores: Stores) -> None:

@@ -356,16 +356,16 @@ class _Held:
             ledger = self._node.ledgers[ledger_id]
             yield ledger_id, IndexedLedger(ledger.highest, len(ledger.row_names))
 
-    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
-        return self._node.ledgers[ledger_id].row_names
+    @property
+    def holdings(self) -> "_Held":
+        return self
 
-    def withhold(self, ledger_id: int, *, withheld: bool) -> None:
-        (self._node.leaving.add if withheld else self._node.leaving.discard)(ledger_id)
+    def ledger(self, ledger_id: int) -> SimBookie:
+        return self._node.ledgers[ledger_id]
 
     @property
-    def moves(self) -> "_Held":
-        """What the collector asks of `Moves`."""
-        return self
+    def withheld(self) -> set[int]:
+        return self._node.leaving
 
     def forget_copies(self, ledger_id: int) -> None:
         self._node.ledgers[ledger_id].replica.forget_copies()
@@ -377,7 +377,7 @@ class _Held:
 class _Collector(Collector):
     """Segments are not simulated: tests/unit/bookie has them."""
 
-    async def free_segments(self) -> None:
+    async def _free_if_due(self) -> None:
         return
 
 

@@ -140,10 +140,16 @@ def reading_of(
     rows: LedgerRows, handles: Mapping[int, Any], hand: Hand | None = None
 ) -> LedgerReads:
     """Reads by a process that asks nobody else."""
-    here = SimpleNamespace(writer=ME, by_ledger=handles)
     ports = (hand or Hand()).ports
-    ends = Ends(rows, ports)
-    return LedgerReads(cast(Any, here), rows, ends, ports, cast(Any, None), Gatekeeper())
+    here = SimpleNamespace(
+        writer=ME,
+        by_ledger=handles,
+        rows=rows,
+        ends=Ends(rows, ports),
+        ports=ports,
+        gatekeeper=Gatekeeper(),
+    )
+    return LedgerReads(cast(Any, here), cast(Any, None))
 
 
 class Lacs:

@@ -18,7 +18,7 @@ from quorumlog.protocol import loss
 from quorumlog.protocol.loss import Answers, Holding
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges
-from services.gateway.engine import losses
+from services.gateway.engine import ends
 from tests.unit.gateway.engine.support import World, ledger, payloads, world_of
 
 
@@ -30,7 +30,7 @@ class Told:
         self.asked: list[Ranges] = []
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         for gateway in world.gateways:
-            gateway.engine._losses._holdings = cast("Any", self)
+            gateway.engine._holdings = cast("Any", self)
 
     async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
         self.asked.append(ranges)
@@ -81,7 +81,7 @@ async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_ever
 async def test_one_range_more_than_a_row_takes_is_refused_and_changes_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "LOST_RANGES_MAX", 1)
+    monkeypatch.setattr(ends, "LOST_RANGES_MAX", 1)
     async with world_of(stores) as world:
         Told(world)
         row = await closed(world)

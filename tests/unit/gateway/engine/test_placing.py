@@ -6,7 +6,7 @@ from quorumlog.errors import NotEnoughBookies
 from quorumlog.net.directory import Directory
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
-from services.gateway.engine.creations import Placing
+from services.gateway.engine.ledger_writes import Placing
 
 
 async def placing(zones: str, *, enforces: bool, zones_min: int = 2) -> Placing:

@@ -17,7 +17,7 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.frames import Message, Op, Request
-from services.gateway.engine.losses import LossAcceptance
+from services.gateway.engine import ends
 from tests.support.database import connected, sql
 from tests.support.framed import Line
 from tests.support.replicas import HeldEntries
@@ -298,7 +298,7 @@ async def test_an_accepted_loss_is_kept_by_the_members(
 ) -> None:
     async def proven(*_: object) -> None: ...
 
-    monkeypatch.setattr(LossAcceptance, "_prove", proven)
+    monkeypatch.setattr(ends, "_prove_lost", proven)
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
         await world.engine.appends.append(row.ledger_id, [b"one", b"two"])

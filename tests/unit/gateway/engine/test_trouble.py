@@ -166,7 +166,7 @@ async def _leave_copy(world: World, row: LedgerMetadata, member: str) -> None:
         codec=record.Codec(row.digest),
     )
     done: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-    world.engine.handles._ports.bookies.add(member, row.ledger_key, run, done.set_result)
+    world.engine.handles.ports.bookies.add(member, row.ledger_key, run, done.set_result)
     assert await done is Status.OK
 
 
@@ -257,7 +257,7 @@ async def test_a_close_by_an_older_row_than_a_bookie_holds_is_told_as_such(
 
         handle = world.engine.handles.by_ledger[failing.ledger_id]
         # Any event, such as the last member's answer to the append, would begin the close before it is asked for.
-        machine = handle._machine
+        machine = handle.machine
         await until(lambda: not machine._window.is_waiting(), "all members have answered")
         monkeypatch.setattr(machine, "state", writer.WriterState.ENDING)
         with pytest.raises(CopyLost):

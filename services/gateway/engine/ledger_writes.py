@@ -1,0 +1,356 @@
+"""Ledgers that are created and appended to.
+
+A ledger is created with this process as its only writer, on an ensemble of live bookies in enough zones, or else marked as
+degraded. Appends go to this process's write handle, or to the gateway that is the writer.
+
+A transaction's ledger stores record batches, in the form of the log that may publish the ledger: one request is one entry
+(rule 25), and the writer counts the records before it.
+"""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import orjson
+
+from quorumlog import errors
+from quorumlog.net.budget import PEER
+from quorumlog.net.directory import Directory
+from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.protocol import batch, packed
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
+from quorumlog.protocol.once import Once
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
+from services.gateway.engine.handles import Handles
+from services.gateway.engine.keys import new_keys
+from services.gateway.engine.peers import Peers
+from services.gateway.engine.rows import is_closed
+from services.gateway.interface import DEGRADED, FRAMES, EntriesAppended, LedgerOptions
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 1.0
+_PLACINGS: Final = 3
+"""How often an ensemble is chosen where its bookies register anew meanwhile."""
+LARGE_BYTES: Final = 512 << 10
+"""A batch that is compressed in a millisecond (docs/performance.md); a thread costs a tenth of that."""
+
+_U32: Final = struct.Struct(">I")
+
+
+class Placing:
+    """Chooses the ensembles of new ledgers for one gateway."""
+
+    def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
+        """`zones_min`: over how many zones the copies of each entry are spread. If too few zones
+        live, a ledger is refused (`enforces_zones`), or created and marked as degraded.
+        """
+        self.directory = directory
+        self._zones_min = zones_min
+        self._enforces_zones = enforces_zones
+        self.narrow_count = 0
+        """Ledgers created in fewer zones than requested."""
+
+    async def new_ensemble(
+        self, quorum: Quorum, *, allow_degraded: bool
+    ) -> tuple[tuple[str, ...], bool]:
+        """The members, and whether the ensemble is degraded.
+
+        Raises: NotEnoughBookies, MetadataUnavailable.
+        """
+        degraded_ack = (quorum.write_quorum, quorum.ack_quorum) if allow_degraded else None
+        for is_retry in (False, True):
+            if is_retry or not self.directory.is_known:
+                await self.directory.refresh()
+            # A full ensemble of recently live bookies is better than a degraded one.
+            found = self.directory.new_ensemble(
+                quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
+            )
+            if found is not None:
+                members, is_degraded = found
+                return members, self._is_narrow(quorum, members) or is_degraded
+        raise self.too_few(quorum.ensemble_size)
+
+    def too_few(self, needed: int) -> errors.NotEnoughBookies:
+        """The error if no ensemble is possible."""
+        return errors.NotEnoughBookies(
+            f"{needed} bookies that take entries are needed: {self.directory.census()}"
+        )
+
+    def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
+        wanted = min(self._zones_min, quorum.write_quorum)
+        used = min(
+            self.directory.zone_count(tuple(members[p] for p in quorum.write_set(entry_id)))
+            for entry_id in range(quorum.ensemble_size)
+        )
+        if used >= wanted:
+            return False
+        if self._enforces_zones:
+            raise errors.NotEnoughBookies(
+                f"the copies of an entry would lie in {used} zones, {wanted} are asked for"
+                " (ZONES_MIN)"
+            )
+        self.narrow_count += 1
+        log.warning("too-few-zones", extra={"used": used, "wanted": wanted})
+        return True
+
+
+class Creations:
+    """Creates ledgers. Invariant: each creation under way has taken a place for an open ledger, which
+    it hands to the ledger's handle or gives back.
+    """
+
+    def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
+        """No creation is under way yet."""
+        self._handles, self._metadata, self._placing = handles, metadata, placing
+
+    async def create(self, options: LedgerOptions) -> LedgerMetadata:
+        """Create a ledger whose only writer is this process.
+
+        Raises: NotEnoughBookies, LedgerExists, Overloaded, InvalidRequest, MetadataUnavailable.
+        """
+        peer, places = PEER.get(), self._handles.places
+        if options.log is None:
+            places.take(peer)
+        else:
+            places.back(peer)  # a roll or a takeover of a log is never refused
+        is_kept = False
+        try:
+            stale: errors.StaleMember | None = None
+            for _ in range(_PLACINGS):
+                draft = await self._draft(options)
+                attempt, once = new_attempt(), options.once
+                try:
+                    row, is_kept = await self._create(draft, attempt, once, peer)
+                except errors.StaleMember as error:
+                    # The list of bookies is older than a registration (rule 15b).
+                    stale = error
+                    await self._placing.directory.refresh()
+                except (errors.MetadataUnavailable, asyncio.CancelledError) as error:
+                    if (
+                        not isinstance(error, errors.MetadataUnavailable)
+                        or error.outcome == errors.UNKNOWN
+                    ):
+                        is_kept = True
+                        self._handles.ports.tasks.start(self._settle(draft, attempt, once, peer))
+                    raise
+                else:
+                    return row
+            raise errors.NotEnoughBookies(
+                f"bookies registered anew while an ensemble was chosen, {_PLACINGS} times: {stale}"
+            ) from stale
+        finally:
+            if not is_kept:
+                places.give(peer)
+
+    async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
+        """The row to be created, with a new ensemble and new keys."""
+        if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
+            raise errors.InvalidRequest("the digest hmac-sha256 needs a password")
+        members, is_degraded = await self._placing.new_ensemble(
+            options.quorum, allow_degraded=options.allow_degraded
+        )
+        keys = new_keys(options.password, options.digest)
+        return LedgerMetadata(
+            ledger_id=-1 if options.ledger_id is None else options.ledger_id,
+            quorum=options.quorum,
+            digest=options.digest,
+            fragments=(Fragment(0, members),),
+            writer=self._handles.writer,
+            ledger_key=keys.ledger_key,
+            access_key=keys.access_key,
+            mac_key=keys.mac_key,
+            custom=tuple(sorted(options.custom)),
+            log=options.log,
+            extra=(*options.tags, *(((DEGRADED, "true"),) if is_degraded else ())),
+        )
+
+    async def _create(
+        self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
+    ) -> tuple[LedgerMetadata, bool]:
+        """The ledger's row, and whether a new handle has the place of this creation."""
+        rereads = self._handles.rereads
+        gaps = rereads.gaps
+        row = await self._metadata.create(draft, attempt=attempt, once=once)
+        is_new = self._adopt(row, draft.ledger_key, peer)
+        if gaps != rereads.gaps and row.ledger_id in self._handles.by_ledger:
+            rereads.want(row.ledger_id)  # changes may have been missed since the request
+        return row, is_new
+
+    def _adopt(self, row: LedgerMetadata, ledger_key: bytes, peer: str) -> bool:
+        """Become the writer of a ledger created here, unless this process is that already."""
+        self._handles.rows.put(row)
+        is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
+        # A repeated request of a client gets the first ledger's row, whose handle may exist; and
+        # somebody else may have ended the ledger before this answer arrived.
+        is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
+        if is_ours and row.ledger_key == ledger_key and is_new:
+            self._handles.open(row, peer)
+            return True
+        return False
+
+    async def _settle(
+        self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
+    ) -> None:
+        """Settle a creation of unknown outcome. While this process lives it counts as the ledger's
+        writer (rule 11), so nobody else would close or repair the ledger.
+        """
+        is_kept = False
+        try:
+            while True:
+                try:
+                    _, is_kept = await self._create(draft, attempt, once, peer)
+                except errors.MetadataUnavailable:
+                    await asyncio.sleep(_RETRY_S)
+                except errors.QuorumLogError:
+                    return  # the ledger was never created
+                else:
+                    return
+        finally:
+            if not is_kept:
+                self._handles.places.give(peer)
+
+
+def transaction_of(row: LedgerMetadata) -> str | None:
+    """The transaction that a ledger belongs to, if any."""
+    return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
+
+
+def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
+    """Raise OwnedByLog if only a log may write and close the ledger (rule 27). A transaction's ledger
+    is written and sealed by a task attempt instead.
+    """
+    if row.log is not None and transaction_of(row) is None:
+        raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
+
+
+async def packed_batch(data: bytes) -> bytes:
+    """The batch with compressed columns where that is shorter; a thread compresses a large one, so that the event loop goes on."""
+    if len(data) < LARGE_BYTES:
+        return packed.pack(data)
+    return await asyncio.to_thread(packed.pack, data)
+
+
+class Appends:
+    """The appends that this gateway takes. Keeps no state."""
+
+    def __init__(self, handles: Handles, peers: Peers) -> None:
+        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        self._handles, self._peers = handles, peers
+        self._rows, self._gatekeeper = handles.rows, handles.gatekeeper
+
+    async def append(
+        self,
+        ledger_id: int,
+        payloads: Sequence[bytes],
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> EntriesAppended:
+        """Append payloads as contiguous entries; returns when they are acknowledged."""
+        handle = self._handles.by_ledger.get(ledger_id)
+        row = await self._row(ledger_id) if handle is None else handle.row
+        if row.log is not None:
+            raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+        if handle is None:
+            frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
+            told = orjson.loads(
+                await self.forward(ledger_id, FRAMES, frames, password=password, expect=expect)
+            )
+            return EntriesAppended(
+                told["first_entry"], told["last_entry"], told["last_add_confirmed"]
+            )
+        self._gatekeeper.check(row, password)
+        try:
+            submitted = handle.append(payloads, expect)
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+        return await submitted
+
+    async def forward(
+        self,
+        ledger_id: int,
+        media: str,
+        data: bytes,
+        *,
+        password: str | None = None,
+        expect: int | None = None,
+    ) -> bytes:
+        """Pass a client's append, whose body is `data`, to the ledger's writer, another gateway: the JSON of its response."""
+        row = await self._row(ledger_id)
+        check_not_of_log(row, "append to the log")
+        self._gatekeeper.check(row, password)
+        writer, peers = self._handles.writer_of(row), self._peers
+        query = "" if expect is None else f"?expect={expect}"
+        path = f"/v1/ledgers/{ledger_id}/entries{query}"
+        try:
+            return await peers.send(
+                writer, "POST", path, peers.append_s, data, media=media, password=password
+            )
+        except TimeoutError as error:
+            raise errors.QuorumTimeout("the writer did not answer", ledger_id=ledger_id) from error
+        except errors.WriterLost as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+
+    def at_hand(
+        self, ledger_id: int
+    ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
+        """A function that begins an append without waiting, with the result of `append`. Returns None unless this process
+        writes the ledger and any caller may append to it: the ledger has no password, and belongs to no log and no
+        transaction. The function raises the errors of `WriteHandle.append` at once; then nothing is appended.
+        """
+        handle = self._handles.by_ledger.get(ledger_id)
+        if handle is None or not handle.takes_appends:
+            return None
+        row, own = handle.access_row, handle.row
+        if own.log is not None or own.access_key or row.access_key or transaction_of(row):
+            return None
+        return handle.append
+
+    async def append_batch(
+        self, ledger_id: int, data: bytes, *, expect: int | None = None
+    ) -> EntriesAppended:
+        """Append a batch without time and place as one entry of a ledger that this process writes; returns when it is
+        acknowledged.
+        """
+        try:
+            handle = self._handles.get(ledger_id)
+            if transaction_of(handle.access_row) is None:
+                raise errors.OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+            if (PACKED_TAG, "true") in handle.access_row.extra:
+                data = await packed_batch(data)
+            if len(data) > batch.BATCH_BYTES_MAX:
+                raise errors.TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+            now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
+            entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
+            # No await since they were counted: records and entry ids have one order.
+            submitted = handle.append((entry,), expect)
+            handle.records += batch.decode_head(data).count
+        except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
+            raise await self._handles.prefer_ledger_state(error, ledger_id) from error
+        return await submitted
+
+    async def transaction_of(self, ledger_id: int) -> str | None:
+        """The transaction that a ledger belongs to, if any; None for an unknown ledger too.
+
+        Raises: MetadataUnavailable.
+        """
+        handle = self._handles.by_ledger.get(ledger_id)
+        if handle is not None:
+            return transaction_of(handle.access_row)
+        try:
+            return transaction_of(await self._rows.row(ledger_id))
+        except errors.NoSuchLedger:
+            return None  # the following append reports it
+
+    async def _row(self, ledger_id: int) -> LedgerMetadata:
+        """The row; a CLOSED one from the primary, with an end that may be told, since the append is refused then."""
+        row = await self._rows.row(ledger_id)
+        if is_closed(row):
+            row = await self._rows.fresh(ledger_id)
+        return await self._handles.ends.told(row)
