@@ -22,7 +22,8 @@ from quorumlog.net.timers import restarted
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.access.callers import Callers
-from services.gateway.edge.access.guard import Guard, needed, table_of
+from services.gateway.edge.access.guard import Guard, table_of
+from services.gateway.edge.access.scopes import OPEN
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
@@ -201,9 +202,10 @@ def _described(operation: PublicOperation) -> Operation:
     not let in.
     """
     more: Errors = () if operation.method == "GET" else (errors.ShuttingDown,)
-    if scopes := needed(operation):
+    description = operation.description
+    if operation.scope is not OPEN:
         more = (*more, errors.Unauthenticated, errors.MetadataUnavailable)
-    description = " ".join(filter(None, (operation.description, scopes)))
+        description = f"{description} Where tokens are required: {operation.scope}.".lstrip()
     coded = (CONTENT_ENCODING,) if operation.body and operation.method != "DELETE" else ()
     return replace(
         operation,

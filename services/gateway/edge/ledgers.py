@@ -1,5 +1,6 @@
 """The resource /v1/ledgers: create, look, list, close, recover, delete."""
 
+from contextlib import nullcontext
 from typing import Any, Final
 
 from aiohttp import web
@@ -109,18 +110,14 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)
-        caller = scopes.caller_of(request)
-        if caller.usage is None:
+        caller, writes = scopes.caller_of(request), self._engine.writes
+        usage = caller.usage
+        with nullcontext(set[int]()) if usage is None else usage.new_ledger(writes) as counted:
             ledger = await self._create(caller, value, once)
-        else:
-            with caller.usage.new_ledger(self._engine.writes) as counted:
-                ledger = await self._create(caller, value, once)
-                counted.add(ledger.ledger_id)
-        return json_value(
-            models.ledger_json(ledger),
-            201,
-            {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
-        )
+            counted.add(ledger.ledger_id)
+        response = _shown(ledger, 201)
+        response.headers["Location"] = f"/v1/ledgers/{ledger.ledger_id}"
+        return response
 
     async def _create(
         self, caller: scopes.Caller, value: dict[str, Any], once: Once | None
@@ -185,8 +182,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     )
     async def get_ledger(self, _request: web.Request, given: Given) -> web.Response:
         """Look at a ledger."""
-        ledger = await self._engine.get(given[op.LEDGER_ID])
-        return _shown(ledger)
+        return _shown(await self._engine.get(given[op.LEDGER_ID]))
 
     @op.operation(
         "POST /v1/ledgers/{ledger_id}/close",
@@ -306,5 +302,5 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         return no_content()
 
 
-def _shown(ledger: LedgerMetadata) -> web.Response:
-    return json_value(models.ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})
+def _shown(ledger: LedgerMetadata, status: int = 200) -> web.Response:
+    return json_value(models.ledger_json(ledger), status, {"ETag": f'"{ledger.version}"'})

@@ -48,9 +48,7 @@ class Handlers:
 
     def __init_subclass__(cls, *, tag: str) -> None:
         """`tag` is the resource's name in the API's description."""
-        declared = (
-            (name, vars(each).get(_DECLARED)) for name, each in vars(cls).items() if callable(each)
-        )
+        declared = ((name, getattr(each, _DECLARED, None)) for name, each in vars(cls).items())
         cls.operations = {name: replace(one, tag=one.tag or tag) for name, one in declared if one}
 
     def routes(self) -> list[Route]:
@@ -319,12 +317,9 @@ def once_of(request: web.Request, given: parameters.Given, *asked: Any) -> Once 
     token = UUID(bytes=blake2b(named, digest_size=16).digest())
     # Keyed: a body may have a password, which nobody must guess by the digest that the database keeps.
     secret = blake2b(key.encode()).digest()
-    content = blake2b(_json(asked), digest_size=16, key=secret).hexdigest()
+    data = orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
+    content = blake2b(data, digest_size=16, key=secret).hexdigest()
     return Once(str(token), content)
-
-
-def _json(asked: Any) -> bytes:
-    return orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
 
 
 def _fields(asked: Any) -> Any:

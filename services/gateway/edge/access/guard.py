@@ -164,10 +164,3 @@ def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> 
     if not isinstance(response, web.Response) or request.method == hdrs.METH_HEAD:
         return 0
     return len(response.body) if isinstance(response.body, bytes) else 0
-
-
-def needed(operation: PublicOperation) -> str:
-    """What a token needs for an operation, for its description."""
-    if operation.scope.named is scopes.Named.NOTHING:
-        return ""
-    return f"Where tokens are required: {operation.scope}."
