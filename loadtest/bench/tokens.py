@@ -19,19 +19,20 @@ from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.token_bodies import TokenList, TokenRow
-from services.gateway.edge import entries, log_records
 from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.guard import Guard
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.tokens import AccessTokenCreate
 
 _REQUESTS: Final = 20_000
 _TRIES: Final = 3
-_LOG: Final = log_records.APPEND.path
-_LEDGER: Final = entries.APPEND.path
-_TABLE: Final = {
-    ("POST", _LOG): log_records.APPEND.scope,
-    ("POST", _LEDGER): entries.APPEND.scope,
-}
+_APPENDS: Final = (
+    RecordRoutes.operations["append_records"],
+    EntryRoutes.operations["append_entries"],
+)
+_LOG, _LEDGER = (one.path for one in _APPENDS)
+_TABLE: Final = {("POST", one.path): one.scope for one in _APPENDS}
 
 
 class _Listed:

@@ -30,85 +30,55 @@ _MIB = 1024 * 1024
 class Config(ServiceSettings):
     """The settings of a bookie."""
 
-    bookie_name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="the bookie's name, for ever; its data belongs to the name, not to an address",
-    )
-    data_dir: Path = Field(description="directory of log and index; one bookie per directory")
-    metadata_urls: tuple[str, ...] = Field(
-        min_length=1, description="any metadata service of the cluster"
-    )
-    cluster_id: str = Field(
-        "", description="the only cluster to join; empty: the one that is met first"
-    )
-    zone: str = Field("", max_length=100, description="placement spreads copies over zones")
-    durability: Literal["fsync", "deferred"] = Field(
-        "fsync", description="deferred: entries are acknowledged before they are synced (BP-46)"
-    )
-    auto_fix_cookies: bool = Field(
-        False, description="after a loss of data, start as a new incarnation instead of refusing"
-    )
-    segment_bytes: int = Field(
-        64 * _MIB,
-        ge=64 * 1024,
-        le=4096 * _MIB,
-        description="size of a log file, which is freed as a whole",
-    )
-    checkpoint_bytes: int = Field(
-        64 * _MIB,
-        ge=64 * 1024,
-        description="log bytes between checkpoints, which a start replays (below a second)",
-    )
-    warn_below_bytes: int = Field(
-        1024 * _MIB, ge=0, description="free space below which the bookie warns"
-    )
-    read_only_below_bytes: int = Field(
-        512 * _MIB,
-        ge=0,
-        description="free space below which it takes adds of recovery and repair only",
-    )
-    reserve_bytes: int = Field(
-        16 * _MIB, ge=0, description="disk space reserved for fences on a full disk"
-    )
-    data_bytes_max: int = Field(0, ge=0, description="maximum size of the log; 0: the disk's size")
-    pending_bytes_max: int = Field(
-        64 * _MIB,
-        ge=_MIB,
-        description="adds queued for the disk; beyond it adds are answered unknown",
-    )
-    read_bytes_max: int = Field(
-        4 * _MIB, ge=64 * 1024, description="size limit of one read's answer"
-    )
-    holder_s: float = Field(
-        30.0, ge=0, description="how long a start waits for another process of this name to end"
-    )
-    log_end_s: float = Field(
-        10.0, gt=0, description="interval of reporting the log's end to the metadata service"
-    )
-    heartbeat_s: float = Field(
-        1.0, gt=0, le=60, description="interval; a heartbeat lives five times as long"
-    )
+    bookie_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """the bookie's name, for ever; its data belongs to the name, not to an address"""
+    data_dir: Path
+    """directory of log and index; one bookie per directory"""
+    metadata_urls: tuple[str, ...] = Field(min_length=1)
+    """any metadata service of the cluster"""
+    cluster_id: str = ""
+    """the only cluster to join; empty: the one that is met first"""
+    zone: str = Field(default="", max_length=100)
+    """placement spreads copies over zones"""
+    durability: Literal["fsync", "deferred"] = "fsync"
+    """deferred: entries are acknowledged before they are synced (BP-46)"""
+    auto_fix_cookies: bool = False
+    """after a loss of data, start as a new incarnation instead of refusing"""
+    segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024, le=4096 * _MIB)
+    """size of a log file, which is freed as a whole"""
+    checkpoint_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
+    """log bytes between checkpoints, which a start replays (below a second)"""
+    warn_below_bytes: int = Field(default=1024 * _MIB, ge=0)
+    """free space below which the bookie warns"""
+    read_only_below_bytes: int = Field(default=512 * _MIB, ge=0)
+    """free space below which it takes adds of recovery and repair only"""
+    reserve_bytes: int = Field(default=16 * _MIB, ge=0)
+    """disk space reserved for fences on a full disk"""
+    data_bytes_max: int = Field(default=0, ge=0)
+    """maximum size of the log; 0: the disk's size"""
+    pending_bytes_max: int = Field(default=64 * _MIB, ge=_MIB)
+    """adds queued for the disk; beyond it adds are answered unknown"""
+    read_bytes_max: int = Field(default=4 * _MIB, ge=64 * 1024)
+    """size limit of one read's answer"""
+    holder_s: float = Field(default=30.0, ge=0)
+    """how long a start waits for another process of this name to end"""
+    log_end_s: float = Field(default=10.0, gt=0)
+    """interval of reporting the log's end to the metadata service"""
+    heartbeat_s: float = Field(default=1.0, gt=0, le=60)
+    """interval; a heartbeat lives five times as long"""
 
-    compact_bytes_per_s: int = Field(
-        32 * _MIB,
-        ge=1024,
-        description="rate of moving entries out of nearly empty segments; a tenth of a disk",
-    )
-    scrub_bytes_per_s: int = Field(
-        8 * _MIB, ge=0, description="rate of scrubbing, which finds bit rot; 0: never"
-    )
-    scrub_s: float = Field(
-        7 * 86400.0, gt=0, description="from the start of one scrub pass to the start of the next"
-    )
-    limbo_s: float = Field(
-        2.0, gt=0, description="pause between limbo rounds; at least ten times a round's duration"
-    )
-    collect_s: float = Field(
-        60.0, gt=0, description="interval of garbage collection scans; one list and few reads"
-    )
-    collect_grace_s: float = Field(
-        300.0, ge=0, description="between the first and the second proof before a ledger is dropped"
-    )
+    compact_bytes_per_s: int = Field(default=32 * _MIB, ge=1024)
+    """rate of moving entries out of nearly empty segments; a tenth of a disk"""
+    scrub_bytes_per_s: int = Field(default=8 * _MIB, ge=0)
+    """rate of scrubbing, which finds bit rot; 0: never"""
+    scrub_s: float = Field(default=7 * 86400.0, gt=0)
+    """from the start of one scrub pass to the start of the next"""
+    limbo_s: float = Field(default=2.0, gt=0)
+    """pause between limbo rounds; at least ten times a round's duration"""
+    collect_s: float = Field(default=60.0, gt=0)
+    """interval of garbage collection scans; one list and few reads"""
+    collect_grace_s: float = Field(default=300.0, ge=0)
+    """between the first and the second proof before a ledger is dropped"""
 
     @property
     def store_options(self) -> StoreOptions:

@@ -7,16 +7,11 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import (
-    Forbidden,
-    MetadataUnavailable,
-    ShuttingDown,
-    Unauthenticated,
-)
+from quorumlog import errors
 from quorumlog.net.aiohttp_parts import DIRECT
 from quorumlog.net.connections import ListenLimits
 from quorumlog.net.directory import QuarantineRule
-from quorumlog.net.gateway_clients import AuditClient, LogClient, TokenClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import Authenticator
 from quorumlog.net.listen import bind
@@ -27,7 +22,8 @@ from quorumlog.net.timers import restarted
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.access.callers import Callers
-from services.gateway.edge.access.guard import Guard, needed, table_of
+from services.gateway.edge.access.guard import Guard, table_of
+from services.gateway.edge.access.scopes import OPEN
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
@@ -73,9 +69,7 @@ def build_app(
     *,
     logs: LogManager | None = None,
     transactions: Transactions | None = None,
-    tokens: TokenClient | None = None,
     callers: Callers | None = None,
-    audit: AuditClient | None = None,
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
@@ -84,7 +78,7 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions, tokens, callers, audit)
+    routes = _routes(engine, room, logs, transactions, callers)
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
     # Without a scope a route has no row in the guard's table, and the gateway doesn't start.
@@ -116,13 +110,13 @@ def build_app(
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
     if callers is not None:
-        app.on_response_prepare.append(_vary_by_caller)
+        # Caches give a caller's answers to no other one.
+        app.on_response_prepare.append(_adds(hdrs.VARY, hdrs.AUTHORIZATION))
     if logs is not None:
         app.on_response_prepare.append(stream_headers)
         app[METRICS].register(LogMetrics(logs, transactions))
     add_routes(app, routes, has_heads=True, expect_handler=ignore_expect)
-    table = table_of(app, operations)
-    guard = None
+    table, guard = table_of(app, operations), None
     if callers is not None:
         guard = Guard(
             table,
@@ -132,7 +126,7 @@ def build_app(
             stream_log=log_of,
             body_bytes_max=max(limits.frames_bytes_max, limits.body_bytes_max),
         )
-    if guard is None:
+    else:
         app[DIRECT] = DirectRequests(
             engine.appends,
             None if logs is None else logs.consumers,
@@ -194,28 +188,24 @@ def build_internal_app(
     return app
 
 
-def _demands_tls(seconds: int) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Have browsers use TLS only from now on."""
+def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Have all answers carry a header."""
 
     async def add(_request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Strict-Transport-Security"] = f"max-age={seconds}"
+        response.headers.add(name, value)
 
     return add
-
-
-async def _vary_by_caller(_request: web.Request, response: web.StreamResponse) -> None:
-    """Have caches give a caller's answers to no other one."""
-    response.headers.add(hdrs.VARY, hdrs.AUTHORIZATION)
 
 
 def _described(operation: PublicOperation) -> Operation:
     """An operation with what the edge answers in its place: while the gateway shuts down, and to callers whom it does
     not let in.
     """
-    more: Errors = () if operation.method == "GET" else (ShuttingDown,)
-    if scopes := needed(operation):
-        more = (*more, Unauthenticated, Forbidden, MetadataUnavailable)
-    description = " ".join(filter(None, (operation.description, scopes)))
+    more: Errors = () if operation.method == "GET" else (errors.ShuttingDown,)
+    description = operation.description
+    if operation.scope is not OPEN:
+        more = (*more, errors.Unauthenticated, errors.MetadataUnavailable)
+        description = f"{description} Where tokens are required: {operation.scope}.".lstrip()
     coded = (CONTENT_ENCODING,) if operation.body and operation.method != "DELETE" else ()
     return replace(
         operation,
@@ -230,15 +220,13 @@ def _routes(
     room: Room,
     logs: LogManager | None,
     transactions: Transactions | None,
-    tokens: TokenClient | None,
     callers: Callers | None,
-    audit: AuditClient | None,
 ) -> list[Route]:
     """The public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
-        *ClusterRoutes(engine, audit).routes(),
+        *ClusterRoutes(engine).routes(),
     ]
     if logs is not None:
         routes += [
@@ -249,8 +237,7 @@ def _routes(
         ]
     if transactions is not None:
         routes += TransactionRoutes(transactions, room).routes()
-    if tokens is not None:
-        routes += TokenRoutes(tokens, room, callers).routes()
+    routes += TokenRoutes(TokenClient(engine.metadata), room, callers).routes()
     return [checked(route, room) for route in routes]
 
 
@@ -308,23 +295,24 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
             ),
         )
     )
-    tokens, callers = TokenClient(engine.metadata), None
+    callers = None
     if settings.require_tokens:
-        callers = await stack.enter_async_context(Callers.running(tokens, settings.jwts))
+        known = Callers.running(TokenClient(engine.metadata), settings.jwts)
+        callers = await stack.enter_async_context(known)
     app = build_app(
         engine,
         settings,
         logs=logs,
         transactions=transactions,
-        tokens=tokens,
         callers=callers,
-        audit=AuditClient(engine.metadata),
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
     )
     app[METRICS].register(EngineMetrics(engine))
     if settings.hsts_s:
-        app.on_response_prepare.append(_demands_tls(settings.hsts_s))
+        # From now on browsers use TLS only.
+        demand = _adds("Strict-Transport-Security", f"max-age={settings.hsts_s}")
+        app.on_response_prepare.append(demand)
     internal = build_internal_app(
         app,
         engine,

@@ -22,124 +22,76 @@ from services.gateway.logs.ownership import CONSUMER_EXPIRY_S, ORPHAN_AGE_S
 class GatewaySettings(ServiceSettings, Limits):
     """The settings of a gateway; each field is the environment variable of the same name."""
 
-    metadata_urls: tuple[str, ...] = Field(
-        min_length=1, description="Metadata services; one that does not answer is skipped."
-    )
-    internal_host: str = Field(
-        default="127.0.0.1",
-        description="Where to listen for other processes of the cluster; 0.0.0.0 in containers.",
-    )
-    internal_port: int = Field(
-        default=0, ge=0, le=65535, description="The port of it; 0: the system chooses one."
-    )
-    internal_advertised_url: str = Field(
-        default="",
-        description="How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and"
-        " the port.",
-    )
-    require_tokens: bool = Field(
-        default=False,
-        description="1: each request needs an access token, whose grants say what it may do.",
-    )
+    metadata_urls: tuple[str, ...] = Field(min_length=1)
+    """Metadata services; one that does not answer is skipped."""
+    internal_host: str = "127.0.0.1"
+    """Where to listen for other processes of the cluster; 0.0.0.0 in containers."""
+    internal_port: int = Field(default=0, ge=0, le=65535)
+    """The port of it; 0: the system chooses one."""
+    internal_advertised_url: str = ""
+    """How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and the port."""
+    require_tokens: bool = False
+    """1: each request needs an access token, whose grants say what it may do."""
     jwt_keys_file: Path | None = Field(
         default=None,
         description="File with the public keys of an issuer (a JWKS), whose JWTs count as tokens"
         " (docs/guides/tokens.md); read again when it changes.",
     )
-    jwt_issuer: str = Field(default="", description="The issuer of JWTs, as their `iss` names it.")
-    jwt_audience: str = Field(default="", description="What the `aud` of JWTs must name.")
-    jwt_grants_claim: str = Field(
-        default="scope", min_length=1, description="The claim of JWTs that has the grants."
-    )
-    jwt_leeway_s: int = Field(
-        default=10,
-        ge=0,
-        le=300,
-        description="How far the issuer's clock may be from this machine's.",
-    )
-    public_tls_cert_file: Path | None = Field(
-        default=None,
-        description="Certificate of the public listener, for clients; read again when it changes.",
-    )
-    public_tls_key_file: Path | None = Field(
-        default=None, description="The key of the public certificate."
-    )
-    public_tls_key_password: SecretStr | None = Field(
-        default=None, description="The password of that key, where it has one."
-    )
-    hsts_s: int = Field(
-        default=0,
-        ge=0,
-        description="Browsers use TLS only for so long (`Strict-Transport-Security`); 0: not sent.",
-    )
-    cors_origins: tuple[str, ...] = Field(
-        default=(), description="Origins whose pages may call; `*` for all. Off by default."
-    )
-    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = Field(
-        default=(),
-        description="Networks of the proxies before this gateway (`10.0.0.0/8`), which say whose requests they pass on.",
-    )
-    proxies_send: ProxiesSend = Field(
-        default="x-forwarded-for",
-        description="How they name the client.",
-    )
-    quorum_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        description="After it, an append without its ack quorum fails, outcome unknown.",
-    )
-    silent_bookie_s: float = Field(
-        default=2.0, gt=0, description="A bookie that is silent for so long is replaced."
-    )
-    delay_ensemble_change: bool = Field(
-        default=False, description="Replace bookies only if an ack quorum is out of reach."
-    )
-    ledger_in_flight_bytes_max: int = Field(
-        default=128 << 20,
-        gt=0,
-        description="Unacknowledged appends of a ledger; beyond: 429 overloaded.",
-    )
-    gateway_in_flight_bytes_max: int = Field(
-        default=512 << 20,
-        gt=0,
-        description="Unacknowledged appends of all ledgers; beyond: 429 overloaded.",
-    )
-    open_ledgers_max: int = Field(
-        default=200_000, ge=1, description="Ledgers that are written here; beyond: 429 overloaded."
-    )
-    peer_open_ledgers_max: int = Field(
-        default=25_000, ge=1, description="Of one address, once seven eighths of all are taken."
-    )
-    zones_min: int = Field(
-        default=1, ge=1, le=255, description="Zones over which an entry's copies are spread."
-    )
-    enforce_zones: bool = Field(
-        default=False, description="Refuse a ledger if too few zones live; else warn."
-    )
-    quarantine_failures: int = Field(
-        default=10, ge=0, description="Failures after which a live bookie is quarantined."
-    )
-    quarantine_window_s: float = Field(
-        default=60.0, gt=0, description="Failures within this time count."
-    )
-    quarantine_s: float = Field(
-        default=300.0, gt=0, description="How long a bookie stays quarantined."
-    )
+    jwt_issuer: str = ""
+    """The issuer of JWTs, as their `iss` names it."""
+    jwt_audience: str = ""
+    """What the `aud` of JWTs must name."""
+    jwt_grants_claim: str = Field(default="scope", min_length=1)
+    """The claim of JWTs that has the grants."""
+    jwt_leeway_s: int = Field(default=10, ge=0, le=300)
+    """How far the issuer's clock may be from this machine's."""
+    public_tls_cert_file: Path | None = None
+    """Certificate of the public listener, for clients; read again when it changes."""
+    public_tls_key_file: Path | None = None
+    """The key of the public certificate."""
+    public_tls_key_password: SecretStr | None = None
+    """The password of that key, where it has one."""
+    hsts_s: int = Field(default=0, ge=0)
+    """Browsers use TLS only for so long (`Strict-Transport-Security`); 0: not sent."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call; `*` for all. Off by default."""
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks of the proxies before this gateway (`10.0.0.0/8`), which say whose requests they pass on."""
+    proxies_send: ProxiesSend = "x-forwarded-for"
+    """How they name the client."""
+    quorum_timeout_s: float = Field(default=10.0, gt=0)
+    """After it, an append without its ack quorum fails, outcome unknown."""
+    silent_bookie_s: float = Field(default=2.0, gt=0)
+    """A bookie that is silent for so long is replaced."""
+    delay_ensemble_change: bool = False
+    """Replace bookies only if an ack quorum is out of reach."""
+    ledger_in_flight_bytes_max: int = Field(default=128 << 20, gt=0)
+    """Unacknowledged appends of a ledger; beyond: 429 overloaded."""
+    gateway_in_flight_bytes_max: int = Field(default=512 << 20, gt=0)
+    """Unacknowledged appends of all ledgers; beyond: 429 overloaded."""
+    open_ledgers_max: int = Field(default=200_000, ge=1)
+    """Ledgers that are written here; beyond: 429 overloaded."""
+    peer_open_ledgers_max: int = Field(default=25_000, ge=1)
+    """Of one address, once seven eighths of all are taken."""
+    zones_min: int = Field(default=1, ge=1, le=255)
+    """Zones over which an entry's copies are spread."""
+    enforce_zones: bool = False
+    """Refuse a ledger if too few zones live; else warn."""
+    quarantine_failures: int = Field(default=10, ge=0)
+    """Failures after which a live bookie is quarantined."""
+    quarantine_window_s: float = Field(default=60.0, gt=0)
+    """Failures within this time count."""
+    quarantine_s: float = Field(default=300.0, gt=0)
+    """How long a bookie stays quarantined."""
     clock_difference_s: float = Field(
         default=CLOCK_DIFFERENCE_S,
         gt=0,
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
-    orphan_age_s: float = Field(
-        default=ORPHAN_AGE_S,
-        ge=30,
-        description="Age at which unnamed ledgers of logs are deleted: above a roll or a takeover.",
-    )
-    consumer_expiry_s: float = Field(
-        default=CONSUMER_EXPIRY_S,
-        ge=0,
-        description="Consumers without use for this long are deleted; 0: never.",
-    )
+    orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
+    """Age at which unnamed ledgers of logs are deleted: above a roll or a takeover."""
+    consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
+    """Consumers without use for this long are deleted; 0: never."""
 
     @model_validator(mode="after")
     def _knows_users_beyond_loopback(self) -> Self:

@@ -37,10 +37,12 @@ from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Consult, Publish
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
-from services.gateway.edge import entries, ledgers
+from services.gateway.edge import entries
+from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_value
+from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.logs import CREATED
 from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
 from services.gateway.engine import Engine
@@ -51,7 +53,10 @@ _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
 """Above what a batch may have as an entry, which is checked where it becomes one; and three times a page of logs."""
 
-FORWARDED: Final = (entries.APPEND, ledgers.CLOSE)
+FORWARDED: Final = (
+    EntryRoutes.operations["append_entries"],
+    LedgerRoutes.operations["close_ledger"],
+)
 """The operations whose requests are passed on to a ledger's writer."""
 
 WRITER: Final = header_text(

@@ -15,63 +15,43 @@ ROOT = Path(__file__).resolve().parents[2]
 class LocalSettings(Settings):
     """Each field is a make variable or an environment variable of the same name in capitals."""
 
-    data: Path = Field(
-        default=Path(".quorumlog"),
-        description="folder of all data; `DATA/log` has the services' log files, `DATA/run` the process ids",
-    )
-    port: int = Field(
-        default=8080, ge=1, le=65535, description="port of the first gateway; the others follow"
-    )
-    bookies: int = Field(
-        default=4, ge=1, le=64, description="number of bookies; with 4, E=3 survives a death"
-    )
-    gateways: int = Field(default=2, ge=1, le=64, description="number of gateways")
-    metadata_services: int = Field(
-        default=1, ge=1, le=16, description="number of processes of the metadata service"
-    )
-    autorecoveries: int = Field(
-        default=1, ge=1, le=64, description="number of processes of autorecovery"
-    )
-    zones: tuple[str, ...] = Field(
-        default=(), description="such as `a,b,c`: assigned to the bookies in turn"
-    )
-    durability: Literal["fsync", "deferred"] = Field(
-        default="fsync",
-        description="`deferred`: bookies acknowledge before the sync; entries survive the power loss of"
-        " fewer than Qa bookies",
-    )
-    auto_fix_cookies: bool = Field(
-        default=False, description="1: a wiped bookie rejoins as a new incarnation"
-    )
+    data: Path = Path(".quorumlog")
+    """folder of all data; `DATA/log` has the services' log files, `DATA/run` the process ids"""
+    port: int = Field(default=8080, ge=1, le=65535)
+    """port of the first gateway; the others follow"""
+    bookies: int = Field(default=4, ge=1, le=64)
+    """number of bookies; with 4, E=3 survives a death"""
+    gateways: int = Field(default=2, ge=1, le=64)
+    """number of gateways"""
+    metadata_services: int = Field(default=1, ge=1, le=16)
+    """number of processes of the metadata service"""
+    autorecoveries: int = Field(default=1, ge=1, le=64)
+    """number of processes of autorecovery"""
+    zones: tuple[str, ...] = ()
+    """such as `a,b,c`: assigned to the bookies in turn"""
+    durability: Literal["fsync", "deferred"] = "fsync"
+    """`deferred`: bookies acknowledge before the sync; entries survive the power loss of fewer than Qa bookies"""
+    auto_fix_cookies: bool = False
+    """1: a wiped bookie rejoins as a new incarnation"""
     rebuild_metadata: bool = Field(
         default=False,
         description="1: rows that the database lacks are made again from what the bookies hold, in an empty database"
         " too (the folder `postgres` is gone)",
     )
-    tls: bool = Field(
-        default=False,
-        description="1: the services know each other by certificates (mutual TLS), made below `DATA/certificates`",
-    )
-    lost_bookie_delay_s: float = Field(
-        default=60,
-        ge=0,
-        description="delay before the entries of a lost bookie are copied to other bookies",
-    )
-    restart: bool = Field(default=False, description="1: a process that dies is started again")
-    postgres_dsn: SecretStr | None = Field(
-        default=None, description="an existing Postgres instead of an embedded one"
-    )
-    redis_url: SecretStr | None = Field(
-        default=None, description="an existing Redis instead of an embedded one"
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="the least that the services log"
-    )
-    drain_s: float = Field(
-        default=20.0,
-        gt=0,
-        description="time for requests in flight of each service that is stopped",
-    )
+    tls: bool = False
+    """1: the services know each other by certificates (mutual TLS), made below `DATA/certificates`"""
+    lost_bookie_delay_s: float = Field(default=60, ge=0)
+    """delay before the entries of a lost bookie are copied to other bookies"""
+    restart: bool = False
+    """1: a process that dies is started again"""
+    postgres_dsn: SecretStr | None = None
+    """an existing Postgres instead of an embedded one"""
+    redis_url: SecretStr | None = None
+    """an existing Redis instead of an embedded one"""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """the least that the services log"""
+    drain_s: float = Field(default=20.0, gt=0)
+    """time for requests in flight of each service that is stopped"""
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:

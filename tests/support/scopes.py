@@ -6,25 +6,32 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from services.gateway.edge import (
-    cluster,
-    consumers,
-    entries,
-    ledgers,
-    log_records,
-    logs,
-    tokens,
-    transactions,
-)
+from services.gateway.edge.cluster import SHARED, ClusterRoutes
+from services.gateway.edge.consumers import ConsumerRoutes
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.log_records import RecordRoutes
+from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
+from services.gateway.edge.tokens import TokenRoutes
+from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
-_MODULES: Final = (
-    ledgers, entries, logs,
-    consumers, log_records, stream_operations, transactions,
-    tokens, cluster,
-)  # fmt: skip
+_STREAMS: Final = {
+    name: one for name, one in vars(stream_operations).items() if isinstance(one, PublicOperation)
+}
+_RESOURCES: Final = (
+    LedgerRoutes.operations,
+    EntryRoutes.operations,
+    LogRoutes.operations,
+    ConsumerRoutes.operations,
+    RecordRoutes.operations,
+    _STREAMS,
+    TransactionRoutes.operations,
+    TokenRoutes.operations,
+    ClusterRoutes.operations,
+)
 _TABLE: Final = re.compile(
     r"(<!-- scopes; `make docs` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
 )
@@ -32,9 +39,9 @@ _TABLE: Final = re.compile(
 
 def operations() -> Iterable[PublicOperation]:
     """All public operations, by resource."""
-    for module in _MODULES:
-        yield from (value for value in vars(module).values() if isinstance(value, PublicOperation))
-    yield from cluster.SHARED
+    for resource in _RESOURCES:
+        yield from resource.values()
+    yield from SHARED
 
 
 def with_table(page: str) -> str:

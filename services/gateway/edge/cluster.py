@@ -9,7 +9,7 @@ from aiohttp import web
 from quorumlog import __version__, errors
 from quorumlog.net.audit import AFTER, LIMIT, SINCE, TARGET
 from quorumlog.net.gateway_clients import AuditClient
-from quorumlog.net.operations import JSON, Content, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply
 from quorumlog.net.parameters import Given, Parameter
 from quorumlog.net.responses import html_response
 from quorumlog.wire.token_bodies import AuditList
@@ -68,7 +68,6 @@ CODE: Final[Parameter[str]] = Parameter(
     "ledger-closed",
 )
 
-_ERRORS: Final = (*op.ALWAYS, *op.ANSWERING)
 _STATUS: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
@@ -97,57 +96,6 @@ _AUDITED: Final = {
     "via": "gateway gateway-1",
 }
 
-BOOKIES: Final = op.PublicOperation(
-    "GET /v1/bookies",
-    "listBookies",
-    "Cluster",
-    "Every registered bookie with its state",
-    "`lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.",
-    scope=on(Named.CLUSTER, Scope.READ),
-    replies=op.gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
-    errors=(*_ERRORS, *op.WITH_METADATA),
-)
-CLUSTER: Final = op.PublicOperation(
-    "GET /v1/cluster",
-    "getCluster",
-    "Cluster",
-    "Every service with its state, and the ledgers that lack copies",
-    scope=on(Named.CLUSTER, Scope.READ),
-    replies=op.gives("The cluster.", {"type": "object"}, {"empty": {}}),
-    errors=(*_ERRORS, *op.WITH_METADATA),
-)
-AUDIT: Final = op.PublicOperation(
-    "GET /v1/audit",
-    "listAudit",
-    "Cluster",
-    "Who changed what",
-    "Audited requests that changed something, by their numbers. `next` is the next `after`, null at the end.",
-    (SINCE, TARGET, AFTER, LIMIT),
-    scope=on(Named.EVERYTHING, Scope.ADMIN),
-    replies=op.gives(
-        "A page of the audit log.", AuditList, {"a deletion": {"audit": [_AUDITED], "next": None}}
-    ),
-    errors=(*_ERRORS, *op.WITH_METADATA, errors.MetadataBusy),
-)
-PROBLEM: Final = op.PublicOperation(
-    "GET /problems/{code}",
-    "getProblem",
-    "About",
-    "What a problem's code stands for",
-    scope=OPEN,
-    parameters=(CODE,),
-    replies={
-        200: Reply(
-            "The explanation.",
-            {
-                HTML: Content({"type": "string"}),
-                JSON: Content({"type": "object"}, {"one": problem_json(errors.QuorumLogError)}),
-            },
-        )
-    },
-    errors=(*_ERRORS, errors.RouteNotFound),
-)
-
 
 def _shared(
     path: str, name: str, summary: str, media: str, schema: dict[str, Any], scope: Access = OPEN
@@ -164,7 +112,6 @@ def _shared(
 
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
-INDEX: Final = _shared("/", "getIndex", "A start page for people", HTML, _TEXT)
 SHARED: Final = (
     _shared("/health/live", "isLive", "The process runs", JSON, _STATUS),
     op.PublicOperation(
@@ -206,40 +153,53 @@ _INDEX: Final = page(
 )
 
 
-class ClusterRoutes:
+class ClusterRoutes(op.Handlers, tag="Cluster"):
     """Handlers about the cluster, and the pages that explain problems."""
 
-    def __init__(self, engine: Engine, audit: AuditClient | None) -> None:
-        self._engine, self._audit = engine, audit
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._audit = engine, AuditClient(engine.metadata)
 
-    async def bookies(self, _request: web.Request, _given: Given) -> web.Response:
-        """GET /v1/bookies."""
+    @op.operation(
+        "GET /v1/bookies",
+        replies=op.gives("The bookies.", BookieListModel, {"one": {"bookies": [_BOOKIE]}}),
+        scope=on(Named.CLUSTER, Scope.READ),
+    )
+    async def list_bookies(self, _request: web.Request, _given: Given) -> web.Response:
+        """Every registered bookie with its state.
+
+        `lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.
+        """
         found = await self._engine.directory.refresh()
-        shown: dict[str, Any] = {
-            "bookies": [bookie.model_dump(mode="json") for bookie in found.bookies]
-        }
-        if found.stale:
-            shown["stale"] = True
-        return json_value(shown)
+        shown = {"bookies", "stale"} if found.stale else {"bookies"}
+        return json_value(found.model_dump(mode="json", include=shown))
 
-    async def cluster(self, _request: web.Request, _given: Given) -> web.Response:
-        """GET /v1/cluster."""
+    @op.operation(
+        "GET /v1/cluster",
+        replies=op.gives("The cluster.", {"type": "object"}, {"empty": {}}),
+        scope=on(Named.CLUSTER, Scope.READ),
+    )
+    async def get_cluster(self, _request: web.Request, _given: Given) -> web.Response:
+        """Every service with its state, and the ledgers that lack copies."""
         return json_value(await self._engine.cluster())
 
-    async def audit(self, _request: web.Request, given: Given) -> web.Response:
-        """GET /v1/audit."""
-        assert self._audit is not None, "there is such a route"
-        page = await self._audit.page(
-            after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]
-        )
-        return json_value(page.model_dump(mode="json"))
-
-    async def index(self, _request: web.Request, _given: Given) -> web.Response:
-        """GET /: for a person who tries the address in a browser."""
-        return html_response(_INDEX)
-
-    async def problem(self, request: web.Request, given: Given) -> web.Response:
-        """GET /problems/{code}."""
+    @op.operation(
+        "GET /problems/{code}",
+        (CODE,),
+        replies={
+            200: Reply(
+                "The explanation.",
+                {
+                    HTML: Content(_TEXT),
+                    JSON: Content({"type": "object"}, {"one": problem_json(errors.QuorumLogError)}),
+                },
+            )
+        },
+        errors=(errors.RouteNotFound,),
+        tag="About",
+        scope=OPEN,
+    )
+    async def get_problem(self, request: web.Request, given: Given) -> web.Response:
+        """What a problem's code stands for."""
         cls = errors.codes().get(given[CODE])
         if cls is None:
             raise errors.RouteNotFound("there is no problem of this code")
@@ -247,14 +207,34 @@ class ClusterRoutes:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))
 
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        routes = [
-            Route(BOOKIES, self.bookies),
-            Route(CLUSTER, self.cluster),
-            Route(PROBLEM, self.problem),
-            Route(INDEX, self.index),
-        ]
-        if self._audit is not None:
-            routes.append(Route(AUDIT, self.audit))
-        return routes
+    @op.operation(
+        "GET /",
+        replies={200: Reply("A start page for people", {HTML: Content(_TEXT)})},
+        tag="About",
+        scope=OPEN,
+    )
+    async def get_index(self, _request: web.Request, _given: Given) -> web.Response:
+        """A start page for people."""
+        return html_response(_INDEX)
+
+    @op.operation(
+        "GET /v1/audit",
+        (SINCE, TARGET, AFTER, LIMIT),
+        replies=op.gives(
+            "A page of the audit log.",
+            AuditList,
+            {"a deletion": {"audit": [_AUDITED], "next": None}},
+        ),
+        errors=(errors.MetadataBusy,),
+        scope=on(Named.EVERYTHING, Scope.ADMIN),
+    )
+    async def list_audit(self, _request: web.Request, given: Given) -> web.Response:
+        """Who changed what.
+
+        Audited requests that changed something, by their numbers. `next` is the next `after`, null
+        at the end.
+        """
+        page = await self._audit.page(
+            after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]
+        )
+        return json_value(page.model_dump(mode="json"))

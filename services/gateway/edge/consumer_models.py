@@ -76,7 +76,8 @@ class PositionModel(Model):
 
     log: str
     consumer: str
-    offset: Id = Field(description="The first record that is not processed yet.")
+    offset: Id
+    """The first record that is not processed yet."""
     version: Id
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     committed_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
@@ -86,10 +87,8 @@ class PositionModel(Model):
 class ConsumerModel(PositionModel):
     """A consumer as it is now."""
 
-    state: Literal["ok", "log-replaced", "offset-truncated"] = Field(
-        description="`log-replaced`: the position is one of a log that was deleted. `offset-truncated`: the log begins"
-        " beyond it."
-    )
+    state: Literal["ok", "log-replaced", "offset-truncated"]
+    """`log-replaced`: the position is one of a log that was deleted. `offset-truncated`: the log begins beyond it."""
     lag: LagModel | None
 
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from quorumlog import errors, header
 from quorumlog.net import parameters
-from quorumlog.net.operations import JSON, Content, Reply, Route
+from quorumlog.net.operations import Reply
 from quorumlog.protocol.positions import Position, Stamp
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumer_models as models
@@ -88,178 +88,31 @@ _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 _KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
 """Errors of the log of positions, which this gateway may come to own."""
-_BODILESS: Final = tuple(
-    error for error in _KEPT if error not in (errors.TooLarge, errors.UnsupportedMediaType)
-)
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
-LIST: Final = op.PublicOperation(
-    "GET /v1/logs/{name}/consumers",
-    "listConsumers",
-    "Consumers",
-    "List a log's consumers",
-    "By name, with what each has not processed yet.",
-    (op.NAME, LIMIT, AFTER, PREFIX),
-    scope=on(Named.LOG, *LOOK),
-    replies=op.gives(
-        "A page of consumers.",
-        models.ConsumerList,
-        {"last page": {"consumers": [_CONSUMER], "next": None}},
-    ),
-    errors=_BODILESS,
-)
-LIST_ALL: Final = op.PublicOperation(
-    "GET /v1/consumers",
-    "listAllConsumers",
-    "Consumers",
-    "List the consumers of all logs",
-    "Sorted by log and name, without lags: the consumers of all logs that the caller may read, deleted logs included.",
-    (LOG, LIMIT, AFTER_ALL, PREFIX),
-    scope=on(Named.SOME, *LOOK),
-    replies=op.gives(
-        "A page of consumers.",
-        models.PositionList,
-        {"last page": {"consumers": [_POSITION], "next": None}},
-    ),
-    errors=_BODILESS,
-)
-GET: Final = op.PublicOperation(
-    f"GET {_ONE}",
-    "getConsumer",
-    "Consumers",
-    "Look at a consumer",
-    scope=on(Named.LOG, *LOOK),
-    parameters=(op.NAME, CONSUMER),
-    replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
-    errors=(*_BODILESS, errors.NoSuchConsumer),
-)
-PUT: Final = op.PublicOperation(
-    f"PUT {_ONE}",
-    "commitConsumer",
-    "Consumers",
-    "Commit a position",
-    "By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with the `Fencing-Token` of the"
-    " lease, which a commit renews. Without one of them: 428. A position goes back by a reset only.",
-    (op.NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
-    {JSON: Content(models.ConsumerCommit, {"eight": {"offset": 8}})},
-    op.gives("The position.", *_AS_POSITION, op.ETAG),
-    (
-        *_KEPT,
-        errors.NoSuchConsumer,
-        errors.TooManyConsumers,
-        errors.PreconditionRequired,
-        errors.VersionConflict,
-        errors.LeaseHeld,
-        errors.LeaseLost,
-        errors.LogReplaced,
-        errors.PositionBehind,
-        errors.RequestOutdated,
-    ),
-    scope=on(Named.LOG, Scope.READ),
-    needs_body=True,
-)
-DELETE: Final = op.PublicOperation(
-    f"DELETE {_ONE}",
-    "deleteConsumer",
-    "Consumers",
-    "Forget a consumer",
-    "Also one of a log that is no more. Not while its lease is held.",
-    (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
-    scope=on(Named.LOG, Scope.MANAGE),
-    replies={204: Reply("It is forgotten.")},
-    errors=(
-        *op.ALWAYS,
-        *op.WITH_METADATA,
-        *(
-            error
-            for error in _BODILESS
-            if error not in (*op.ALWAYS, *op.WITH_METADATA, errors.NotAcceptable)
-        ),
-        errors.NoSuchConsumer,
-        errors.VersionConflict,
-        errors.LeaseHeld,
-        errors.RequestOutdated,
-    ),
-    is_audited=True,
-)
-RESET: Final = op.PublicOperation(
-    f"POST {_ONE}/reset",
-    "resetConsumer",
-    "Consumers",
-    "Put a consumer somewhere else",
-    "Forwards or back, and into the log of this name as it is now. Whoever holds the lease has lost it.",
-    (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
-    {JSON: Content(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}})},
-    op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
-    (*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
-    scope=on(Named.LOG, Scope.MANAGE),
-    needs_body=True,
-    is_audited=True,
-)
-ACQUIRE: Final = op.PublicOperation(
-    f"POST {_ONE}/lease",
-    "acquireLease",
-    "Consumers",
-    "Become the active worker of a consumer",
-    "A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher than all before it.",
-    (op.NAME, CONSUMER, *COUNTS_ONCE),
-    {JSON: Content(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}})},
-    op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
-    (
-        *_KEPT,
-        errors.TooManyConsumers,
-        errors.LeaseHeld,
-        errors.LogReplaced,
-        errors.OffsetTruncated,
-        errors.RequestOutdated,
-    ),
-    scope=on(Named.LOG, Scope.READ),
-    needs_body=True,
-)
-RENEW: Final = op.PublicOperation(
-    f"PUT {_ONE}/lease",
-    "renewLease",
-    "Consumers",
-    "Hold the lease for longer",
-    "For another `lease_ms` from now on. A commit with the token does the same.",
-    (op.NAME, CONSUMER, FENCING_TOKEN),
-    scope=on(Named.LOG, Scope.READ),
-    replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
-    errors=(
-        *_BODILESS,
-        errors.NoSuchConsumer,
-        errors.PreconditionRequired,
-        errors.LeaseLost,
-        errors.LogReplaced,
-    ),
-)
-RELEASE: Final = op.PublicOperation(
-    f"DELETE {_ONE}/lease",
-    "releaseLease",
-    "Consumers",
-    "Let the lease go",
-    "Another worker gets it at once.",
-    (op.NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
-    scope=on(Named.LOG, Scope.READ),
-    replies={204: Reply("It is free.")},
-    errors=(
-        *(error for error in _BODILESS if error is not errors.NotAcceptable),
-        errors.NoSuchConsumer,
-        errors.PreconditionRequired,
-        errors.LeaseLost,
-        errors.RequestOutdated,
-    ),
-)
 
-
-class ConsumerRoutes:
+class ConsumerRoutes(op.Handlers, tag="Consumers"):
     """Handlers of consumers."""
 
     def __init__(self, consumers: Consumers, room: Room) -> None:
         self._consumers, self._room = consumers, room
 
-    async def page(self, _request: web.Request, given: parameters.Given) -> web.Response:
-        """GET /v1/logs/{name}/consumers."""
+    @op.operation(
+        "GET /v1/logs/{name}/consumers",
+        (op.NAME, LIMIT, AFTER, PREFIX),
+        replies=op.gives(
+            "A page of consumers.",
+            models.ConsumerList,
+            {"last page": {"consumers": [_CONSUMER], "next": None}},
+        ),
+        errors=_KEPT,
+        scope=on(Named.LOG, *LOOK),
+    )
+    async def list_consumers(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """List a log's consumers.
+
+        By name, with what each has not processed yet.
+        """
         views, following = await self._consumers.page(
             given[op.NAME], after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
         )
@@ -267,8 +120,25 @@ class ConsumerRoutes:
             {"consumers": [models.consumer_json(view) for view in views], "next": following}
         )
 
-    async def page_of_all(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """GET /v1/consumers."""
+    @op.operation(
+        "GET /v1/consumers",
+        (LOG, LIMIT, AFTER_ALL, PREFIX),
+        replies=op.gives(
+            "A page of consumers.",
+            models.PositionList,
+            {"last page": {"consumers": [_POSITION], "next": None}},
+        ),
+        errors=_KEPT,
+        scope=on(Named.SOME, *LOOK),
+    )
+    async def list_all_consumers(
+        self, request: web.Request, given: parameters.Given
+    ) -> web.Response:
+        """List the consumers of all logs.
+
+        Sorted by log and name, without lags: the consumers of all logs that the caller may read,
+        deleted logs included.
+        """
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
             given[LOG] or "",
@@ -279,52 +149,132 @@ class ConsumerRoutes:
         )
         return json_value({"consumers": list(map(models.position_json, rows)), "next": following})
 
-    async def get(self, _request: web.Request, given: parameters.Given) -> web.Response:
-        """GET /v1/logs/{name}/consumers/{consumer}."""
+    @op.operation(
+        f"GET {_ONE}",
+        (op.NAME, CONSUMER),
+        replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
+        errors=(*_KEPT, errors.NoSuchConsumer),
+        scope=on(Named.LOG, *LOOK),
+    )
+    async def get_consumer(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """Look at a consumer."""
         return self._viewed(await self._consumers.look(given[op.NAME], given[CONSUMER]))
 
-    async def put(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """PUT /v1/logs/{name}/consumers/{consumer}."""
+    @op.operation(
+        f"PUT {_ONE}",
+        (op.NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
+        body=op.takes(models.ConsumerCommit, {"eight": {"offset": 8}}),
+        replies=op.gives("The position.", *_AS_POSITION, op.ETAG),
+        errors=(
+            *_KEPT,
+            errors.NoSuchConsumer,
+            errors.TooManyConsumers,
+            errors.PreconditionRequired,
+            errors.VersionConflict,
+            errors.LeaseHeld,
+            errors.LeaseLost,
+            errors.LogReplaced,
+            errors.PositionBehind,
+            errors.RequestOutdated,
+        ),
+        scope=on(Named.LOG, Scope.READ),
+        needs_body=True,
+    )
+    async def commit_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Commit a position.
+
+        By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with
+        the `Fencing-Token` of the lease, which a commit renews. Without one of them: 428. A
+        position goes back by a reset only.
+        """
         wanted = await body.read_model(request, self._room, models.ConsumerCommit)
         token, version, is_new = (given[FENCING_TOKEN], given[IF_MATCH], given[IF_NONE_MATCH])
         if token is None and version is None and not is_new:
             raise errors.PreconditionRequired(
                 "send If-Match, If-None-Match: *, or Fencing-Token", log=given[op.NAME]
             )
-        return _committed(
-            await self._consumers.commit(
-                given[op.NAME],
-                given[CONSUMER],
-                wanted.offset,
-                token=token,
-                version=version,
-                is_new=is_new,
-                stamp=_stamp(request, given, wanted),
-                caller=_maker(request),
-            )
+        position = await self._consumers.commit(
+            given[op.NAME],
+            given[CONSUMER],
+            wanted.offset,
+            token=token,
+            version=version,
+            is_new=is_new,
+            stamp=_stamp(request, given, wanted),
+            caller=_maker(request),
         )
+        # As `edge/direct.py`, which answers most commits.
+        return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
-    async def delete(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """DELETE /v1/logs/{name}/consumers/{consumer}."""
+    @op.operation(
+        f"DELETE {_ONE}",
+        (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+        replies={204: Reply("It is forgotten.")},
+        errors=(
+            *_KEPT,
+            errors.NoSuchConsumer,
+            errors.VersionConflict,
+            errors.LeaseHeld,
+            errors.RequestOutdated,
+        ),
+        scope=on(Named.LOG, Scope.MANAGE),
+        is_audited=True,
+    )
+    async def delete_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Forget a consumer.
+
+        Also one of a log that is no more. Not while its lease is held.
+        """
         stamp = _stamp(request, given)
         await self._consumers.delete(given[op.NAME], given[CONSUMER], given[IF_MATCH], stamp)
         return self._done()
 
-    async def reset(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """POST /v1/logs/{name}/consumers/{consumer}/reset."""
+    @op.operation(
+        f"POST {_ONE}/reset",
+        (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
+        body=op.takes(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}}),
+        replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
+        errors=(*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
+        scope=on(Named.LOG, Scope.MANAGE),
+        needs_body=True,
+        is_audited=True,
+    )
+    async def reset_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Put a consumer somewhere else.
+
+        Forwards or back, and into the log of this name as it is now. Whoever holds the lease has
+        lost it.
+        """
         wanted = await body.read_model(request, self._room, models.ConsumerReset)
+        start, stamp = start_of_json(wanted.to, "/to"), _stamp(request, given, wanted)
         return self._viewed(
             await self._consumers.reset(
-                given[op.NAME],
-                given[CONSUMER],
-                start_of_json(wanted.to, "/to"),
-                given[IF_MATCH],
-                _stamp(request, given, wanted),
+                given[op.NAME], given[CONSUMER], start, given[IF_MATCH], stamp
             )
         )
 
-    async def acquire(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """POST /v1/logs/{name}/consumers/{consumer}/lease."""
+    @op.operation(
+        f"POST {_ONE}/lease",
+        (op.NAME, CONSUMER, *COUNTS_ONCE),
+        body=op.takes(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}}),
+        replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
+        errors=(
+            *_KEPT,
+            errors.TooManyConsumers,
+            errors.LeaseHeld,
+            errors.LogReplaced,
+            errors.OffsetTruncated,
+            errors.RequestOutdated,
+        ),
+        scope=on(Named.LOG, Scope.READ),
+        needs_body=True,
+    )
+    async def acquire_lease(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Become the active worker of a consumer.
+
+        A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher
+        than all before it.
+        """
         wanted = await body.read_model(request, self._room, models.LeaseAcquire)
         return self._positioned(
             await self._consumers.acquire(
@@ -339,13 +289,45 @@ class ConsumerRoutes:
             )
         )
 
-    async def renew(self, _request: web.Request, given: parameters.Given) -> web.Response:
-        """PUT /v1/logs/{name}/consumers/{consumer}/lease."""
+    @op.operation(
+        f"PUT {_ONE}/lease",
+        (op.NAME, CONSUMER, FENCING_TOKEN),
+        replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
+        errors=(
+            *_KEPT,
+            errors.NoSuchConsumer,
+            errors.PreconditionRequired,
+            errors.LeaseLost,
+            errors.LogReplaced,
+        ),
+        scope=on(Named.LOG, Scope.READ),
+    )
+    async def renew_lease(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """Hold the lease for longer.
+
+        For another `lease_ms` from now on. A commit with the token does the same.
+        """
         token = _token(given)
         return self._positioned(await self._consumers.renew(given[op.NAME], given[CONSUMER], token))
 
-    async def release(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """DELETE /v1/logs/{name}/consumers/{consumer}/lease."""
+    @op.operation(
+        f"DELETE {_ONE}/lease",
+        (op.NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
+        replies={204: Reply("It is free.")},
+        errors=(
+            *_KEPT,
+            errors.NoSuchConsumer,
+            errors.PreconditionRequired,
+            errors.LeaseLost,
+            errors.RequestOutdated,
+        ),
+        scope=on(Named.LOG, Scope.READ),
+    )
+    async def release_lease(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Let the lease go.
+
+        Another worker gets it at once.
+        """
         token, stamp = _token(given), _stamp(request, given)
         await self._consumers.release(given[op.NAME], given[CONSUMER], token, stamp)
         return self._done()
@@ -364,31 +346,12 @@ class ConsumerRoutes:
     def _viewed(self, view: ConsumerView) -> web.Response:
         return json_value(models.consumer_json(view), headers=self._headers(view.position))
 
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [
-            Route(LIST, self.page),
-            Route(LIST_ALL, self.page_of_all),
-            Route(GET, self.get),
-            Route(PUT, self.put),
-            Route(DELETE, self.delete),
-            Route(RESET, self.reset),
-            Route(ACQUIRE, self.acquire),
-            Route(RENEW, self.renew),
-            Route(RELEASE, self.release),
-        ]
-
 
 def _token(given: parameters.Given) -> int:
     token = given[FENCING_TOKEN]
     if token is None:
         raise errors.PreconditionRequired("send the Fencing-Token of the lease", log=given[op.NAME])
     return token
-
-
-def _committed(position: Position) -> web.Response:
-    """The answer to a commit, most of which `edge/direct.py` answers."""
-    return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
 
 def _maker(request: web.Request) -> str:

@@ -33,9 +33,9 @@ from quorumlog.net.operations import JSON, Operation
 from quorumlog.net.responses import SERVER_NAME, problem_response, request_id
 from quorumlog.protocol.positions import Position
 from quorumlog.protocol.values import LOG_NAME
-from services.gateway.edge import consumers, entries
 from services.gateway.edge.consumer_models import position_json
-from services.gateway.edge.entries import appended_body
+from services.gateway.edge.consumers import ConsumerRoutes
+from services.gateway.edge.entries import EntryRoutes, appended_body
 from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import FRAMES, OCTETS
 from services.gateway.edge.http.middleware import Metrics
@@ -158,7 +158,7 @@ class DirectRequests:
         def say(done: EntriesAppended) -> Said:
             return 201, "201 Created", "", appended_body(ledger_id, done, is_batch=is_batch)
 
-        return _Plain(entries.APPEND, partial(append, payloads), say)
+        return _Plain(EntryRoutes.operations["append_entries"], partial(append, payloads), say)
 
     def _commit(self, path: str, headers: CIMultiDictProxy[str], body: bytes) -> _Plain | None:
         found, offset = _COMMIT.fullmatch(path), _OFFSET.fullmatch(body)
@@ -173,7 +173,11 @@ class DirectRequests:
         ):
             return None
         commit = self._consumers.commit_at_hand(found[1], found[2], int(offset[1]), int(tokens[0]))
-        return None if commit is None else _Plain(consumers.PUT, commit, _committed)
+        return (
+            None
+            if commit is None
+            else _Plain(ConsumerRoutes.operations["commit_consumer"], commit, _committed)
+        )
 
     def _payloads(self, media: str, body: bytes) -> tuple[list[bytes], bool]:
         if media == OCTETS:

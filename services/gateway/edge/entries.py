@@ -6,12 +6,12 @@ from typing import Final, TypeVar
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import JSON, Content, Reply, Route
+from quorumlog.net.operations import JSON, Content, Reply
 from quorumlog.net.parameters import Given, invalid, path_id, query_integer
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
-from services.gateway.edge import arrow, models
+from services.gateway.edge import arrow, models, payloads
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
 from services.gateway.edge.http import body
@@ -28,14 +28,6 @@ from services.gateway.edge.http.media import (
 from services.gateway.edge.http.pipe import Pipe, append_lines
 from services.gateway.edge.log_payloads import read_records
 from services.gateway.edge.pages import LedgerPages
-from services.gateway.edge.payloads import (
-    ENTRIES,
-    encoded,
-    from_frames,
-    from_json,
-    from_line,
-    too_large,
-)
 from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.engine import Engine
@@ -48,7 +40,6 @@ TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive.")
 AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known already.")
 
 _READING: Final = (
-    *op.USUAL,
     errors.WrongPassword,
     errors.NoSuchLedger,
     errors.EntryLost,
@@ -61,178 +52,15 @@ _POSITION_HEADERS: Final = {
     "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
 }
 
-APPEND: Final = op.PublicOperation(
-    "POST /v1/ledgers/{ledger_id}/entries",
-    "appendEntries",
-    "Entries",
-    "Append an entry or a batch",
-    "The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids; after "
-    "an unknown outcome a prefix of it may be there.",
-    (op.LEDGER_ID, op.EXPECT, op.PASSWORD),
-    op.append_forms(
-        Content(
-            {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
-            {
-                "text": {"text": "hello"},
-                "bytes": {"data": "aGVsbG8="},
-                "json": {"json": {"hello": "world"}},
-                "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
-            },
-        ),
-        "entry",
-        "the column `value` (binary or string).",
-    ),
-    {
-        200: Reply(
-            "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
-            "last line, a problem object.",
-            {NDJSON: Content({"type": "string"})},
-        ),
-        **op.gives(
-            "Acknowledged.",
-            {"anyOf": [models.AppendedEntry, models.AppendedBatch]},
-            {
-                "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
-                "batch": {
-                    "ledger_id": 1,
-                    "first_entry": 8,
-                    "last_entry": 107,
-                    "last_add_confirmed": 107,
-                },
-            },
-            status=201,
-        ),
-    },
-    (
-        *op.USUAL,
-        *op.WITH_BODY,
-        errors.WrongPassword,
-        errors.NoSuchLedger,
-        errors.LedgerClosed,
-        errors.LedgerFenced,
-        errors.OwnedByLog,
-        *op.OF_TRANSACTION,
-        errors.WriterLost,
-        errors.EntryConflict,
-        errors.UnexpectedEntryId,
-        errors.NotEnoughBookies,
-        errors.ReadOnly,
-        errors.QuorumTimeout,
-    ),
-    scope=on(Named.LEDGER, Scope.APPEND),
-    needs_body=True,
-)
-READ: Final = op.PublicOperation(
-    "GET /v1/ledgers/{ledger_id}/entries",
-    "readEntries",
-    "Entries",
-    "Read confirmed entries",
-    "Sees every entry that was acknowledged before the read began. At or beyond the end the list is "
-    "empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.",
-    (
-        op.LEDGER_ID,
-        FROM,
-        TO,
-        op.LIMIT,
-        op.MAX_BYTES,
-        op.ENCODING,
-        op.WAIT_MS,
-        op.PASSWORD,
-        op.LAST_EVENT_ID,
-        op.TICKET,
-    ),
-    scope=on(Named.LEDGER, Scope.READ),
-    replies={
-        200: Reply(
-            "Entries, maybe none.",
-            op.read_forms(
-                Content(
-                    models.Entries,
-                    {
-                        "one": {
-                            "ledger_id": 1,
-                            "entries": [{"entry_id": 0, "data": "aGVsbG8="}],
-                            "next": 1,
-                            "last_add_confirmed": 0,
-                            "closed": False,
-                            "lac_source": "writer",
-                        }
-                    },
-                ),
-                "entry",
-                "entry id",
-                "`entry_id` and `value`",
-                "`event: end` once the ledger is closed.",
-            ),
-            _POSITION_HEADERS,
-        ),
-        204: op.NOTHING_FOLLOWS,
-    },
-    errors=_READING,
-)
-ENTRY: Final = op.PublicOperation(
-    "GET /v1/ledgers/{ledger_id}/entries/{entry_id}",
-    "readEntry",
-    "Entries",
-    "Read one entry",
-    scope=on(Named.LEDGER, Scope.READ),
-    parameters=(op.LEDGER_ID, ENTRY_ID, op.ENCODING, op.PASSWORD),
-    replies={
-        200: Reply(
-            "The entry.",
-            {
-                JSON: Content(
-                    models.OneEntry, {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}}
-                ),
-                OCTETS: Content(op.BYTES | {"description": "The payload alone."}),
-            },
-            {"Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."},
-        )
-    },
-    errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
-)
-LAST_ADD_CONFIRMED: Final = op.PublicOperation(
-    "GET /v1/ledgers/{ledger_id}/last-add-confirmed",
-    "lastAddConfirmed",
-    "Entries",
-    "How far a ledger is confirmed",
-    "With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.",
-    (op.LEDGER_ID, AFTER, op.WAIT_MS, op.PASSWORD),
-    scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
-    replies=op.gives(
-        "The last add confirmed; -1: nothing yet.",
-        models.LastAddConfirmed,
-        {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
-    ),
-    errors=_READING,
-)
-SOCKET: Final = op.PublicOperation(
-    "GET /v1/ledgers/{ledger_id}/ws",
-    "ledgerSocket",
-    "Entries",
-    "Append and follow the tail over one WebSocket",
-    "Send frames as binary messages, or the JSON of an append as text: each acknowledged run is "
-    'told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail '
-    "(encoding `frames` for binary messages). A problem object ends the socket. With the subprotocol "
-    "`quorumlog.appends` there is no tail, and each message is one append with the answer of HTTP.",
-    (op.LEDGER_ID, op.PASSWORD, op.TICKET),
-    # Each message of a socket needs its own scope.
-    scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
-    replies={101: Reply("The socket is open.")},
-    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchLedger),
-)
-
 
 T = TypeVar("T")
 
-_APPEND_TYPES: Final = tuple(APPEND.body)
-_READ_TYPES: Final = tuple(READ.replies[200].content)
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 """The request's key for whether another gateway has passed it on."""
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
-class EntryRoutes:
+class EntryRoutes(op.Handlers, tag="Entries"):
     """Handlers of a ledger's entries."""
 
     def __init__(
@@ -242,27 +70,87 @@ class EntryRoutes:
         self._room = room
         self._transactions = transactions
 
-    async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """POST /v1/ledgers/{ledger_id}/entries."""
+    @op.operation(
+        "POST /v1/ledgers/{ledger_id}/entries",
+        (op.LEDGER_ID, op.EXPECT, op.PASSWORD),
+        body=op.append_forms(
+            Content(
+                {"anyOf": [models.EntryData, models.EntryText, models.EntryJson, models.Batch]},
+                {
+                    "text": {"text": "hello"},
+                    "bytes": {"data": "aGVsbG8="},
+                    "json": {"json": {"hello": "world"}},
+                    "batch": {"entries": [{"text": "a"}, {"data": "Yg=="}]},
+                },
+            ),
+            "entry",
+            "the column `value` (binary or string).",
+        ),
+        replies={
+            200: Reply(
+                "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
+                "last line, a problem object.",
+                {NDJSON: Content({"type": "string"})},
+            ),
+            **op.gives(
+                "Acknowledged.",
+                {"anyOf": [models.AppendedEntry, models.AppendedBatch]},
+                {
+                    "one": {"ledger_id": 1, "entry_id": 7, "last_add_confirmed": 7},
+                    "batch": {
+                        "ledger_id": 1,
+                        "first_entry": 8,
+                        "last_entry": 107,
+                        "last_add_confirmed": 107,
+                    },
+                },
+                status=201,
+            ),
+        },
+        errors=(
+            errors.WrongPassword,
+            errors.NoSuchLedger,
+            errors.LedgerClosed,
+            errors.LedgerFenced,
+            errors.OwnedByLog,
+            *op.OF_TRANSACTION,
+            errors.WriterLost,
+            errors.EntryConflict,
+            errors.UnexpectedEntryId,
+            errors.NotEnoughBookies,
+            errors.ReadOnly,
+            errors.QuorumTimeout,
+        ),
+        scope=on(Named.LEDGER, Scope.APPEND),
+        needs_body=True,
+    )
+    async def append_entries(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Append an entry or a batch.
+
+        The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids;
+        after an unknown outcome a prefix of it may be there.
+        """
         ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
-        media = body.media_type(request, _APPEND_TYPES)
+        media = body.media_type(request, op.APPEND_TYPES)
         arrow.check_supported(media)
         if media == NDJSON:
             accepted(request, (NDJSON,))
             pipe = self._pipe(ledger_id, password, expect)
             names = ("first_entry", "last_entry")
-            return await append_lines(request, self._room, pipe, parse=from_line, names=names)
+            return await append_lines(
+                request, self._room, pipe, parse=payloads.from_line, names=names
+            )
         accepted(request)
         transaction = await self._appends.transaction_of(ledger_id)
         if not self._engine.writes(ledger_id):
             return await self._forward(request, given, media, transaction)
         if transaction is not None and self._transactions is not None:
-            records = await read_records(request, self._room, media, ENTRIES)
+            records = await read_records(request, self._room, media, payloads.ENTRIES)
             data = batch.encode(records)
             done = await self._transactions.append(transaction, ledger_id, data, expect=expect)
             return json_bytes(appended_body(ledger_id, done, is_batch=False), 201)
-        payloads, is_batch = await self._payloads(request, media)
-        done = await self._appends.append(ledger_id, payloads, password=password, expect=expect)
+        found, is_batch = await self._payloads(request, media)
+        done = await self._appends.append(ledger_id, found, password=password, expect=expect)
         return json_bytes(appended_body(ledger_id, done, is_batch=is_batch), 201)
 
     async def _forward(
@@ -291,7 +179,7 @@ class EntryRoutes:
         if media == OCTETS:
             length = request.content_length or 0
             if length > entry_bytes_max:
-                raise too_large(length, entry_bytes_max, "")
+                raise payloads.too_large(length, entry_bytes_max, "")
             return await body.read(request, self._room, entry_bytes_max)
         bytes_max = limits.frames_bytes_max
         if FORWARDED in request:
@@ -304,24 +192,71 @@ class EntryRoutes:
         bytes_max = self._room.limits.entry_bytes_max
         data = await self._data(request, media, bytes_max)
         if media == JSON:
-            return await self._made(request, data, from_json)
+            return await self._made(request, data, payloads.from_json)
         if media == OCTETS:
             return [data], False
         if media == ARROW:
             return await self._made(request, data, arrow.payloads), True
-        return from_frames(data, bytes_max), True
+        return payloads.from_frames(data, bytes_max), True
 
     async def _made(self, request: web.Request, data: bytes, make: Callable[[bytes, int], T]) -> T:
         """What a body is made into, given the most bytes of an entry."""
         bytes_max = self._room.limits.entry_bytes_max
         return await body.in_turn(request, self._room, data, lambda given: make(given, bytes_max))
 
-    async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET /v1/ledgers/{ledger_id}/entries."""
+    @op.operation(
+        "GET /v1/ledgers/{ledger_id}/entries",
+        (
+            op.LEDGER_ID,
+            FROM,
+            TO,
+            op.LIMIT,
+            op.MAX_BYTES,
+            op.ENCODING,
+            op.WAIT_MS,
+            op.PASSWORD,
+            op.LAST_EVENT_ID,
+            op.TICKET,
+        ),
+        replies={
+            200: Reply(
+                "Entries, maybe none.",
+                op.read_forms(
+                    Content(
+                        models.Entries,
+                        {
+                            "one": {
+                                "ledger_id": 1,
+                                "entries": [{"entry_id": 0, "data": "aGVsbG8="}],
+                                "next": 1,
+                                "last_add_confirmed": 0,
+                                "closed": False,
+                                "lac_source": "writer",
+                            }
+                        },
+                    ),
+                    "entry",
+                    "entry id",
+                    "`entry_id` and `value`",
+                    "`event: end` once the ledger is closed.",
+                ),
+                _POSITION_HEADERS,
+            ),
+            204: op.NOTHING_FOLLOWS,
+        },
+        errors=_READING,
+        scope=on(Named.LEDGER, Scope.READ),
+    )
+    async def read_entries(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Read confirmed entries.
+
+        Sees every entry that was acknowledged before the read began. At or beyond the end the list
+        is empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.
+        """
         first, last = given[FROM], given[TO]
         if last is not None and last < first:
             raise invalid(TO.pointer, f"must not be below from, {first}")
-        wanted = ReadRequest.of(request, given, _READ_TYPES, first)
+        wanted = ReadRequest.of(request, given, first)
         if wanted.created_at is not None:
             raise invalid(op.LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
         pages = LedgerPages(
@@ -329,21 +264,56 @@ class EntryRoutes:
         )
         return await answer_read(request, self._room, pages, wanted)
 
-    async def entry(self, request: web.Request, given: Given) -> web.Response:
-        """GET /v1/ledgers/{ledger_id}/entries/{entry_id}."""
+    @op.operation(
+        "GET /v1/ledgers/{ledger_id}/entries/{entry_id}",
+        (op.LEDGER_ID, ENTRY_ID, op.ENCODING, op.PASSWORD),
+        replies={
+            200: Reply(
+                "The entry.",
+                {
+                    JSON: Content(
+                        models.OneEntry,
+                        {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
+                    ),
+                    OCTETS: Content(op.BYTES | {"description": "The payload alone."}),
+                },
+                {
+                    "Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."
+                },
+            )
+        },
+        errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
+        scope=on(Named.LEDGER, Scope.READ),
+    )
+    async def read_entry(self, request: web.Request, given: Given) -> web.Response:
+        """Read one entry."""
         ledger_id, entry_id = given[op.LEDGER_ID], given[ENTRY_ID]
-        media = accepted(request, tuple(ENTRY.replies[200].content))
+        media = accepted(request, (JSON, OCTETS))
         page = await self._reads.entry(ledger_id, entry_id, password=given[op.PASSWORD])
         headers, payload = _IMMUTABLE if page.closed else None, bytes(page.runs[0].payload(0))
         if media == OCTETS:
             return octets(payload, OCTETS, headers)
-        member = encoded(payload, given[op.ENCODING])
+        member = payloads.encoded(payload, given[op.ENCODING])
         return json_bytes(
             b'{"ledger_id":%d,"entry_id":%d,%b}' % (ledger_id, entry_id, member), headers=headers
         )
 
+    @op.operation(
+        "GET /v1/ledgers/{ledger_id}/last-add-confirmed",
+        (op.LEDGER_ID, AFTER, op.WAIT_MS, op.PASSWORD),
+        replies=op.gives(
+            "The last add confirmed; -1: nothing yet.",
+            models.LastAddConfirmed,
+            {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
+        ),
+        errors=_READING,
+        scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
+    )
     async def last_add_confirmed(self, request: web.Request, given: Given) -> web.Response:
-        """GET /v1/ledgers/{ledger_id}/last-add-confirmed."""
+        """How far a ledger is confirmed.
+
+        With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.
+        """
         accepted(request)
         ledger_id, after, password = given[op.LEDGER_ID], given[AFTER], given[op.PASSWORD]
         found = None
@@ -363,11 +333,31 @@ class EntryRoutes:
             }
         )
 
-    async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET /v1/ledgers/{ledger_id}/ws."""
+    @op.operation(
+        "GET /v1/ledgers/{ledger_id}/ws",
+        (op.LEDGER_ID, op.PASSWORD, op.TICKET),
+        replies={101: Reply("The socket is open.")},
+        errors=(errors.NoSuchLedger,),
+        # Each message of a socket needs its own scope.
+        scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
+    )
+    async def ledger_socket(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Append and follow the tail over one WebSocket.
+
+        Send frames as binary messages, or the JSON of an append as text: each acknowledged run is
+        told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail
+        (encoding `frames` for binary messages). A problem object ends the socket. With the
+        subprotocol `quorumlog.appends` there is no tail, and each message is one append with the
+        answer of HTTP.
+        """
         ledger_id, password = given[op.LEDGER_ID], given[op.PASSWORD]
         await self._engine.get(ledger_id)
         pages = LedgerPages(self._reads, ledger_id, password=password)
+
+        async def append(items: list[bytes]) -> bytes:
+            done = await self._appends.append(ledger_id, items, password=password)
+            return appended_body(ledger_id, done, is_batch=True)
+
         target = SocketTarget(
             self._pipe(ledger_id, password),
             lambda message: self._payloads_of(request, message),
@@ -376,39 +366,22 @@ class EntryRoutes:
                 "last_entry": done.last,
                 "last_add_confirmed": done.last_add_confirmed,
             },
-            lambda message: self._append_message(request, ledger_id, password, message),
+            append,
             lambda start, _created_at: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
 
-    async def _append_message(
-        self, request: web.Request, ledger_id: int, password: str | None, message: WSMessage
-    ) -> bytes:
-        payloads = await self._payloads_of(request, message)
-        done = await self._appends.append(ledger_id, payloads, password=password)
-        return appended_body(ledger_id, done, is_batch=True)
-
     async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
         """The payloads of a socket's message: frames, or the JSON of an append."""
         if message.type == WSMsgType.BINARY:
-            return from_frames(message.data, self._room.limits.entry_bytes_max)
-        return (await self._made(request, message.data, from_json))[0]
+            return payloads.from_frames(message.data, self._room.limits.entry_bytes_max)
+        return (await self._made(request, message.data, payloads.from_json))[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
-        async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
-            return await self._appends.append(ledger_id, payloads, password=password, expect=expect)
+        async def append(items: Sequence[bytes], expect: int | None) -> EntriesAppended:
+            return await self._appends.append(ledger_id, items, password=password, expect=expect)
 
         return Pipe(append, self._room, size=len, expect=expect)
-
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [
-            Route(APPEND, self.append),
-            Route(READ, self.read),
-            Route(ENTRY, self.entry),
-            Route(LAST_ADD_CONFIRMED, self.last_add_confirmed),
-            Route(SOCKET, self.socket),
-        ]
 
 
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:

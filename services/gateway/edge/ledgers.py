@@ -1,11 +1,12 @@
 """The resource /v1/ledgers: create, look, list, close, recover, delete."""
 
+from contextlib import nullcontext
 from typing import Any, Final
 
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.net.operations import JSON, Content, Reply, Route
+from quorumlog.net.operations import Reply
 from quorumlog.net.parameters import Given, query_choice, query_integer, query_pairs, query_text
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -61,8 +62,6 @@ _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first"
 
 
 _ENDING: Final = (
-    *op.USUAL,
-    *op.WITH_BODY,
     errors.CopyLost,
     errors.WrongPassword,
     errors.NoSuchLedger,
@@ -70,158 +69,8 @@ _ENDING: Final = (
     errors.RecoveryBlocked,
 )
 
-CREATE: Final = op.PublicOperation(
-    "POST /v1/ledgers",
-    "createLedger",
-    "Ledgers",
-    "Create a ledger",
-    "The gateway that answers is the ledger's writer. Any gateway takes appends and forwards them. A "
-    "transaction's ledger is like the ledgers of its log: each append is one entry, a batch of records in "
-    "the log's forms; `close` seals the ledger, and the commit names it.",
-    (op.IDEMPOTENCY_KEY,),
-    {
-        JSON: Content(
-            {"anyOf": [models.LedgerCreate, models.TransactionLedgerCreate]},
-            {
-                "default": {},
-                "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},
-                "of a transaction": {"transaction": "b1946ac9", "partition": 3, "attempt": 0},
-            },
-        )
-    },
-    op.gives(
-        "The ledger.",
-        models.Ledger,
-        {"new": _EXAMPLE},
-        {"Location": "The ledger's path.", **op.ETAG},
-        status=201,
-    ),
-    (
-        *op.USUAL,
-        *op.WITH_BODY,
-        errors.LedgerExists,
-        errors.NotEnoughBookies,
-        *op.OF_TRANSACTION,
-        errors.NoSuchLog,
-    ),
-    scope=scopes.on(scopes.Named.SOME, scopes.Scope.APPEND),
-)
-LIST: Final = op.PublicOperation(
-    "GET /v1/ledgers",
-    "listLedgers",
-    "Ledgers",
-    "List ledgers",
-    "Ascending by id; all conditions hold. `next` is the next `after`, null at the end.",
-    (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
-    scope=scopes.on(scopes.Named.SOME, scopes.Scope.READ),
-    replies=op.gives(
-        "A page of ledgers.",
-        models.LedgerList,
-        {"last page": {"ledgers": [_EXAMPLE], "next": None}},
-    ),
-    errors=op.USUAL,
-)
-GET: Final = op.PublicOperation(
-    "GET /v1/ledgers/{ledger_id}",
-    "getLedger",
-    "Ledgers",
-    "Look at a ledger",
-    scope=scopes.on(scopes.Named.LEDGER, *scopes.LOOK),
-    parameters=(op.LEDGER_ID,),
-    replies=op.gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, op.ETAG),
-    errors=(*op.USUAL, errors.NoSuchLedger),
-)
-CLOSE: Final = op.PublicOperation(
-    "POST /v1/ledgers/{ledger_id}/close",
-    "closeLedger",
-    "Ledgers",
-    "Close a ledger as its writer",
-    "The end is the writer's last acknowledged entry. If another process closed the ledger: 200 if "
-    "the end is the same, else 409 with the real end (`last_entry`).",
-    (op.LEDGER_ID, op.PASSWORD),
-    op.NOTHING,
-    op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
-    (*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
-    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND),
-)
-RECOVER: Final = op.PublicOperation(
-    "POST /v1/ledgers/{ledger_id}/recover",
-    "recoverLedger",
-    "Ledgers",
-    "Close a ledger as a reader: fence it, find its end, close it",
-    "All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.",
-    (op.LEDGER_ID, op.PASSWORD),
-    {
-        JSON: Content(
-            models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
-        )
-    },
-    op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
-    (*_ENDING, errors.NotEnoughBookies),
-    # With `declare_lost`: admin.
-    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
-    is_audited=True,
-)
-CHANGE_PASSWORD: Final = op.PublicOperation(
-    "PUT /v1/ledgers/{ledger_id}/password",
-    "changePassword",
-    "Ledgers",
-    "Change a ledger's password",
-    "Whoever has the present one sets another. Within seconds all gateways refuse the old one; entries of before verify"
-    " as before. A repeat succeeds.",
-    (op.LEDGER_ID, op.PASSWORD, op.IDEMPOTENCY_KEY),
-    {JSON: Content(models.PasswordChange, {"another": {"password": "a new secret"}})},
-    op.gives("The ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
-    (*op.USUAL, *op.WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
-    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
-    needs_body=True,
-    is_audited=True,
-)
-ACCEPT_LOSS: Final = op.PublicOperation(
-    "POST /v1/ledgers/{ledger_id}/accept-loss",
-    "acceptLoss",
-    "Ledgers",
-    "Give up entries that no bookie can serve any more",
-    "Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could hold "
-    "the entries answer that they do not; from then on the entries are 410 `entry-lost`.",
-    (op.LEDGER_ID, op.PASSWORD),
-    {
-        JSON: Content(
-            models.AcceptLoss,
-            {
-                "proven": {"first": 3, "last": 5},
-                "without a bookie": {"first": 3, "last": 5, "declare_lost": ["bookie-1@1"]},
-            },
-        )
-    },
-    op.gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, op.ETAG),
-    (*op.USUAL, *op.WITH_BODY, errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
-    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.ADMIN),
-    is_audited=True,
-)
-DELETE: Final = op.PublicOperation(
-    "DELETE /v1/ledgers/{ledger_id}",
-    "deleteLedger",
-    "Ledgers",
-    "Delete a ledger",
-    "An open one is recovered first. Its id is never used again.",
-    (op.LEDGER_ID, op.PASSWORD),
-    scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.MANAGE),
-    replies={204: Reply("It is deleted.")},
-    errors=(
-        *op.ALWAYS,
-        *op.WITH_METADATA,
-        errors.CopyLost,
-        errors.WrongPassword,
-        errors.NoSuchLedger,
-        errors.OwnedByLog,
-        errors.RecoveryBlocked,
-    ),
-    is_audited=True,
-)
 
-
-class LedgerRoutes:
+class LedgerRoutes(op.Handlers, tag="Ledgers"):
     """Handlers of ledgers as a whole."""
 
     def __init__(
@@ -231,22 +80,44 @@ class LedgerRoutes:
         self._room = room
         self._transactions = transactions
 
-    async def create(self, request: web.Request, given: Given) -> web.Response:
-        """POST /v1/ledgers."""
+    @op.operation(
+        "POST /v1/ledgers",
+        (op.IDEMPOTENCY_KEY,),
+        body=op.takes(
+            {"anyOf": [models.LedgerCreate, models.TransactionLedgerCreate]},
+            {
+                "default": {},
+                "three copies": {"ensemble_size": 3, "metadata": {"k": "v"}},
+                "of a transaction": {"transaction": "b1946ac9", "partition": 3, "attempt": 0},
+            },
+        ),
+        replies=op.gives(
+            "The ledger.",
+            models.Ledger,
+            {"new": _EXAMPLE},
+            {"Location": "The ledger's path.", **op.ETAG},
+            status=201,
+        ),
+        errors=(errors.LedgerExists, errors.NotEnoughBookies, *op.OF_TRANSACTION, errors.NoSuchLog),
+        scope=scopes.on(scopes.Named.SOME, scopes.Scope.APPEND),
+    )
+    async def create_ledger(self, request: web.Request, given: Given) -> web.Response:
+        """Create a ledger.
+
+        The gateway that answers is the ledger's writer. Any gateway takes appends and forwards
+        them. A transaction's ledger is like the ledgers of its log: each append is one entry, a
+        batch of records in the log's forms; `close` seals the ledger, and the commit names it.
+        """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)
-        caller = scopes.caller_of(request)
-        if caller.usage is None:
+        caller, writes = scopes.caller_of(request), self._engine.writes
+        usage = caller.usage
+        with nullcontext(set[int]()) if usage is None else usage.new_ledger(writes) as counted:
             ledger = await self._create(caller, value, once)
-        else:
-            with caller.usage.new_ledger(self._engine.writes) as counted:
-                ledger = await self._create(caller, value, once)
-                counted.add(ledger.ledger_id)
-        return json_value(
-            models.ledger_json(ledger),
-            201,
-            {"Location": f"/v1/ledgers/{ledger.ledger_id}", "ETag": f'"{ledger.version}"'},
-        )
+            counted.add(ledger.ledger_id)
+        response = _shown(ledger, 201)
+        response.headers["Location"] = f"/v1/ledgers/{ledger.ledger_id}"
+        return response
 
     async def _create(
         self, caller: scopes.Caller, value: dict[str, Any], once: Once | None
@@ -274,13 +145,21 @@ class LedgerRoutes:
         custom = tuple(sorted(wanted.metadata.items()))
         return await self._transactions.create_ledger(whose, custom=custom, once=once)
 
-    async def get(self, _request: web.Request, given: Given) -> web.Response:
-        """GET /v1/ledgers/{ledger_id}."""
-        ledger = await self._engine.get(given[op.LEDGER_ID])
-        return _shown(ledger)
+    @op.operation(
+        "GET /v1/ledgers",
+        (STATE, BOOKIE, LOG, METADATA, LIMIT, AFTER),
+        replies=op.gives(
+            "A page of ledgers.",
+            models.LedgerList,
+            {"last page": {"ledgers": [_EXAMPLE], "next": None}},
+        ),
+        scope=scopes.on(scopes.Named.SOME, scopes.Scope.READ),
+    )
+    async def list_ledgers(self, request: web.Request, given: Given) -> web.Response:
+        """List ledgers.
 
-    async def page(self, request: web.Request, given: Given) -> web.Response:
-        """GET /v1/ledgers."""
+        Ascending by id; all conditions hold. `next` is the next `after`, null at the end.
+        """
         custom = given[METADATA]
         rows, following = await self._engine.metadata.list(
             state=given[STATE],
@@ -294,13 +173,51 @@ class LedgerRoutes:
         shown = [models.ledger_json(row) for row in rows if row.log != POSITIONS_LOG]
         return json_value({"ledgers": shown, "next": following})
 
-    async def close(self, _request: web.Request, given: Given) -> web.Response:
-        """POST /v1/ledgers/{ledger_id}/close."""
+    @op.operation(
+        "GET /v1/ledgers/{ledger_id}",
+        (op.LEDGER_ID,),
+        replies=op.gives("The ledger.", models.Ledger, {"open": _EXAMPLE}, op.ETAG),
+        errors=(errors.NoSuchLedger,),
+        scope=scopes.on(scopes.Named.LEDGER, *scopes.LOOK),
+    )
+    async def get_ledger(self, _request: web.Request, given: Given) -> web.Response:
+        """Look at a ledger."""
+        return _shown(await self._engine.get(given[op.LEDGER_ID]))
+
+    @op.operation(
+        "POST /v1/ledgers/{ledger_id}/close",
+        (op.LEDGER_ID, op.PASSWORD),
+        body=op.NOTHING,
+        replies=op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
+        errors=(*_ENDING, errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost),
+        scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND),
+    )
+    async def close_ledger(self, _request: web.Request, given: Given) -> web.Response:
+        """Close a ledger as its writer.
+
+        The end is the writer's last acknowledged entry. If another process closed the ledger: 200
+        if the end is the same, else 409 with the real end (`last_entry`).
+        """
         ledger = await self._engine.close(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return _shown(ledger)
 
-    async def recover(self, request: web.Request, given: Given) -> web.Response:
-        """POST /v1/ledgers/{ledger_id}/recover."""
+    @op.operation(
+        "POST /v1/ledgers/{ledger_id}/recover",
+        (op.LEDGER_ID, op.PASSWORD),
+        body=op.takes(
+            models.Recover, {"usual": {}, "without a bookie": {"declare_lost": ["bookie-1@1"]}}
+        ),
+        replies=op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
+        errors=(*_ENDING, errors.NotEnoughBookies),
+        # With `declare_lost`: admin.
+        scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
+        is_audited=True,
+    )
+    async def recover_ledger(self, request: web.Request, given: Given) -> web.Response:
+        """Close a ledger as a reader: fence it, find its end, close it.
+
+        All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.
+        """
         wanted = await body.read_model(request, self._room, models.Recover)
         if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
             kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
@@ -312,8 +229,22 @@ class LedgerRoutes:
         )
         return _shown(ledger)
 
+    @op.operation(
+        "PUT /v1/ledgers/{ledger_id}/password",
+        (op.LEDGER_ID, op.PASSWORD, op.IDEMPOTENCY_KEY),
+        body=op.takes(models.PasswordChange, {"another": {"password": "a new secret"}}),
+        replies=op.gives("The ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
+        errors=(errors.WrongPassword, errors.NoSuchLedger, errors.CopyLost),
+        scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
+        needs_body=True,
+        is_audited=True,
+    )
     async def change_password(self, request: web.Request, given: Given) -> web.Response:
-        """PUT /v1/ledgers/{ledger_id}/password."""
+        """Change a ledger's password.
+
+        Whoever has the present one sets another. Within seconds all gateways refuse the old one;
+        entries of before verify as before. A repeat succeeds.
+        """
         wanted = await body.read_model(request, self._room, models.PasswordChange)
         ledger = await self._engine.change_password(
             given[op.LEDGER_ID],
@@ -323,8 +254,27 @@ class LedgerRoutes:
         )
         return _shown(ledger)
 
+    @op.operation(
+        "POST /v1/ledgers/{ledger_id}/accept-loss",
+        (op.LEDGER_ID, op.PASSWORD),
+        body=op.takes(
+            models.AcceptLoss,
+            {
+                "proven": {"first": 3, "last": 5},
+                "without a bookie": {"first": 3, "last": 5, "declare_lost": ["bookie-1@1"]},
+            },
+        ),
+        replies=op.gives("The ledger.", models.Ledger, {"with a loss": _LACKING}, op.ETAG),
+        errors=(errors.WrongPassword, errors.NoSuchLedger, errors.LossNotProven),
+        scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.ADMIN),
+        is_audited=True,
+    )
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
-        """POST /v1/ledgers/{ledger_id}/accept-loss."""
+        """Give up entries that no bookie can serve any more.
+
+        Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could
+        hold the entries answer that they do not; from then on the entries are 410 `entry-lost`.
+        """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)
         ledger = await self._engine.accept_loss(
             given[op.LEDGER_ID],
@@ -335,24 +285,22 @@ class LedgerRoutes:
         )
         return _shown(ledger)
 
-    async def delete(self, _request: web.Request, given: Given) -> web.Response:
-        """DELETE /v1/ledgers/{ledger_id}."""
+    @op.operation(
+        "DELETE /v1/ledgers/{ledger_id}",
+        (op.LEDGER_ID, op.PASSWORD),
+        replies={204: Reply("It is deleted.")},
+        errors=_ENDING,
+        scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.MANAGE),
+        is_audited=True,
+    )
+    async def delete_ledger(self, _request: web.Request, given: Given) -> web.Response:
+        """Delete a ledger.
+
+        An open one is recovered first. Its id is never used again.
+        """
         await self._engine.delete(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return no_content()
 
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [
-            Route(CREATE, self.create),
-            Route(LIST, self.page),
-            Route(GET, self.get),
-            Route(CLOSE, self.close),
-            Route(RECOVER, self.recover),
-            Route(CHANGE_PASSWORD, self.change_password),
-            Route(ACCEPT_LOSS, self.accept_loss),
-            Route(DELETE, self.delete),
-        ]
 
-
-def _shown(ledger: LedgerMetadata) -> web.Response:
-    return json_value(models.ledger_json(ledger), headers={"ETag": f'"{ledger.version}"'})
+def _shown(ledger: LedgerMetadata, status: int = 200) -> web.Response:
+    return json_value(models.ledger_json(ledger), status, {"ETag": f'"{ledger.version}"'})

@@ -31,29 +31,29 @@ BatchCompression = Literal["none", "zstd"]
 class LogCreate(Model):
     """A log to create. Everything is optional, and 0 switches a limit off."""
 
-    ensemble_size: Size | None = Field(
-        default=None, description="E of each of its ledgers: 3, or Qw where that is larger."
-    )
-    write_quorum: Size | None = Field(default=None, description="Qw: 3, or E where smaller.")
-    ack_quorum: Size | None = Field(default=None, description="Qa: Qw // 2 + 1.")
-    digest: Digest = Field(default="crc32c", description="How readers verify entries.")
+    ensemble_size: Size | None = None
+    """E of each of its ledgers: 3, or Qw where that is larger."""
+    write_quorum: Size | None = None
+    """Qw: 3, or E where smaller."""
+    ack_quorum: Size | None = None
+    """Qa: Qw // 2 + 1."""
+    digest: Digest = "crc32c"
+    """How readers verify entries."""
     metadata: Custom = Field(default_factory=dict)
-    allow_degraded: Literal[True] = Field(
-        default=True, description="Always: a takeover must work while a bookie is away."
-    )
-    roll_bytes: Id = Field(default=256 << 20, description="Bytes after which a ledger is closed.")
-    roll_entries: Id = Field(
-        default=0, description="Append requests after which a ledger is closed."
-    )
-    roll_seconds: Id = Field(default=0, description="Age at which a ledger is closed.")
-    retention_bytes: Id = Field(
-        default=0, description="Bytes that are kept at least; older ledgers beyond are dropped."
-    )
-    retention_seconds: Id = Field(default=0, description="For how long a closed ledger is kept.")
-    batch_compression: BatchCompression = Field(
-        default="none",
-        description="`zstd`: record batches are stored compressed where they shrink; readers get them as before.",
-    )
+    allow_degraded: Literal[True] = True
+    """Always: a takeover must work while a bookie is away."""
+    roll_bytes: Id = 256 << 20
+    """Bytes after which a ledger is closed."""
+    roll_entries: Id = 0
+    """Append requests after which a ledger is closed."""
+    roll_seconds: Id = 0
+    """Age at which a ledger is closed."""
+    retention_bytes: Id = 0
+    """Bytes that are kept at least; older ledgers beyond are dropped."""
+    retention_seconds: Id = 0
+    """For how long a closed ledger is kept."""
+    batch_compression: BatchCompression = "none"
+    """`zstd`: record batches are stored compressed where they shrink; readers get them as before."""
 
     deletion_protection: bool | None = Field(
         default=None,
@@ -85,9 +85,8 @@ class LogPatch(Model):
     roll_seconds: Id | None = None
     retention_bytes: Id | None = None
     retention_seconds: Id | None = None
-    deletion_protection: bool | None = Field(
-        default=None, description="false: the log may be deleted, truncated and overwritten again."
-    )
+    deletion_protection: bool | None = None
+    """false: the log may be deleted, truncated and overwritten again."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
@@ -122,8 +121,10 @@ class LogLedger(Model):
     """One ledger of a log."""
 
     ledger_id: Id
-    first_offset: Id | None = Field(description="null while a roll waits for the end before it.")
-    last_offset: IdOrNone | None = Field(description="null while the ledger may grow.")
+    first_offset: Id | None
+    """null while a roll waits for the end before it."""
+    last_offset: IdOrNone | None
+    """null while the ledger may grow."""
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
 
 
@@ -134,19 +135,15 @@ class Log(Model):
     settings: LogSettingsModel
     state: Literal["OPEN", "CLOSED"]
     first_offset: Id
-    next_offset: Id = Field(
-        description="The next record's offset; all records before it are durable."
-    )
-    archived_through: Id | None = Field(
-        description="Records below it are kept elsewhere too; null if the log is not archived."
-    )
-    deletion_protection: bool = Field(
-        description="The log can't be deleted, truncated or overwritten."
-    )
+    next_offset: Id
+    """The next record's offset; all records before it are durable."""
+    archived_through: Id | None
+    """Records below it are kept elsewhere too; null if the log is not archived."""
+    deletion_protection: bool
+    """The log can't be deleted, truncated or overwritten."""
     ledgers: list[LogLedger]
-    owner: WriterModel | None = Field(
-        description="The gateway that writes the log; null while none does."
-    )
+    owner: WriterModel | None
+    """The gateway that writes the log; null while none does."""
     version: Annotated[int, Field(ge=1)]
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
@@ -174,9 +171,8 @@ class LogList(Model):
 
 class _RecordIn(Model):
     headers: dict[str, str] | None = None
-    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = Field(
-        default=None, description="The record's own time; by default the time of its append."
-    )
+    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = None
+    """The record's own time; by default the time of its append."""
 
 
 class RecordData(_RecordIn):
@@ -237,7 +233,8 @@ class LogRecords(Model):
     records: list[RecordOut]
     next: Id
     first_offset: Id
-    closed: bool = Field(description="The log is closed, and `next` is its end.")
+    closed: bool
+    """The log is closed, and `next` is its end."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
 
@@ -258,9 +255,8 @@ class LogArchived(Model):
     """Records below `through` are kept elsewhere too, durably and checked."""
 
     through: Id
-    expect: Id | None = Field(
-        default=None, description="`archived_through` as it was when the archiving began; else 412."
-    )
+    expect: Id | None = None
+    """`archived_through` as it was when the archiving began; else 412."""
 
 
 class LogTruncate(Model):

@@ -6,7 +6,6 @@ In JSON a record's key is base64 beside `data`, else text, as in `payloads.py`.
 from collections.abc import Iterable
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from quorumlog.errors import BadRequest, TooLarge
@@ -20,8 +19,7 @@ from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import ARROW, OCTETS
 from services.gateway.edge.starts import microseconds_of
 
-_FORMS: Final = ("data", "text", "json")
-_FIELDS: Final = frozenset((*_FORMS, "key", "headers", "timestamp"))
+_FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp"))
 
 
 def records_from_json(data: bytes, item: payloads.Item = payloads.RECORDS) -> tuple[Record, ...]:
@@ -43,8 +41,13 @@ def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
 def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     """The record of one line of NDJSON; its errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
+
+    def checked(record: Any) -> Record:
+        strict.check_strings(line, strict.count_strings(record))
+        return _record(record, pointer)
+
     try:
-        record = strict.kept(line, lambda entry: _checked_record(line, entry, pointer))
+        record = strict.kept(line, checked)
     except BadRequest as error:
         raise BadRequest(f"{pointer}: {error.detail}") from error
     if len(record.value) > entry_bytes_max:
@@ -59,51 +62,24 @@ def check_size(records: Iterable[Record]) -> None:
         raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
 
-def _checked_record(data: bytes, record: Any, pointer: str) -> Record:
-    strict.check_strings(data, strict.count_strings(record))
-    return _record(record, pointer)
-
-
 def _record(record: object, pointer: str) -> Record:
     if not isinstance(record, dict):
         raise invalid(pointer, "must be an object with data, text or json")
     for name in record:
         if name not in _FIELDS:
             raise invalid(f"{pointer}/{escaped(name)}", "is not a field of a record")
-    forms = [form for form in _FORMS if form in record]
+    forms = [form for form in payloads.FORMS if form in record]
     if len(forms) != 1:
-        raise invalid(pointer, f"must have exactly one of {', '.join(_FORMS)}")
+        raise invalid(pointer, f"must have exactly one of {', '.join(payloads.FORMS)}")
     (form,) = forms
-    return Record(
-        _value(form, record[form], f"{pointer}/{form}"),
-        _key(form, record.get("key"), f"{pointer}/key"),
-        payloads.headers_of(record.get("headers"), f"{pointer}/headers"),
-        _timestamp(record.get("timestamp"), f"{pointer}/timestamp"),
-    )
-
-
-def _value(form: str, value: object, pointer: str) -> bytes:
-    if form == "data":
-        return payloads.base64_of(value, pointer)
-    if form == "text":
-        return _text(value, pointer)
-    return orjson.dumps(value)
-
-
-def _text(value: object, pointer: str) -> bytes:
-    if not isinstance(value, str):
-        raise invalid(pointer, "must be a string")
-    return value.encode()
-
-
-def _key(form: str, value: object, pointer: str) -> bytes | None:
-    if value is None:
-        return None
-    return payloads.base64_of(value, pointer) if form == "data" else _text(value, pointer)
-
-
-def _timestamp(value: object, pointer: str) -> int | None:
-    return None if value is None else microseconds_of(value, pointer) // 1000
+    value = payloads.value_of(form, record[form], f"{pointer}/{form}")
+    key, time = record.get("key"), record.get("timestamp")
+    if key is not None:
+        key = payloads.value_of("data" if form == "data" else "text", key, f"{pointer}/key")
+    headers = payloads.headers_of(record.get("headers"), f"{pointer}/headers")
+    if time is not None:
+        time = microseconds_of(time, f"{pointer}/timestamp") // 1000
+    return Record(value, key, headers, time)
 
 
 async def read_records(

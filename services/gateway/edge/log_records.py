@@ -6,7 +6,7 @@ from typing import Final
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
-from quorumlog.net.operations import Content, Reply, Route
+from quorumlog.net.operations import Content, Reply
 from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
@@ -25,7 +25,7 @@ from services.gateway.edge.log_payloads import (
     record_of_line,
     records_from_json,
 )
-from services.gateway.edge.logs import CREATED, TAKING_OVER
+from services.gateway.edge.logs import CREATED, WRITING
 from services.gateway.edge.pages import LogPages
 from services.gateway.edge.payloads import RECORDS, from_frames
 from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
@@ -80,187 +80,87 @@ FROM: Final[Parameter[Start]] = Parameter(
     "earliest",
 )
 
-APPEND: Final = op.PublicOperation(
-    "POST /v1/logs/{name}/records",
-    "appendRecords",
-    "Logs",
-    "Append records",
-    "One request is one atomic record batch. With the `Producer-` headers a repeat is harmless, "
-    "through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once that "
-    "answer is forgotten.",
-    (
-        op.NAME,
-        op.EXPECT,
-        CREATED,
-        PRODUCER_ID,
-        PRODUCER_SINCE,
-        PRODUCER_EPOCH,
-        PRODUCER_SEQ,
-        op.WRITER_TOKEN,
-    ),
-    op.append_forms(
-        Content(
-            {
-                "anyOf": [
-                    models.RecordData,
-                    models.RecordText,
-                    models.RecordJson,
-                    models.RecordBatch,
-                ]
-            },
-            {
-                "text": {"text": "hello", "key": "k", "headers": {"h": "v"}},
-                "batch": {"records": [{"text": "a"}, {"data": "Yg=="}]},
-            },
-        ),
-        "record",
-        "the column `value` (binary or string), and maybe `key`, `headers` (map of strings) and `timestamp` "
-        "(with a zone).",
-    ),
-    {
-        200: Reply(
-            "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
-            "the last line, a problem object.",
-            {NDJSON: Content({"type": "string"})},
-        ),
-        **op.gives(
-            "All records are durable.",
-            models.LogAppendedModel,
-            {
-                "two": {
-                    "log": "events",
-                    "first_offset": 8,
-                    "last_offset": 9,
-                    "ledger_id": 2,
-                    "entry_id": 3,
-                }
-            },
-            {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
-            status=201,
-        ),
-    },
-    (
-        *TAKING_OVER,
-        errors.LogClosed,
-        errors.LogFenced,
-        errors.SequenceGap,
-        errors.StaleProducer,
-        errors.ExpiredProducer,
-        errors.UnexpectedOffset,
-        errors.TooLarge,
-        errors.NotTheOwner,
-        errors.WriterLost,
-        errors.QuorumTimeout,
-    ),
-    scope=on(Named.LOG, Scope.APPEND),
-    needs_body=True,
-)
-READ: Final = op.PublicOperation(
-    "GET /v1/logs/{name}/records",
-    "readRecords",
-    "Logs",
-    "Read records",
-    "Sees every record that was acknowledged before the read began. At the end the list is empty; "
-    "`next` is where to go on.",
-    (
-        op.NAME,
-        FROM,
-        CREATED,
-        op.LIMIT,
-        op.MAX_BYTES,
-        op.ENCODING,
-        op.WAIT_MS,
-        op.LAST_EVENT_ID,
-        op.TICKET,
-    ),
-    scope=on(Named.LOG, Scope.READ),
-    replies={
-        200: Reply(
-            "Records, maybe none.",
-            op.read_forms(
-                Content(
-                    models.LogRecords,
-                    {
-                        "one": {
-                            "log": "events",
-                            "records": [
-                                {
-                                    "offset": 0,
-                                    "timestamp": "2026-01-02T03:04:05.678Z",
-                                    "ledger_id": 1,
-                                    "entry_id": 0,
-                                    "key": None,
-                                    "headers": {},
-                                    "data": "aGVsbG8=",
-                                }
-                            ],
-                            "next": 1,
-                            "first_offset": 0,
-                            "closed": False,
-                            "created_at": "2026-01-02T03:04:05.678901Z",
-                        }
-                    },
-                ),
-                "record",
-                "offset",
-                "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
-                "`event: end` once the log is closed. From `latest`, `-N` or a time the id before the first record "
-                "comes at once, without an event.",
-            ),
-            {
-                header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
-                "the head was sent.",
-                "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
-                "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
-                "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to be sent as `created`.",
-            },
-        ),
-        204: op.NOTHING_FOLLOWS,
-    },
-    errors=(
-        *op.USUAL,
-        errors.NoSuchLog,
-        errors.LogReplaced,
-        errors.OffsetBeyondEnd,
-        errors.OffsetTruncated,
-        errors.EntryLost,
-        errors.EntryUnavailable,
-        errors.RecoveryBlocked,
-    ),
-)
-SOCKET: Final = op.PublicOperation(
-    "GET /v1/logs/{name}/ws",
-    "logSocket",
-    "Logs",
-    "Append and follow the tail over one WebSocket",
-    "Send frames as binary messages, or the JSON of an append as text. The answer has the offsets of each acknowledged "
-    'batch, all earlier ones included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail. Its `from` may be '
-    "`earliest`, `latest`, -N or a time, as in a read; `created` may name the log; encoding `frames` gives binary "
-    'messages. From `latest`, -N or a time, the first answer is `{"tail":{"from":7}}`, the offset where the tail begins. '
-    "A problem object ends the socket. With the subprotocol `quorumlog.appends` there is no tail, and each message is "
-    "one append with the answer of HTTP.",
-    (op.NAME, op.WRITER_TOKEN, op.TICKET),
-    scope=on(Named.LOG, Scope.READ, Scope.APPEND),
-    replies={101: Reply("The socket is open.")},
-    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchLog),
-)
 
-
-_APPEND_TYPES: Final = tuple(APPEND.body)
-_READ_TYPES: Final = tuple(READ.replies[200].content)
-
-
-class RecordRoutes:
+class RecordRoutes(op.Handlers, tag="Logs"):
     """Handlers of a log's records."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
         self._room = room
 
-    async def append(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """POST /v1/logs/{name}/records."""
+    @op.operation(
+        "POST /v1/logs/{name}/records",
+        (
+            op.NAME,
+            op.EXPECT,
+            CREATED,
+            PRODUCER_ID,
+            PRODUCER_SINCE,
+            PRODUCER_EPOCH,
+            PRODUCER_SEQ,
+            op.WRITER_TOKEN,
+        ),
+        body=op.append_forms(
+            Content(
+                {
+                    "anyOf": [
+                        models.RecordData,
+                        models.RecordText,
+                        models.RecordJson,
+                        models.RecordBatch,
+                    ]
+                },
+                {
+                    "text": {"text": "hello", "key": "k", "headers": {"h": "v"}},
+                    "batch": {"records": [{"text": "a"}, {"data": "Yg=="}]},
+                },
+            ),
+            "record",
+            "the column `value` (binary or string), and maybe `key`, `headers` (map of strings) and `timestamp` "
+            "(with a zone).",
+        ),
+        replies={
+            200: Reply(
+                "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
+                "the last line, a problem object.",
+                {NDJSON: Content({"type": "string"})},
+            ),
+            **op.gives(
+                "All records are durable.",
+                models.LogAppendedModel,
+                {
+                    "two": {
+                        "log": "events",
+                        "first_offset": 8,
+                        "last_offset": 9,
+                        "ledger_id": 2,
+                        "entry_id": 3,
+                    }
+                },
+                {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
+                status=201,
+            ),
+        },
+        errors=(
+            *WRITING,
+            errors.LogFenced,
+            errors.SequenceGap,
+            errors.StaleProducer,
+            errors.ExpiredProducer,
+            errors.UnexpectedOffset,
+        ),
+        scope=on(Named.LOG, Scope.APPEND),
+        needs_body=True,
+    )
+    async def append_records(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Append records.
+
+        One request is one atomic record batch. With the `Producer-` headers a repeat is harmless,
+        through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once
+        that answer is forgotten.
+        """
         name, expect, token = given[op.NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
-        media = body.media_type(request, _APPEND_TYPES)
+        media = body.media_type(request, op.APPEND_TYPES)
         arrow.check_supported(media)
         producer = _producer_of(given)
         if media == NDJSON:
@@ -284,34 +184,119 @@ class RecordRoutes:
             {header.PRODUCER_DUPLICATE: "true"} if done.is_duplicate else None,
         )
 
-    async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET /v1/logs/{name}/records."""
-        wanted = ReadRequest.of(request, given, _READ_TYPES, given[FROM], given[CREATED])
+    @op.operation(
+        "GET /v1/logs/{name}/records",
+        (
+            op.NAME,
+            FROM,
+            CREATED,
+            op.LIMIT,
+            op.MAX_BYTES,
+            op.ENCODING,
+            op.WAIT_MS,
+            op.LAST_EVENT_ID,
+            op.TICKET,
+        ),
+        replies={
+            200: Reply(
+                "Records, maybe none.",
+                op.read_forms(
+                    Content(
+                        models.LogRecords,
+                        {
+                            "one": {
+                                "log": "events",
+                                "records": [
+                                    {
+                                        "offset": 0,
+                                        "timestamp": "2026-01-02T03:04:05.678Z",
+                                        "ledger_id": 1,
+                                        "entry_id": 0,
+                                        "key": None,
+                                        "headers": {},
+                                        "data": "aGVsbG8=",
+                                    }
+                                ],
+                                "next": 1,
+                                "first_offset": 0,
+                                "closed": False,
+                                "created_at": "2026-01-02T03:04:05.678901Z",
+                            }
+                        },
+                    ),
+                    "record",
+                    "offset",
+                    "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
+                    "`event: end` once the log is closed. From `latest`, `-N` or a time the id before the first record "
+                    "comes at once, without an event.",
+                ),
+                {
+                    header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
+                    "the head was sent.",
+                    "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
+                    "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
+                    "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to be sent as `created`.",
+                },
+            ),
+            204: op.NOTHING_FOLLOWS,
+        },
+        errors=(
+            errors.NoSuchLog,
+            errors.LogReplaced,
+            errors.OffsetBeyondEnd,
+            errors.OffsetTruncated,
+            errors.EntryLost,
+            errors.EntryUnavailable,
+            errors.RecoveryBlocked,
+        ),
+        scope=on(Named.LOG, Scope.READ),
+    )
+    async def read_records(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Read records.
+
+        Sees every record that was acknowledged before the read began. At the end the list is empty;
+        `next` is where to go on.
+        """
+        wanted = ReadRequest.of(request, given, given[FROM], given[CREATED])
         pages = LogPages(self._logs, given[op.NAME], wanted.created_at)
         return await answer_read(request, self._room, pages, wanted)
 
-    async def socket(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET /v1/logs/{name}/ws."""
+    @op.operation(
+        "GET /v1/logs/{name}/ws",
+        (op.NAME, op.WRITER_TOKEN, op.TICKET),
+        replies={101: Reply("The socket is open.")},
+        errors=(errors.NoSuchLog,),
+        scope=on(Named.LOG, Scope.READ, Scope.APPEND),
+    )
+    async def log_socket(self, request: web.Request, given: Given) -> web.StreamResponse:
+        """Append and follow the tail over one WebSocket.
+
+        Send frames as binary messages, or the JSON of an append as text. The answer has the offsets
+        of each acknowledged batch, all earlier ones included.
+        `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail. Its `from` may be `earliest`,
+        `latest`, -N or a time, as in a read; `created` may name the log; encoding `frames` gives
+        binary messages. From `latest`, -N or a time, the first answer is `{"tail":{"from":7}}`, the
+        offset where the tail begins. A problem object ends the socket. With the subprotocol
+        `quorumlog.appends` there is no tail, and each message is one append with the answer of
+        HTTP.
+        """
         name, token = given[op.NAME], given[op.WRITER_TOKEN]
         created_at = (await self._logs.get(name)).log.created_at
+
+        async def append(records: list[Record]) -> bytes:
+            return _appended(name, await self._logs.append(name, Append.of(records, token=token)))
+
         target = SocketTarget(
             self._pipe(name, created_at, token),
             lambda message: self._records_of(request, message),
             lambda done: {"first_offset": done.first, "last_offset": done.last},
-            lambda message: self._append_message(request, name, token, message),
+            append,
             lambda start, created: PageStream(
                 LogPages(self._logs, name, created or created_at), self._room, start
             ),
             start_of_json,
         )
         return await serve(request, self._room, target)
-
-    async def _append_message(
-        self, request: web.Request, name: str, token: int | None, message: WSMessage
-    ) -> bytes:
-        records = await self._records_of(request, message)
-        call = Append.of(records, None, token=token)
-        return _appended(name, await self._logs.append(name, call))
 
     async def _records_of(self, request: web.Request, message: WSMessage) -> list[Record]:
         """The records of a socket's message: frames, or the JSON of an append."""
@@ -335,10 +320,6 @@ class RecordRoutes:
             return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 
         return Pipe(append, self._room, size=lambda record: record.size, expect=expect)
-
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [Route(APPEND, self.append), Route(READ, self.read), Route(SOCKET, self.socket)]
 
 
 def _appended(name: str, done: RecordsAppended) -> bytes:

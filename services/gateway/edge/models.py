@@ -26,12 +26,7 @@ from quorumlog.protocol.quorum import QUORUM_MAX, Quorum
 from quorumlog.protocol.transaction import TRANSACTION_ID
 from quorumlog.protocol.values import Member
 from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG
-from services.gateway.edge.http.limits import (
-    BATCH_ENTRIES_MAX,
-    CUSTOM_BYTES_MAX,
-    CUSTOM_KEYS_MAX,
-    PASSWORD_CHARS_MAX,
-)
+from services.gateway.edge.http import limits
 from services.gateway.interface import DEGRADED, LedgerOptions
 
 DATE_TIME: Final = {"type": "string", "format": "date-time"}
@@ -65,7 +60,13 @@ Text = Annotated[
 class Model(BaseModel):
     """A public body: frozen, strict, and without unknown fields."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
 
 
 def members_of(model: type[Model], *values: object, **given: object) -> dict[str, Any]:
@@ -79,23 +80,23 @@ def members_of(model: type[Model], *values: object, **given: object) -> dict[str
 
 def _within_limits(custom: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in custom.items())
-    if size > CUSTOM_BYTES_MAX:
-        raise ValueError(f"has {size} bytes; the limit is {CUSTOM_BYTES_MAX}")
+    if size > limits.CUSTOM_BYTES_MAX:
+        raise ValueError(f"has {size} bytes; the limit is {limits.CUSTOM_BYTES_MAX}")
     return custom
 
 
 def _few(custom: Any) -> Any:
     """Before any of them is looked at, and each is a fault of its own."""
-    if isinstance(custom, dict) and len(custom) > CUSTOM_KEYS_MAX:
-        raise ValueError(f"must have at most {CUSTOM_KEYS_MAX} members")
+    if isinstance(custom, dict) and len(custom) > limits.CUSTOM_KEYS_MAX:
+        raise ValueError(f"must have at most {limits.CUSTOM_KEYS_MAX} members")
     return custom
 
 
 Custom = Annotated[
     dict[Text, Text],
     Field(
-        max_length=CUSTOM_KEYS_MAX,
-        description=f"For the caller's use: {CUSTOM_BYTES_MAX} bytes at most, keys included.",
+        max_length=limits.CUSTOM_KEYS_MAX,
+        description=f"For the caller's use: {limits.CUSTOM_BYTES_MAX} bytes at most, keys included.",
     ),
     AfterValidator(_within_limits),
     BeforeValidator(_few),
@@ -115,30 +116,25 @@ Members = Annotated[
 class LedgerCreate(Model):
     """A ledger to create. Everything is optional."""
 
-    ensemble_size: Size | None = Field(
-        default=None, description="E, bookies that store the ledger: 3, or Qw where that is larger."
-    )
-    write_quorum: Size | None = Field(
-        default=None,
-        description="Qw, bookies that store each entry: 3, or E where that is smaller.",
-    )
-    ack_quorum: Size | None = Field(
-        default=None, description="Qa, bookies that must have it on disk: Qw // 2 + 1."
-    )
-    digest: Literal["crc32c", "hmac-sha256", "none"] = Field(
-        default="crc32c", description="How readers verify entries; the MAC needs a password."
-    )
+    ensemble_size: Size | None = None
+    """E, bookies that store the ledger: 3, or Qw where that is larger."""
+    write_quorum: Size | None = None
+    """Qw, bookies that store each entry: 3, or E where that is smaller."""
+    ack_quorum: Size | None = None
+    """Qa, bookies that must have it on disk: Qw // 2 + 1."""
+    digest: Literal["crc32c", "hmac-sha256", "none"] = "crc32c"
+    """How readers verify entries; the MAC needs a password."""
     password: (
-        Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] | None
-    ) = Field(default=None, description="The value that `Ledger-Password` must have from then on.")
+        Annotated[str, StringConstraints(min_length=1, max_length=limits.PASSWORD_CHARS_MAX)] | None
+    ) = None
+    """The value that `Ledger-Password` must have from then on."""
     metadata: Custom = Field(default_factory=dict)
     ledger_id: ChosenId | None = Field(
         default=None,
         description=f"An id that the caller chooses, from {ASSIGNED_ID_END} on; the service assigns the lower ids.",
     )
-    allow_degraded: bool = Field(
-        default=False, description="Name absent bookies too, while each write set reaches Qa."
-    )
+    allow_degraded: bool = False
+    """Name absent bookies too, while each write set reaches Qa."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -168,10 +164,10 @@ class TransactionLedgerCreate(Model):
     """A ledger to create in a transaction: in all else like the ledgers of its log."""
 
     transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
-    partition: Id | None = Field(
-        default=None, description="The part of the work for which it is created."
-    )
-    attempt: Id | None = Field(default=None, description="The number of the try at that part.")
+    partition: Id | None = None
+    """The part of the work for which it is created."""
+    attempt: Id | None = None
+    """The number of the try at that part."""
     metadata: Custom = Field(default_factory=dict)
 
 
@@ -194,7 +190,8 @@ class WriterModel(Model):
 
     id: str
     url: str
-    internal_url: str = Field(description="Where the cluster's own processes reach it.")
+    internal_url: str
+    """Where the cluster's own processes reach it."""
 
 
 class Ledger(Model):
@@ -206,26 +203,24 @@ class Ledger(Model):
     write_quorum: Size
     ack_quorum: Size
     digest: Literal["crc32c", "hmac-sha256", "none"]
-    last_entry: IdOrNone | None = Field(description="null until it is closed; -1: it is empty.")
-    length: Id | None = Field(description="Payload bytes; null until it is closed.")
+    last_entry: IdOrNone | None
+    """null until it is closed; -1: it is empty."""
+    length: Id | None
+    """Payload bytes; null until it is closed."""
     fragments: list[FragmentModel]
     metadata: dict[str, str]
     log: str | None
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     version: Annotated[int, Field(ge=1)]
     writer: WriterModel | None
-    degraded: bool = Field(default=False, description="Created with absent members.")
-    may_lack_entries: bool = Field(
-        default=False,
-        description="An operator declared members lost at its recovery, or gave entries up.",
-    )
-    lost_entries: list[LostRange] = Field(
-        default_factory=list,
-        description="Entries that no bookie can serve any more, as an operator has accepted: 410 `entry-lost`.",
-    )
-    transaction: str | None = Field(
-        default=None, description="The transaction in which it was written."
-    )
+    degraded: bool = False
+    """Created with absent members."""
+    may_lack_entries: bool = False
+    """An operator declared members lost at its recovery, or gave entries up."""
+    lost_entries: list[LostRange] = Field(default_factory=list)
+    """Entries that no bookie can serve any more, as an operator has accepted: 410 `entry-lost`."""
+    transaction: str | None = None
+    """The transaction in which it was written."""
     partition: Id | None = None
     attempt: Id | None = None
 
@@ -277,7 +272,7 @@ class Batch(Model):
     """Several entries; they get contiguous ids."""
 
     entries: list[EntryData | EntryText | EntryJson] = Field(
-        min_length=1, max_length=BATCH_ENTRIES_MAX
+        min_length=1, max_length=limits.BATCH_ENTRIES_MAX
     )
 
 
@@ -349,9 +344,8 @@ class Recover(Model):
 class PasswordChange(Model):
     """A ledger's next password."""
 
-    password: Annotated[str, StringConstraints(min_length=1, max_length=PASSWORD_CHARS_MAX)] = (
-        Field(description="The value that `Ledger-Password` must have from then on.")
-    )
+    password: Annotated[str, StringConstraints(min_length=1, max_length=limits.PASSWORD_CHARS_MAX)]
+    """The value that `Ledger-Password` must have from then on."""
 
 
 class AcceptLoss(Model):

@@ -1,13 +1,13 @@
 """What the gateway's operations have in common: their errors, the parameters that several of them take, the checks
 that follow from a declaration, and requests that are carried out once, however often they arrive (rule 6a).
 
-Each resource's operations are declared in the module of its handlers.
+Each operation is declared above its handler (`operation`, `Handlers`), those of streams in `streams/operations.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 from uuid import UUID
 
 import orjson
@@ -15,6 +15,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from quorumlog import errors, header
+from quorumlog.errors import MetadataUnavailable
 from quorumlog.net import parameters
 from quorumlog.net.operations import JSON, Content, Errors, Operation, Reply, Route, Schema
 from quorumlog.protocol.ids import ID_MAX
@@ -22,15 +23,9 @@ from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.edge.access import callers
-from services.gateway.edge.access.scopes import Access, caller_of
+from services.gateway.edge.access.scopes import OPEN, Access, caller_of
+from services.gateway.edge.http import limits
 from services.gateway.edge.http.body import expect_no_body, expect_nothing
-from services.gateway.edge.http.limits import (
-    BATCH_ENTRIES_MAX,
-    PASSWORD_CHARS_MAX,
-    READ_BYTES_MAX,
-    WAIT_MS_MAX,
-    Room,
-)
 from services.gateway.edge.http.media import ARROW, EVENTS, FRAMES, NDJSON, OCTETS, accepted
 from services.gateway.edge.starts import EVENT_ID, event_id_of
 
@@ -42,6 +37,27 @@ class PublicOperation(Operation):
     scope: Access = field(kw_only=True)
     """What a token must allow, where tokens are required."""
 
+
+class Handlers:
+    """The handlers of a resource, each below the declaration of its operation.
+
+    `operations` has them by the handlers' names, in the order of the API's description.
+    """
+
+    operations: ClassVar[Mapping[str, PublicOperation]]
+
+    def __init_subclass__(cls, *, tag: str) -> None:
+        """`tag` is the resource's name in the API's description."""
+        declared = ((name, getattr(each, _DECLARED, None)) for name, each in vars(cls).items())
+        cls.operations = {name: replace(one, tag=one.tag or tag) for name, one in declared if one}
+
+    def routes(self) -> list[Route]:
+        """The operations with their handlers."""
+        return [Route(one, getattr(self, name)) for name, one in self.operations.items()]
+
+
+_DECLARED: Final = "declared"
+_H = TypeVar("_H", bound=Callable[..., Awaitable[web.StreamResponse]])
 
 ALWAYS: Final[Errors] = (
     errors.BadRequest,
@@ -57,8 +73,6 @@ ALWAYS: Final[Errors] = (
 
 ANSWERING: Final[Errors] = (errors.NotAcceptable,)
 WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
-WITH_METADATA: Final[Errors] = (errors.MetadataUnavailable,)
-USUAL: Final[Errors] = (*ALWAYS, *ANSWERING, *WITH_METADATA)
 OF_TRANSACTION: Final[Errors] = (
     errors.NoSuchTransaction,
     errors.TransactionAborted,
@@ -87,19 +101,21 @@ def _log_name(text: str, pointer: str) -> str:
 
 NAME: Final = replace(parameters.path_text("name", LOG_NAME, "The log.", "events"), parse=_log_name)
 PASSWORD: Final = parameters.header_text(
-    header.LEDGER_PASSWORD, "The ledger's password, if it has one.", chars_max=PASSWORD_CHARS_MAX
+    header.LEDGER_PASSWORD,
+    "The ledger's password, if it has one.",
+    chars_max=limits.PASSWORD_CHARS_MAX,
 )
 """Header values can't hold every character: a password should be printable."""
 WAIT_MS: Final = parameters.query_integer(
-    "wait_ms", 0, WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
+    "wait_ms", 0, limits.WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
 )
 LIMIT: Final = parameters.query_integer(
-    "limit", 1, BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
+    "limit", 1, limits.BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
 )
 MAX_BYTES: Final = parameters.query_integer(
     "max_bytes",
     1,
-    READ_BYTES_MAX,
+    limits.READ_BYTES_MAX,
     "Bytes, roughly; the first entry or record always comes.",
     PAGE_BYTES,
 )
@@ -151,6 +167,11 @@ TICKET: Final = parameters.query_text(
 )
 
 
+def takes(schema: Schema, examples: dict[str, Any]) -> dict[str, Content]:
+    """A body that is JSON."""
+    return {JSON: Content(schema, examples)}
+
+
 def gives(
     description: str,
     schema: Schema,
@@ -161,6 +182,53 @@ def gives(
 ) -> dict[int | Literal["default"], Reply]:
     """A success whose body is JSON."""
     return {status: Reply(description, {JSON: Content(schema, examples)}, headers or {})}
+
+
+def operation(
+    key: str,
+    given: tuple[parameters.Parameter[Any], ...] = (),
+    *,
+    scope: Access,
+    replies: Mapping[int | Literal["default"], Reply],
+    body: Mapping[str, Content] | None = None,
+    errors: Errors = (),
+    tag: str | None = None,
+    needs_body: bool = False,
+    is_audited: bool = False,
+) -> Callable[[_H], _H]:
+    """Declare the operation of the handler below. Its name is the handler's, its summary the first line of the
+    handler's docstring, its description the rest. `errors` are those that do not follow from the declaration.
+    """
+    usual = ALWAYS if scope is OPEN else (*ALWAYS, MetadataUnavailable)
+    if any(JSON in reply.content for reply in replies.values()):
+        usual = (*usual, *ANSWERING)
+    if body:
+        usual = (*usual, *WITH_BODY)
+
+    def declared(handler: _H) -> _H:
+        first, *rest = handler.__name__.split("_")
+        summary, _, description = (handler.__doc__ or "").partition("\n")
+        vars(handler)[_DECLARED] = PublicOperation(
+            key,
+            first + "".join(map(str.title, rest)),
+            tag,
+            summary.rstrip("."),
+            " ".join(description.split()),
+            given,
+            body or {},
+            replies,
+            (*usual, *errors),
+            needs_body,
+            is_audited=is_audited,
+            scope=scope,
+        )
+        return handler
+
+    return declared
+
+
+APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
+"""The media types of an append, the usual one first."""
 
 
 def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
@@ -176,6 +244,10 @@ def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
             BYTES | {"description": f"A batch: an Arrow stream, not compressed: {arrow}"}
         ),
     }
+
+
+READ_TYPES: Final = (JSON, FRAMES, ARROW, NDJSON, EVENTS)
+"""Those of a read's answer."""
 
 
 def read_forms(
@@ -200,7 +272,7 @@ def read_forms(
     }
 
 
-def checked(route: Route, room: Room) -> Route:
+def checked(route: Route, room: limits.Room) -> Route:
     """A route that first refuses what its operation does not declare: a form of answer other than JSON where
     all successes are JSON, and a body where the operation has none.
     """
@@ -245,12 +317,9 @@ def once_of(request: web.Request, given: parameters.Given, *asked: Any) -> Once 
     token = UUID(bytes=blake2b(named, digest_size=16).digest())
     # Keyed: a body may have a password, which nobody must guess by the digest that the database keeps.
     secret = blake2b(key.encode()).digest()
-    content = blake2b(_json(asked), digest_size=16, key=secret).hexdigest()
+    data = orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
+    content = blake2b(data, digest_size=16, key=secret).hexdigest()
     return Once(str(token), content)
-
-
-def _json(asked: Any) -> bytes:
-    return orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
 
 
 def _fields(asked: Any) -> Any:

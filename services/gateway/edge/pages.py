@@ -4,18 +4,18 @@ The differences between the two (who is asked, and the members of a page) are in
 """
 
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Final, Generic
+from typing import Final
 
 import orjson
 
 from quorumlog import header
 from services.gateway.edge import arrow
-from services.gateway.edge.http.follows import P
+from services.gateway.edge.http.follows import Followable, P
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.payloads import encoded, encoded_key
 from services.gateway.edge.starts import token_of
@@ -31,7 +31,7 @@ _ITEM_BYTES: Final = 64
 _FRAME: Final = struct.Struct(">QI")
 
 
-class Pages(ABC, Generic[P]):
+class Pages(Followable[P]):
     """A ledger or a log that is read page by page and followed, and the forms of its pages.
 
     An item is an entry or a record; its number is its entry id or offset.
@@ -39,6 +39,8 @@ class Pages(ABC, Generic[P]):
 
     noun = b"entries"
     """The JSON member of the items."""
+    headers: tuple[str, ...]
+    """The headers that carry a page's `members`, in their order, where the body has no room for them."""
 
     def __init__(self, name: bytes, last: int | None = None) -> None:
         """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""
@@ -78,18 +80,6 @@ class Pages(ABC, Generic[P]):
         """Bytes of their payloads."""
 
     @abstractmethod
-    def rest(self, page: P, at: int) -> P:
-        """The part of a page from a position within the page on."""
-
-    @abstractmethod
-    def is_end(self, page: P) -> bool:
-        """Whether nothing can ever follow a page."""
-
-    @abstractmethod
-    def position(self, page: P) -> dict[str, str]:
-        """The members of a page as headers, for forms whose body has no room for them."""
-
-    @abstractmethod
     def numbers(self, page: P) -> Iterable[int]:
         """The items' numbers."""
 
@@ -106,8 +96,8 @@ class Pages(ABC, Generic[P]):
         """Each item as a JSON object."""
 
     @abstractmethod
-    def members(self, page: P) -> bytes:
-        """The JSON members of a page besides its items."""
+    def members(self, page: P) -> dict[str, int | str]:
+        """The members of a page besides its items: `next` and `closed` among others."""
 
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
@@ -127,26 +117,30 @@ class Pages(ABC, Generic[P]):
 
     def message(self, page: P, encoding: str) -> bytes:
         """A page as the JSON object of a socket."""
-        items = b",".join(self.items(page, encoding))
-        return b'{"%b":[%b],%b}' % (self.noun, items, self.members(page))
+        items, members = b",".join(self.items(page, encoding)), self.members(page)
+        members.pop("lac_source", None)
+        return b'{"%b":[%b],%b' % (self.noun, items, orjson.dumps(members)[1:])
 
-    def document(self, pages: Iterable[P], end: bytes, encoding: str) -> Iterator[bytes]:
-        """Pages as the JSON object of one read, which names what was read too; `end` has the members besides
-        the items.
-        """
+    def position(self, page: P) -> dict[str, str]:
+        """The members of a page as headers."""
+        values = self.members(page).values()
+        texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+        return dict(zip(self.headers, texts, strict=True))
+
+    def document(self, pages: Iterable[P], last: P, encoding: str) -> Iterator[bytes]:
+        """Pages up to `last` as the JSON object of one read, which names what was read too."""
+        end = orjson.dumps(self.members(last))[1:]
         before = b'{%b,"%b":[' % (self.name, self.noun)
         for page in pages:
             yield before + b",".join(self.items(page, encoding))
             before = b","
-        yield b"],%b}" % end
-
-    def document_members(self, page: P) -> bytes:
-        """The JSON members of a read besides its items, where its last page is this one."""
-        return self.members(page)
+        yield b"],%b" % end
 
 
 class LedgerPages(Pages[ReadResult]):
     """Entries of one ledger up to `last`, which is inclusive."""
+
+    headers = header.NEXT_ENTRY_ID, header.LAST_ADD_CONFIRMED, header.LEDGER_CLOSED, "Lac-Source"
 
     def __init__(
         self,
@@ -203,15 +197,6 @@ class LedgerPages(Pages[ReadResult]):
         """Whether a page reaches the end of a closed ledger."""
         return page.closed and page.next > page.last_add_confirmed
 
-    def position(self, page: ReadResult) -> dict[str, str]:
-        """Where to go on, and how far the ledger is confirmed."""
-        return {
-            header.NEXT_ENTRY_ID: str(page.next),
-            header.LAST_ADD_CONFIRMED: str(page.last_add_confirmed),
-            header.LEDGER_CLOSED: "true" if page.closed else "false",
-            "Lac-Source": page.lac_source,
-        }
-
     def numbers(self, page: ReadResult) -> Iterable[int]:
         """The entry ids."""
         return chain.from_iterable(run.ids for run in page.runs)
@@ -231,17 +216,14 @@ class LedgerPages(Pages[ReadResult]):
             for entry_id, payload in self.payloads(page)
         )
 
-    def members(self, page: ReadResult) -> bytes:
-        """`"next","last_add_confirmed","closed"`."""
-        return b'"next":%d,"last_add_confirmed":%d,"closed":%b' % (
-            page.next,
-            page.last_add_confirmed,
-            b"true" if page.closed else b"false",
-        )
-
-    def document_members(self, page: ReadResult) -> bytes:
-        """`members` and `"lac_source"`."""
-        return b'%b,"lac_source":"%b"' % (self.members(page), page.lac_source.encode())
+    def members(self, page: ReadResult) -> dict[str, int | str]:
+        """Where to go on, and how far the ledger is confirmed; a socket leaves `lac_source` out."""
+        return {
+            "next": page.next,
+            "last_add_confirmed": page.last_add_confirmed,
+            "closed": page.closed,
+            "lac_source": page.lac_source,
+        }
 
     def ending(self, page: ReadResult) -> dict[str, int]:
         """The ledger's last entry."""
@@ -254,6 +236,7 @@ class LogPages(Pages[LogBatches]):
     """
 
     noun = b"records"
+    headers = header.NEXT_OFFSET, "First-Offset", "Log-Closed", "Log-Created-At"
 
     def __init__(self, logs: LogManager, name: str, created_at: str | None = None) -> None:
         super().__init__(b'"log":"%b"' % name.encode())
@@ -309,15 +292,6 @@ class LogPages(Pages[LogBatches]):
         """Whether the log is closed, and this is its end."""
         return page.closed
 
-    def position(self, page: LogBatches) -> dict[str, str]:
-        """Where to go on, and where the log begins."""
-        return {
-            header.NEXT_OFFSET: str(page.next),
-            "First-Offset": str(page.first_offset),
-            "Log-Closed": "true" if page.closed else "false",
-            "Log-Created-At": page.created_at,
-        }
-
     def numbers(self, page: LogBatches) -> Iterable[int]:
         """The offsets."""
         return range(page.first, page.next)
@@ -334,14 +308,14 @@ class LogPages(Pages[LogBatches]):
         """Each record as a JSON object."""
         return chain.from_iterable(_records_json(found, encoding) for found in page.batches)
 
-    def members(self, page: LogBatches) -> bytes:
-        """`"next","first_offset","closed","created_at"`."""
-        return b'"next":%d,"first_offset":%d,"closed":%b,"created_at":"%b"' % (
-            page.next,
-            page.first_offset,
-            b"true" if page.closed else b"false",
-            page.created_at.encode(),
-        )
+    def members(self, page: LogBatches) -> dict[str, int | str]:
+        """Where to go on, and where the log begins."""
+        return {
+            "next": page.next,
+            "first_offset": page.first_offset,
+            "closed": page.closed,
+            "created_at": page.created_at,
+        }
 
     def ending(self, page: LogBatches) -> dict[str, int]:
         """The offset after the last record."""

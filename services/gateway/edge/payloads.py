@@ -19,7 +19,7 @@ from quorumlog.wire import strict
 from quorumlog.wire.strict import DEPTH_MAX, check_marks
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 
-_FORMS: Final = ("data", "text", "json")
+FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
 """The letters before one and before two `=` in canonical base64: other letters have bits that are lost."""
 _CANONICAL_ENDS: Final = re.compile("(?:[^=]{4}|[^=]{2}[AEIMQUYcgkosw048]=|[^=][AQgw]==)*")
@@ -127,23 +127,26 @@ def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int
     if type(entry) is not dict:
         raise invalid(pointer, "must be an object with data, text or json")
     if len(entry) != 1:
-        raise _unknown(entry, _FORMS, pointer)
+        raise _unknown(entry, FORMS, pointer)
     ((form, value),) = entry.items()
-    strings = 2
-    if form == "text":
-        if type(value) is not str:
-            raise invalid(f"{pointer}/text", "must be a string")
-        payload = value.encode()
-    elif form == "data":
-        payload = base64_of(value, f"{pointer}/data")
-    elif form == "json":
-        strings = 1 + strict.count_strings(value)
-        payload = orjson.dumps(value)
-    else:
-        raise _unknown(entry, _FORMS, pointer)
+    if form not in FORMS:
+        raise _unknown(entry, FORMS, pointer)
+    payload = value_of(form, value, f"{pointer}/{form}")
+    strings = 1 + strict.count_strings(value) if form == "json" else 2
     if len(payload) > entry_bytes_max:
         raise too_large(len(payload), entry_bytes_max, pointer)
     return payload, strings
+
+
+def value_of(form: str, value: object, pointer: str) -> bytes:
+    """The bytes that one of the FORMS stands for."""
+    if form == "data":
+        return base64_of(value, pointer)
+    if form == "json":
+        return orjson.dumps(value)
+    if type(value) is not str:
+        raise invalid(pointer, "must be a string")
+    return value.encode()
 
 
 def base64_of(value: object, pointer: str) -> bytes:

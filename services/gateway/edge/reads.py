@@ -6,7 +6,7 @@ Until the first byte of a response an error is a status; after that it is the st
 import random
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Generic, Self
 
 import orjson
@@ -155,15 +155,10 @@ class ReadRequest:
 
     @classmethod
     def of(
-        cls,
-        request: web.Request,
-        given: Given,
-        media: tuple[str, ...],
-        start: Start,
-        created_at: str | None = None,
+        cls, request: web.Request, given: Given, start: Start, created_at: str | None = None
     ) -> Self:
-        """A request that may be answered in one of `media`. Raises: NotAcceptable."""
-        chosen = accepted(request, media)
+        """What a request asks for. Raises: NotAcceptable."""
+        chosen = accepted(request, op.READ_TYPES)
         arrow.check_acceptable(chosen)
         seen = given[op.LAST_EVENT_ID] if chosen == EVENTS else None
         limit = given.get(op.LIMIT) if seen is None else _left(given, start, seen[0])
@@ -180,13 +175,11 @@ class ReadRequest:
         )
 
     def stream(self, room: Room, pages: Pages[P]) -> PageStream[P]:
-        """The pages of a stream."""
-        return PageStream(pages, room, self.start, limit=self.limit, max_bytes=self.max_bytes)
-
-    def as_page(self) -> Self:
-        """The same read of one page, with a page's limits."""
-        limit, max_bytes = self.limit or op.PAGE_ENTRIES, self.max_bytes or op.PAGE_BYTES
-        return replace(self, limit=limit, max_bytes=max_bytes)
+        """The pages of a stream, or of one page with a page's limits."""
+        limit, max_bytes = self.limit, self.max_bytes
+        if self.media not in (EVENTS, NDJSON):
+            limit, max_bytes = limit or op.PAGE_ENTRIES, max_bytes or op.PAGE_BYTES
+        return PageStream(pages, room, self.start, limit=limit, max_bytes=max_bytes)
 
 
 def _left(given: Given, start: Start, seen: int) -> int | None:
@@ -208,28 +201,23 @@ async def answer_read(
     request: web.Request, room: Room, pages: Pages[P], wanted: ReadRequest
 ) -> web.StreamResponse:
     """A read as events, lines, Arrow, frames or JSON."""
+    stream = wanted.stream(room, pages)
     if wanted.media == EVENTS:
-        events = wanted.stream(room, pages)
-        if events.is_over:
+        if stream.is_over:
             return web.Response(status=204)
-        return await send_events(request, events, wanted.encoding)
+        return await send_events(request, stream, wanted.encoding)
     if wanted.media == NDJSON:
-        stream = wanted.stream(room, pages)
         return await send_lines(request, stream, wanted.encoding, wanted.wait_s)
     if wanted.media == ARROW:
-        page = (
-            await wanted.as_page()
-            .stream(room, pages)
-            .page(wanted.wait_s, bytes_max=WHOLE_BYTES_MAX)
-        )
+        page = await stream.page(wanted.wait_s, bytes_max=WHOLE_BYTES_MAX)
         return octets(pages.arrow(page), ARROW, pages.position(page))
-    parts = await _parts(request, room, wanted.as_page().stream(room, pages), wanted.wait_s)
+    parts = await _parts(request, room, stream, wanted.wait_s)
     last, is_frames, is_whole = parts[-1], wanted.media == FRAMES, len(parts) == 1
     taken = _taken(request, room, pages, parts)
     if is_frames:
         body: Iterable[bytes] = map(pages.frames, taken)
     else:
-        body = pages.document(taken, pages.document_members(last), wanted.encoding)
+        body = pages.document(taken, last, wanted.encoding)
     data = b"".join(body) if is_whole else b""
     head = octets(data, FRAMES, pages.position(last)) if is_frames else json_bytes(data)
     if is_whole:

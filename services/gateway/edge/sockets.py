@@ -66,8 +66,8 @@ class SocketTarget(Generic[T, P]):
     """
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
-    append: Callable[[WSMessage], Awaitable[bytes]]
-    """Append what a message has, and give HTTP's answer. Raises: QuorumLogError."""
+    append: Callable[[list[T]], Awaitable[bytes]]
+    """Append a message's items, and give HTTP's answer. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
     """The pages from a position on, of the log that was created then (None: of the ledger or log of this socket)."""
     start: Callable[[object, str], Start] = id_of_json
@@ -92,7 +92,7 @@ async def serve(
     await socket.prepare(request)
     if socket.ws_protocol == header.APPENDS_PROTOCOL:
         with contextlib.suppress(ConnectionError):
-            await _Appends(request, socket, room, target.append).serve()
+            await _Appends(request, socket, room, target).serve()
         return socket
     pipe = target.pipe
     arrivals = Arrivals(request, socket, room, pipe.finish)
@@ -119,7 +119,7 @@ async def _refuse(
     await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
 
 
-class _Appends:
+class _Appends(Generic[T, P]):
     """A socket of appends alone, one at a time. Invariant: after an error no message is taken."""
 
     def __init__(
@@ -127,10 +127,10 @@ class _Appends:
         request: web.Request,
         socket: web.WebSocketResponse,
         room: Room,
-        append: Callable[[WSMessage], Awaitable[bytes]],
+        target: SocketTarget[T, P],
     ) -> None:
         self._request, self._usage = request, caller_of(request).usage
-        self._socket, self._room, self._append = socket, room, append
+        self._socket, self._room, self._target = socket, room, target
         self._refused: QuorumLogError | None = None
         self._limit: asyncio.Timeout | None = None
         self._arrivals = Arrivals(request, socket, room, self._end_by)
@@ -184,7 +184,7 @@ class _Appends:
             return False
         self._arrivals.take(len(message.data))
         await self._arrivals.paced(message.data)
-        answer = await self._append(message)
+        answer = await self._target.append(await self._target.items(message))
         if self._usage is not None:
             self._usage.charge(len(answer))
         self._arrivals.take(0)
@@ -264,16 +264,13 @@ class _Session(Generic[T, P]):
 
     async def send(self, message: Message) -> None:
         """Send a message."""
-        self._charge(message)
+        # aiohttp counts the bytes of an answer, and of a socket's messages none.
+        if self._usage is not None:
+            self._usage.charge(len(message))
         if isinstance(message, bytes):
             await self._socket.send_bytes(message)
         else:
             await self._socket.send_str(message)
-
-    def _charge(self, message: Message) -> None:
-        # aiohttp counts the bytes of an answer, and of a socket's messages none.
-        if self._usage is not None:
-            self._usage.charge(len(message))
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:

@@ -9,7 +9,7 @@ from yarl import URL
 from quorumlog import errors
 from quorumlog.net import audit
 from quorumlog.net.gateway_clients import TokenClient
-from quorumlog.net.operations import JSON, Content, Reply, Route
+from quorumlog.net.operations import Reply
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.wire import token_bodies
 from quorumlog.wire.secret import draw_token
@@ -27,7 +27,8 @@ Grant = Annotated[str, StringConstraints(pattern=rf"^{token_bodies.GRANT}$")]
 class AccessTokenCreate(Model):
     """A token to make."""
 
-    name: token_bodies.TokenName = Field(description="For people: who has it, or what for.")
+    name: token_bodies.TokenName
+    """For people: who has it, or what for."""
     grants: Annotated[list[Grant], FailFast()] = Field(
         min_length=1,
         max_length=token_bodies.GRANTS_MAX,
@@ -39,12 +40,8 @@ class AccessTokenCreate(Model):
         description="What the token may use of each gateway, in requests and bytes per second, connections with"
         " requests under way, and open ledgers; beyond: 429 overloaded.",
     )
-    expires_in_s: int | None = Field(
-        default=None,
-        ge=1,
-        le=token_bodies.EXPIRES_IN_S_MAX,
-        description="Without it: valid until revoked.",
-    )
+    expires_in_s: int | None = Field(default=None, ge=1, le=token_bodies.EXPIRES_IN_S_MAX)
+    """Without it: valid until revoked."""
 
     def drawn(self) -> tuple[str, token_bodies.TokenFields]:
         """A new secret, and what is stored of it."""
@@ -90,7 +87,8 @@ class TicketCreate(Model):
             pattern=r"^/v1/(logs/[A-Za-z0-9._-]{1,200}/(records|ws)|ledgers/[A-Za-z0-9._-]{1,200}/(entries|ws)|"
             r"stream/[!-\"$->@-~]{1,600})$"
         ),
-    ] = Field(description="The path of what is read, as its URL has it, without a query.")
+    ]
+    """The path of what is read, as its URL has it, without a query."""
 
     @property
     def named(self) -> str:
@@ -101,7 +99,8 @@ class TicketCreate(Model):
 class NewTicket(Model):
     """A ticket."""
 
-    ticket: str = Field(description="Goes into the query: `?ticket=…`.")
+    ticket: str
+    """Goes into the query: `?ticket=…`."""
     expires_in_s: int
 
 
@@ -121,69 +120,8 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "expires_at": None,
 }
 
-CREATE: Final = op.PublicOperation(
-    "POST /v1/tokens",
-    "createToken",
-    "Tokens",
-    "Make an access token",
-    "The answer has the secret, which nobody can show again: only its hash is stored.",
-    scope=on(Named.EVERYTHING, Scope.ADMIN),
-    body={
-        JSON: Content(
-            AccessTokenCreate,
-            {"producer": {"name": "orders service", "grants": _EXAMPLE["grants"]}},
-        )
-    },
-    replies=op.gives(
-        "The token.", NewAccessToken, {"new": _EXAMPLE | {"token": "qlt_…"}}, status=201
-    ),
-    errors=(*op.USUAL, *op.WITH_BODY),
-    needs_body=True,
-    is_audited=True,
-)
-LIST: Final = op.PublicOperation(
-    "GET /v1/tokens",
-    "listTokens",
-    "Tokens",
-    "List access tokens",
-    "By creation, without their secrets; an expired one for a week after its end.",
-    scope=on(Named.EVERYTHING, Scope.ADMIN),
-    replies=op.gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
-    errors=op.USUAL,
-)
-REVOKE: Final = op.PublicOperation(
-    "DELETE /v1/tokens/{id}",
-    "revokeToken",
-    "Tokens",
-    "Revoke an access token",
-    "Within seconds all gateways refuse it, and cut its requests that are under way.",
-    (ID,),
-    scope=on(Named.EVERYTHING, Scope.ADMIN),
-    replies={204: Reply("It is gone.")},
-    errors=(*op.ALWAYS, *op.WITH_METADATA, errors.NoSuchToken),
-    is_audited=True,
-)
-TICKET: Final = op.PublicOperation(
-    "POST /v1/tickets",
-    "createTicket",
-    "Tokens",
-    "Make a ticket for a page in a browser",
-    "`EventSource` and `WebSocket` of browsers send no headers: they open the path with the ticket in its query,"
-    " within half a minute, through any gateway. The ticket allows what the token allows there.",
-    scope=on(Named.SOME, Scope.READ, Scope.APPEND),
-    body={JSON: Content(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}})},
-    replies=op.gives(
-        "The ticket.",
-        NewTicket,
-        {"new": {"ticket": "5f0c2a9d41be7786.1767323045.9b…", "expires_in_s": 30}},
-        status=201,
-    ),
-    errors=(*op.USUAL, *op.WITH_BODY),
-    needs_body=True,
-)
 
-
-class TokenRoutes:
+class TokenRoutes(op.Handlers, tag="Tokens"):
     """Handlers of access tokens."""
 
     def __init__(self, client: TokenClient, room: Room, callers: Callers | None) -> None:
@@ -191,37 +129,80 @@ class TokenRoutes:
         self._client, self._callers = client, callers
         self._room = room
 
-    async def create(self, request: web.Request, _given: Given) -> web.Response:
-        """POST /v1/tokens."""
+    @op.operation(
+        "POST /v1/tokens",
+        body=op.takes(
+            AccessTokenCreate,
+            {"producer": {"name": "orders service", "grants": _EXAMPLE["grants"]}},
+        ),
+        replies=op.gives(
+            "The token.", NewAccessToken, {"new": _EXAMPLE | {"token": "qlt_…"}}, status=201
+        ),
+        scope=on(Named.EVERYTHING, Scope.ADMIN),
+        needs_body=True,
+        is_audited=True,
+    )
+    async def create_token(self, request: web.Request, _given: Given) -> web.Response:
+        """Make an access token.
+
+        The answer has the secret, which nobody can show again: only its hash is stored.
+        """
         wanted = await body.read_model(request, self._room, AccessTokenCreate)
         secret, token = wanted.drawn()
         audit.name_target(f"tokens/{token.id}")
         row = await self._client.create(token, expires_in_s=wanted.expires_in_s)
         return json_value(token_json(row) | {"token": secret}, 201)
 
-    async def page(self, _request: web.Request, _given: Given) -> web.Response:
-        """GET /v1/tokens."""
+    @op.operation(
+        "GET /v1/tokens",
+        replies=op.gives("The tokens.", AccessTokenList, {"one": {"tokens": [_EXAMPLE]}}),
+        scope=on(Named.EVERYTHING, Scope.ADMIN),
+    )
+    async def list_tokens(self, _request: web.Request, _given: Given) -> web.Response:
+        """List access tokens.
+
+        By creation, without their secrets; an expired one for a week after its end.
+        """
         rows = (await self._client.list()).tokens or ()
         return json_value({"tokens": [token_json(row) for row in rows]})
 
-    async def revoke(self, _request: web.Request, given: Given) -> web.Response:
-        """DELETE /v1/tokens/{id}."""
+    @op.operation(
+        "DELETE /v1/tokens/{id}",
+        (ID,),
+        replies={204: Reply("It is gone.")},
+        errors=(errors.NoSuchToken,),
+        scope=on(Named.EVERYTHING, Scope.ADMIN),
+        is_audited=True,
+    )
+    async def revoke_token(self, _request: web.Request, given: Given) -> web.Response:
+        """Revoke an access token.
+
+        Within seconds all gateways refuse it, and cut its requests that are under way.
+        """
         await self._client.revoke(given[ID])
         return no_content()
 
-    async def ticket(self, request: web.Request, _given: Given) -> web.Response:
-        """POST /v1/tickets."""
+    @op.operation(
+        "POST /v1/tickets",
+        body=op.takes(TicketCreate, {"of a log": {"path": "/v1/logs/orders/records"}}),
+        replies=op.gives(
+            "The ticket.",
+            NewTicket,
+            {"new": {"ticket": "5f0c2a9d41be7786.1767323045.9b…", "expires_in_s": 30}},
+            status=201,
+        ),
+        scope=on(Named.SOME, Scope.READ, Scope.APPEND),
+        needs_body=True,
+    )
+    async def create_ticket(self, request: web.Request, _given: Given) -> web.Response:
+        """Make a ticket for a page in a browser.
+
+        `EventSource` and `WebSocket` of browsers send no headers: they open the path with the
+        ticket in its query, within half a minute, through any gateway. The ticket allows what the
+        token allows there.
+        """
         wanted = await body.read_model(request, self._room, TicketCreate)
         ticket = NO_TICKET
         if self._callers is not None:
             ticket = await self._callers.ticket(caller_of(request), wanted.named)
         return json_value({"ticket": ticket, "expires_in_s": TICKET_S}, 201)
-
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [
-            Route(CREATE, self.create),
-            Route(LIST, self.page),
-            Route(REVOKE, self.revoke),
-            Route(TICKET, self.ticket),
-        ]

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, FailFast, Field, WithJsonSchema
 
 from quorumlog import errors
 from quorumlog.net import audit
-from quorumlog.net.operations import JSON, Content, Route
 from quorumlog.net.parameters import Given, path_text
 from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed, Transaction
@@ -76,9 +75,8 @@ class TransactionCommit(Model):
     """What to publish, in this order. Ledgers that are not named are deleted."""
 
     ledgers: Annotated[list[Id | SealedLedger], FailFast()] = Field(max_length=LOG_LEDGERS_MAX)
-    overwrite: bool = Field(
-        default=False, description="Drop what was on the log before; offsets go on."
-    )
+    overwrite: bool = False
+    """Drop what was on the log before; offsets go on."""
 
     def sealed(self) -> tuple[Sealed, ...]:
         """The protocol's values."""
@@ -103,19 +101,19 @@ class LedgerOfTransaction(Model):
 class TransactionModel(Model):
     """A transaction as it is now."""
 
-    transaction: str = Field(description="Its id.")
+    transaction: str
+    """Its id."""
     log: str
     app: str | None
     version: Id | None
     state: Literal["OPEN", "COMMITTED", "ABORTED"]
-    duplicate: bool = Field(
-        description="COMMITTED, but by another commit of this version: nothing new was published."
-    )
-    first_offset: Id | None = Field(description="The offset of the first record that it published.")
+    duplicate: bool
+    """COMMITTED, but by another commit of this version: nothing new was published."""
+    first_offset: Id | None
+    """The offset of the first record that it published."""
     last_offset: Id | None
-    ledgers: list[LedgerOfTransaction] = Field(
-        description="While OPEN those created in it; once COMMITTED those published, in the log's order."
-    )
+    ledgers: list[LedgerOfTransaction]
+    """While OPEN those created in it; once COMMITTED those published, in the log's order."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
@@ -157,108 +155,35 @@ _DONE: Final = _OPEN | {
 _AS_OPEN: Final = (TransactionModel, {"a transaction": _OPEN})
 _LOCATION: Final = {"Location": "The transaction's path."}
 
-BEGIN: Final = op.PublicOperation(
-    "POST /v1/transactions",
-    "beginTransaction",
-    "Transactions",
-    "Begin a transaction on a log",
-    "With the same `app` and `version` all callers get the same transaction while it is OPEN; if this "
-    "version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its ledgers "
-    "are created by `POST /v1/ledgers` with `transaction`.",
-    scope=on(Named.SOME, Scope.APPEND),
-    body={
-        JSON: Content(
-            {"anyOf": [TransactionBegin, VersionBegin]},
-            {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
-        )
-    },
-    replies={
-        **op.gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
-        **op.gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
-    },
-    errors=(*op.USUAL, *op.WITH_BODY, errors.NoSuchLog, errors.LogClosed),
-    needs_body=True,
-)
-GET: Final = op.PublicOperation(
-    "GET /v1/transactions/{transaction}",
-    "getTransaction",
-    "Transactions",
-    "Look at a transaction",
-    scope=on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
-    parameters=(TRANSACTION,),
-    replies=op.gives("The transaction.", *_AS_OPEN),
-    errors=(*op.USUAL, errors.NoSuchTransaction),
-)
-COMMIT: Final = op.PublicOperation(
-    "POST /v1/transactions/{transaction}/commit",
-    "commitTransaction",
-    "Transactions",
-    "Put its closed ledgers onto the log, all at once",
-    "The records get dense offsets after those of the log, ledger by ledger. The same request again "
-    "gets the same answer, through any gateway: repeat it until there is one. Where the log was "
-    "opened for one writer, `Writer-Token` is needed.",
-    (TRANSACTION, op.WRITER_TOKEN),
-    {
-        JSON: Content(
-            TransactionCommit,
-            {
-                "ids": {"ledgers": [8, 9]},
-                "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
-            },
-        )
-    },
-    op.gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
-    (
-        *op.USUAL,
-        *op.WITH_BODY,
-        errors.NoSuchTransaction,
-        errors.TransactionAborted,
-        errors.TransactionCommitted,
-        errors.NoSuchLog,
-        errors.LogClosed,
-        errors.LogFenced,
-        errors.LogFull,
-        errors.LogProtected,
-        errors.NotEnoughBookies,
-        errors.EntryUnavailable,
-        errors.RecoveryBlocked,
-        errors.QuorumTimeout,
-        errors.NotTheOwner,
-        errors.WriterLost,
-    ),
-    # With `overwrite`: manage too.
-    scope=on(Named.TRANSACTION, Scope.APPEND),
-    needs_body=True,
-    is_audited=True,
-)
-ABORT: Final = op.PublicOperation(
-    "POST /v1/transactions/{transaction}/abort",
-    "abortTransaction",
-    "Transactions",
-    "End a transaction without a trace",
-    "Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is changed.",
-    (TRANSACTION,),
-    op.NOTHING,
-    op.gives(
-        "It is aborted.",
-        TransactionModel,
-        {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
-    ),
-    (*op.USUAL, *op.WITH_BODY, errors.NoSuchTransaction, errors.TransactionCommitted),
-    scope=on(Named.TRANSACTION, Scope.APPEND),
-    is_audited=True,
-)
 
-
-class TransactionRoutes:
+class TransactionRoutes(op.Handlers, tag="Transactions"):
     """Handlers of transactions."""
 
     def __init__(self, transactions: Transactions, room: Room) -> None:
         self._transactions = transactions
         self._room = room
 
-    async def begin(self, request: web.Request, _given: Given) -> web.Response:
-        """POST /v1/transactions."""
+    @op.operation(
+        "POST /v1/transactions",
+        body=op.takes(
+            {"anyOf": [TransactionBegin, VersionBegin]},
+            {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
+        ),
+        replies={
+            **op.gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
+            **op.gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
+        },
+        errors=(errors.NoSuchLog, errors.LogClosed),
+        scope=on(Named.SOME, Scope.APPEND),
+        needs_body=True,
+    )
+    async def begin_transaction(self, request: web.Request, _given: Given) -> web.Response:
+        """Begin a transaction on a log.
+
+        With the same `app` and `version` all callers get the same transaction while it is OPEN; if
+        this version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its
+        ledgers are created by `POST /v1/ledgers` with `transaction`.
+        """
         value = await body.read_object(request, self._room)
         wanted: TransactionBegin | VersionBegin
         if value.get("app") is None and value.get("version") is None:
@@ -272,12 +197,54 @@ class TransactionRoutes:
         headers = {"Location": f"/v1/transactions/{found.id}"}
         return json_value(transaction_json(found), 201 if is_new else 200, headers)
 
-    async def get(self, _request: web.Request, given: Given) -> web.Response:
-        """GET /v1/transactions/{transaction}."""
+    @op.operation(
+        "GET /v1/transactions/{transaction}",
+        (TRANSACTION,),
+        replies=op.gives("The transaction.", *_AS_OPEN),
+        errors=(errors.NoSuchTransaction,),
+        scope=on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
+    )
+    async def get_transaction(self, _request: web.Request, given: Given) -> web.Response:
+        """Look at a transaction."""
         return json_value(transaction_json(await self._transactions.get(given[TRANSACTION])))
 
-    async def commit(self, request: web.Request, given: Given) -> web.Response:
-        """POST /v1/transactions/{transaction}/commit."""
+    @op.operation(
+        "POST /v1/transactions/{transaction}/commit",
+        (TRANSACTION, op.WRITER_TOKEN),
+        body=op.takes(
+            TransactionCommit,
+            {
+                "ids": {"ledgers": [8, 9]},
+                "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
+            },
+        ),
+        replies=op.gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
+        errors=(
+            *op.OF_TRANSACTION,
+            errors.NoSuchLog,
+            errors.LogClosed,
+            errors.LogFenced,
+            errors.LogFull,
+            errors.LogProtected,
+            errors.NotEnoughBookies,
+            errors.EntryUnavailable,
+            errors.RecoveryBlocked,
+            errors.QuorumTimeout,
+            errors.NotTheOwner,
+            errors.WriterLost,
+        ),
+        # With `overwrite`: manage too.
+        scope=on(Named.TRANSACTION, Scope.APPEND),
+        needs_body=True,
+        is_audited=True,
+    )
+    async def commit_transaction(self, request: web.Request, given: Given) -> web.Response:
+        """Put its closed ledgers onto the log, all at once.
+
+        The records get dense offsets after those of the log, ledger by ledger. The same request
+        again gets the same answer, through any gateway: repeat it until there is one. Where the log
+        was opened for one writer, `Writer-Token` is needed.
+        """
         wanted = await body.read_model(request, self._room, TransactionCommit)
         if wanted.overwrite:
             found = await self._transactions.get(given[TRANSACTION])
@@ -293,15 +260,23 @@ class TransactionRoutes:
         )
         return json_value(transaction_json(done))
 
-    async def abort(self, _request: web.Request, given: Given) -> web.Response:
-        """POST /v1/transactions/{transaction}/abort."""
-        return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))
+    @op.operation(
+        "POST /v1/transactions/{transaction}/abort",
+        (TRANSACTION,),
+        body=op.NOTHING,
+        replies=op.gives(
+            "It is aborted.",
+            TransactionModel,
+            {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
+        ),
+        errors=(errors.NoSuchTransaction, errors.TransactionCommitted),
+        scope=on(Named.TRANSACTION, Scope.APPEND),
+        is_audited=True,
+    )
+    async def abort_transaction(self, _request: web.Request, given: Given) -> web.Response:
+        """End a transaction without a trace.
 
-    def routes(self) -> list[Route]:
-        """The operations with their handlers."""
-        return [
-            Route(BEGIN, self.begin),
-            Route(GET, self.get),
-            Route(COMMIT, self.commit),
-            Route(ABORT, self.abort),
-        ]
+        Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is
+        changed.
+        """
+        return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))

@@ -11,14 +11,7 @@ from typing import Literal
 
 from aiohttp import web
 
-from quorumlog.errors import (
-    BadRequest,
-    InvalidRequest,
-    LogDeleted,
-    NoSuchLog,
-    OffsetTruncated,
-    StreamConflict,
-)
+from quorumlog import errors
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import RECORDS_MAX, Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
@@ -81,7 +74,7 @@ def asked(given: Given) -> ForkAsked | None:
     source, offset, sub = given[op.FORKED_FROM], given[op.FORK_OFFSET], given[op.FORK_SUB_OFFSET]
     if source is None:
         if offset is not None or sub is not None:
-            raise BadRequest(
+            raise errors.BadRequest(
                 "Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From"
             )
         return None
@@ -101,7 +94,9 @@ def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
     Raises: StreamConflict for another content type.
     """
     if wanted.content_type is not None and media_of(wanted.content_type) != source.media:
-        raise StreamConflict(f"the source's content type is {source.media}", log=wanted.source)
+        raise errors.StreamConflict(
+            f"the source's content type is {source.media}", log=wanted.source
+        )
     lifetime = wanted if wanted.has_lifetime else source
     return StreamConfig(
         source.content_type if wanted.content_type is None else wanted.content_type,
@@ -127,15 +122,15 @@ class StreamForks:
         """
         try:
             row = await self._logs.rows.row(name)
-        except LogDeleted as error:
+        except errors.LogDeleted as error:
             raise taken(name) from error
-        except NoSuchLog:
+        except errors.NoSuchLog:
             return None
         config = config_of(row)
         if config is not None and not await exists(row):
             return None
         if config is None or not wanted.is_made(config):
-            raise StreamConflict("the stream exists with other settings", log=name)
+            raise errors.StreamConflict("the stream exists with other settings", log=name)
         return Found(row, config)
 
     async def plan(
@@ -148,8 +143,8 @@ class StreamForks:
         caller_of(request).check(Scope.READ, Kind.LOGS, wanted.source)
         try:
             source = await self._find(wanted.source)
-        except LogDeleted as error:
-            raise StreamConflict(
+        except errors.LogDeleted as error:
+            raise errors.StreamConflict(
                 "the source is deleted, and forks of it are not", log=wanted.source
             ) from error
         end, _ = await self._logs.reader.tail(source.row.name, source.row)
@@ -160,7 +155,7 @@ class StreamForks:
         elif wanted.offset is not None:
             offset = source.at(wanted.offset)
         if not source.row.first_offset <= offset <= end:
-            raise BadRequest(
+            raise errors.BadRequest(
                 f"/header/Stream-Fork-Offset: the source has the offsets {source.row.first_offset} to {end}"
             )
         at, prefix = await self._begin(source, offset, wanted.sub_offset)
@@ -176,8 +171,8 @@ class StreamForks:
         try:
             wanted = self._logs.draft(name, settings, idle_s=plan.config.ttl_s)
             return await self._logs.fork(wanted, plan.source, plan.at)
-        except (OffsetTruncated, InvalidRequest) as error:
-            raise BadRequest(f"/header/Stream-Fork-Offset: {error.detail}") from error
+        except (errors.OffsetTruncated, errors.InvalidRequest) as error:
+            raise errors.BadRequest(f"/header/Stream-Fork-Offset: {error.detail}") from error
 
     async def _begin(
         self, source: Found, offset: int, sub_offset: int
@@ -203,11 +198,11 @@ class StreamForks:
                 left -= size
                 if not left:
                     return at + 1, ()
-        raise BadRequest(
+        raise errors.BadRequest(
             f"/header/Stream-Fork-Sub-Offset: {sub_offset} is beyond what was appended at the fork's offset"
         )
 
 
-def taken(name: str) -> StreamConflict:
+def taken(name: str) -> errors.StreamConflict:
     """The refusal of a creation under the name of a deleted stream."""
-    return StreamConflict("the stream is deleted, and forks of it are not", log=name)
+    return errors.StreamConflict("the stream is deleted, and forks of it are not", log=name)

@@ -4,21 +4,21 @@ What the protocol calls malformed is 400, where the rest of the API has 422.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import unquote
 
 from quorumlog import errors, header
 from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON, Content, Reply
-from quorumlog.net.parameters import Parameter
+from quorumlog.net.parameters import Parameter, Parse
 from quorumlog.protocol.batch import STREAM_SEQ_BYTES_MAX
 from quorumlog.protocol.values import LOG_NAME
+from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
 from services.gateway.edge.http.media import EVENTS
-from services.gateway.edge.logs import TAKING_OVER
-from services.gateway.edge.operations import BYTES, TICKET, PublicOperation
+from services.gateway.edge.logs import WRITING
 from services.gateway.edge.starts import created_of, token_of
 from services.gateway.logs.values import STREAM_PREFIX
 from services.gateway.streams import config
@@ -65,6 +65,7 @@ class Place:
 
 Position = Place | Literal["earliest", "latest"]
 Live = Literal["long-poll", "sse"]
+T = TypeVar("T")
 
 PATH: Final = "/v1/stream/{path}"
 _OFFSET_DIGITS: Final = 19
@@ -131,27 +132,29 @@ def _bytes_up_to(bytes_max: int) -> Callable[[str, str], str]:
     return parse
 
 
-def _text(text: str, _pointer: str) -> str:
-    return text
-
-
 def _is_true(text: str, _pointer: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _path(text: str, _pointer: str) -> str:
-    return log_of(text)
+_WORD: Final = {"type": "string"}
 
 
-def _header(name: str, parse: Any, description: str, schema: dict[str, Any]) -> Parameter[Any]:
+def _header(
+    name: str, parse: Parse[T], description: str, schema: Mapping[str, Any] = _WORD
+) -> Parameter[T | None]:
     return Parameter(name, "header", parse, schema, description, None)
 
 
-_WORD: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "format": "int64", "minimum": 0, "maximum": _NUMBER_MAX}
 
 STREAM: Final[Parameter[str]] = Parameter(
-    "path", "path", _path, _WORD, "The stream; slashes are part of it.", "", example="chat/42"
+    "path",
+    "path",
+    lambda text, _pointer: log_of(text),
+    _WORD,
+    "The stream; slashes are part of it.",
+    "",
+    "chat/42",
 )
 OFFSET: Final[Parameter[Position | None]] = Parameter(
     "offset",
@@ -167,85 +170,81 @@ LIVE: Final[Parameter[Live | None]] = Parameter(
 CURSOR: Final[Parameter[int | None]] = Parameter(
     "cursor", "query", _cursor, _WORD, "The `Stream-Cursor` of the answer before.", None
 )
-CONTENT_TYPE: Final[Parameter[str | None]] = _header(
-    "Content-Type",
-    config.content_type,
-    "Of the stream; application/octet-stream if left out.",
-    _WORD,
+CONTENT_TYPE: Final = _header(
+    "Content-Type", config.content_type, "Of the stream; application/octet-stream if left out."
 )
-CLOSED: Final[Parameter[bool | None]] = _header(
-    "Stream-Closed", _is_true, "`true`: nothing follows, in one step with the body.", _WORD
+CLOSED: Final = _header(
+    "Stream-Closed", _is_true, "`true`: nothing follows, in one step with the body."
 )
-TTL: Final[Parameter[int | None]] = _header(
+TTL: Final = _header(
     "Stream-TTL",
     _number,
     "The stream ends to exist after so many seconds without an access.",
     _COUNT,
 )
-EXPIRES_AT: Final[Parameter[str | None]] = _header(
-    "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time.", _WORD
+EXPIRES_AT: Final = _header(
+    "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time."
 )
-FORKED_FROM: Final[Parameter[str | None]] = _header(
+FORKED_FROM: Final = _header(
     "Stream-Forked-From",
     log_of_url,
     "The path of a stream's URL: the new stream begins with that one's records, and goes on by itself.",
-    _WORD,
 )
-FORK_OFFSET: Final[Parameter[Place | Literal[0] | None]] = _header(
+FORK_OFFSET: Final = _header(
     "Stream-Fork-Offset",
     _fork_offset,
     "Goes with `Stream-Forked-From`: the records below this offset are the fork's; the source's tail if left out.",
-    _WORD,
 )
-FORK_SUB_OFFSET: Final[Parameter[int | None]] = _header(
+FORK_SUB_OFFSET: Final = _header(
     "Stream-Fork-Sub-Offset",
     _number,
     "Goes with `Stream-Forked-From`: so many messages, or bytes, of what was appended at the offset are the fork's too.",
     _COUNT,
 )
-SEQ: Final[Parameter[str | None]] = _header(
+SEQ: Final = _header(
     "Stream-Seq",
     _bytes_up_to(STREAM_SEQ_BYTES_MAX),
     "Must be above the last one of the stream, compared byte by byte; else 409.",
     {"type": "string", "minLength": 1, "maxLength": STREAM_SEQ_BYTES_MAX},
 )
-PRODUCER_ID: Final[Parameter[str | None]] = _header(
+PRODUCER_ID: Final = _header(
     header.PRODUCER_ID,
     _bytes_up_to(_PRODUCER_BYTES_MAX),
     "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
     {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
 )
-PRODUCER_EPOCH: Final[Parameter[int | None]] = _header(
+PRODUCER_EPOCH: Final = _header(
     header.PRODUCER_EPOCH, _number, "A higher epoch ends the lower ones of this producer.", _COUNT
 )
-PRODUCER_SEQ: Final[Parameter[int | None]] = _header(
+PRODUCER_SEQ: Final = _header(
     header.PRODUCER_SEQ, _number, "Counts this producer's requests from 0 in each epoch.", _COUNT
 )
-PRODUCER_SINCE: Final[Parameter[int | None]] = _header(
+PRODUCER_SINCE: Final = _header(
     header.PRODUCER_SINCE,
     _number,
     "An extension: as for logs, the stream's end before the producer's first request.",
     _COUNT,
 )
-IF_NONE_MATCH: Final[Parameter[str | None]] = _header(
-    "If-None-Match", _text, "An `ETag`: 304 where the answer would be the same.", _WORD
+IF_NONE_MATCH: Final = _header(
+    "If-None-Match",
+    lambda text, _pointer: text,
+    "An `ETag`: 304 where the answer would be the same.",
 )
 
 _NEXT: Final = {"Stream-Next-Offset": "The offset after the last record; where to go on reading."}
 _CLOSED: Final = {"Stream-Closed": "`true` where the stream is closed and nothing follows."}
 _PLACE: Final = {**_NEXT, **_CLOSED}
-_ANY: Final = {"*/*": Content(BYTES)}
+_ANY: Final = {"*/*": Content(op.BYTES)}
 _ERRORS: Final = (
-    *TAKING_OVER,
-    errors.LogClosed,
-    errors.QuorumTimeout,
-    errors.WriterLost,
-    errors.NotTheOwner,
+    *op.ALWAYS,
+    *op.ANSWERING,
+    *op.WITH_BODY,
+    errors.MetadataUnavailable,
+    *WRITING,
     errors.LogDeleted,
-    errors.LogReplaced,
 )
 
-CREATE: Final = PublicOperation(
+CREATE: Final = op.PublicOperation(
     f"PUT {PATH}",
     "createStream",
     "Durable Streams",
@@ -263,7 +262,7 @@ CREATE: Final = PublicOperation(
     ignores_unknown=True,
     is_audited=True,
 )
-APPEND: Final = PublicOperation(
+APPEND: Final = op.PublicOperation(
     f"POST {PATH}",
     "appendToStream",
     "Durable Streams",
@@ -296,14 +295,14 @@ APPEND: Final = PublicOperation(
     needs_body=True,
     ignores_unknown=True,
 )
-READ: Final = PublicOperation(
+READ: Final = op.PublicOperation(
     f"GET {PATH}",
     "readStream",
     "Durable Streams",
     "Read a stream",
     "Without `live` what there is, a part at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
     " `live=sse` sends events for a minute. HEAD tells where the stream ends.",
-    (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, TICKET),
+    (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, op.TICKET),
     scope=on(Named.STREAM, Scope.READ),
     replies={
         200: Reply(
@@ -323,7 +322,7 @@ READ: Final = PublicOperation(
     errors=(*_ERRORS, errors.OffsetTruncated, errors.EntryLost),
     ignores_unknown=True,
 )
-DELETE: Final = PublicOperation(
+DELETE: Final = op.PublicOperation(
     f"DELETE {PATH}",
     "deleteStream",
     "Durable Streams",

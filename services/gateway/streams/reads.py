@@ -52,13 +52,9 @@ class KeptPages:
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         """Nothing is kept."""
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.bytes_kept = 0
+        """Of all pages."""
         self._pages: OrderedDict[tuple[str, str, int], Page] = OrderedDict()
-
-    @property
-    def bytes_kept(self) -> int:
-        """Of all pages: a length would be taken for their number, and an empty cache for none."""
-        return self._bytes
 
     def find(self, row: LogMetadata, start: Start) -> Page | None:
         """The page that begins at an offset, or at the log's first one."""
@@ -78,11 +74,11 @@ class KeptPages:
         key = (row.name, row.created_at, page.first)
         replaced = self._pages.pop(key, None)
         if replaced is not None:
-            self._bytes -= _size(replaced)
+            self.bytes_kept -= _size(replaced)
         self._pages[key] = replace(page, batches=()), body  # the body has them
-        self._bytes += _size(self._pages[key])
-        while self._bytes > self._bytes_max:
-            self._bytes -= _size(self._pages.popitem(last=False)[1])
+        self.bytes_kept += _size(self._pages[key])
+        while self.bytes_kept > self._bytes_max:
+            self.bytes_kept -= _size(self._pages.popitem(last=False)[1])
 
 
 def _size(page: Page) -> int:
@@ -156,7 +152,7 @@ class StreamReads:
             return await self._events(request, given, found, at)
         if live == "long-poll":
             return await self._long_poll(given, found, at)
-        return await self._catch_up(request, given, found, at)
+        return await self._page_answer(request, given, found, *await self._whole(found, at))
 
     async def _page(self, found: Found, at: _Start, wait_s: float = 0.0) -> LogBatches:
         try:
@@ -188,11 +184,6 @@ class StreamReads:
                 return None
             kept = self._with_body(found, page)
         return await self._page_answer(request, given, found, *kept)
-
-    async def _catch_up(
-        self, request: web.Request, given: Given, found: Found, at: _Start
-    ) -> web.Response:
-        return await self._page_answer(request, given, found, *await self._whole(found, at))
 
     async def _page_answer(
         self, request: web.Request, given: Given, found: Found, page: LogBatches, body: bytes
@@ -345,13 +336,9 @@ def _data_of(page: LogBatches, config: StreamConfig) -> bytes:
     data = body_of(page, is_json=config.is_json)
     if not config.is_text:
         return b"event: data\ndata:" + pybase64.b64encode(data) + b"\n\n"
-    lines = b"".join(b"data:" + _spaced(line) + b"\n" for line in _LINES.split(data))
-    return b"event: data\n" + lines + b"\n"
-
-
-def _spaced(line: bytes) -> bytes:
-    """A line of an event: a reader takes one space before it away."""
-    return b" " + line if line.startswith(b" ") else line
+    # A reader takes one space before a line away.
+    spaced = (b" " + line if line.startswith(b" ") else line for line in _LINES.split(data))
+    return b"event: data\n" + b"".join(b"data:%b\n" % line for line in spaced) + b"\n"
 
 
 def _has_it(known: str | None, tag: str) -> bool:

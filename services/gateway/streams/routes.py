@@ -7,21 +7,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog import header
-from quorumlog.errors import (
-    BadRequest,
-    EntryUnavailable,
-    InvalidRequest,
-    LogClosed,
-    LogDeleted,
-    NoSuchLog,
-    QuorumLogError,
-    SequenceGap,
-    StaleProducer,
-    StreamConflict,
-    UnexpectedOffset,
-    UnsupportedMediaType,
-)
+from quorumlog import errors, header
 from quorumlog.net.operations import Route
 from quorumlog.net.parameters import Given
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
@@ -96,7 +82,8 @@ class StreamRoutes:
 
     async def create(self, request: web.Request, given: Given) -> web.Response:
         """PUT (section 5.1)."""
-        _check_lifetime(given)
+        if given[op.TTL] is not None and given[op.EXPIRES_AT] is not None:
+            raise errors.BadRequest("Stream-TTL and Stream-Expires-At exclude each other")
         fork = asked(given)
         if fork is not None:
             return await self._create_fork(request, given, fork)
@@ -143,9 +130,9 @@ class StreamRoutes:
         end, is_closed = await self._logs.reader.tail(name, created_at=row.created_at)
         found = config_of(row)
         if not is_new and (found is None or not is_same(found) or is_closed != sent.closes):
-            raise StreamConflict("the stream exists with other settings", log=name)
+            raise errors.StreamConflict("the stream exists with other settings", log=name)
         if not is_new and await self._is_unfinished(row):
-            raise StreamConflict(
+            raise errors.StreamConflict(
                 "another creation of the stream is under way, or broke off", log=name
             )
         assert found is not None
@@ -169,7 +156,7 @@ class StreamRoutes:
             row, is_new = await make(settings)
             if not is_new and not await self._exists(row):
                 row, is_new = await make(settings)
-        except LogDeleted as error:
+        except errors.LogDeleted as error:
             raise taken(error.log or name) from error
         if not is_new:
             found = config_of(row)
@@ -186,13 +173,13 @@ class StreamRoutes:
                 await self._logs.append(row.name, sent.call(row))
             if sent.closes:
                 await self._logs.finish(row.name, row.created_at)
-        except UnexpectedOffset:
+        except errors.UnexpectedOffset:
             # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
             await self._logs.reader.read(
                 row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row
             )
             return False
-        except LogClosed:
+        except errors.LogClosed:
             return False
         return True
 
@@ -229,9 +216,9 @@ class StreamRoutes:
         row = recent or await self._logs.rows.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
-            raise NoSuchLog("there is no such stream", log=name)
+            raise errors.NoSuchLog("there is no such stream", log=name)
         if not await self._exists(row, is_access=is_access):
-            raise NoSuchLog("the stream has expired", log=name)
+            raise errors.NoSuchLog("the stream has expired", log=name)
         return Found(row, found)
 
     # --- append and close ------------------------------------------------------------------------
@@ -254,12 +241,12 @@ class StreamRoutes:
     ) -> web.Response:
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         if not data and not closes:
-            raise BadRequest("an append has a body")
+            raise errors.BadRequest("an append has a body")
         if data:
             _check_type(given[op.CONTENT_TYPE], found)
         records = await self._records(request, data, found.config)
         if data and not records:
-            raise BadRequest("an empty array appends nothing")
+            raise errors.BadRequest("an empty array appends nothing")
         if found.row.state is LogState.CLOSED:
             return await self._closed(found, producer, is_close_only=closes and not data)
         since = given[op.PRODUCER_SINCE] or 0
@@ -274,14 +261,14 @@ class StreamRoutes:
                 await self._logs.finish(name, found.row.created_at)
             end, is_duplicate = done.last_offset + 1, done.is_duplicate
             highest = done.highest_seq
-        except LogClosed:
+        except errors.LogClosed:
             now = await self._find(name)
             now.row.check_created(found.row.created_at)
             return await self._closed(now, producer, is_close_only=closes and not data)
-        except SequenceGap as error:
+        except errors.SequenceGap as error:
             raise _gap_of(error, producer) from error
-        except InvalidRequest as error:
-            raise BadRequest(error.detail) from error
+        except errors.InvalidRequest as error:
+            raise errors.BadRequest(error.detail) from error
         headers = {**_NO_STORE, **_place(found.row, end, closes)}
         if producer is None:
             return web.Response(status=204, headers=headers)
@@ -296,24 +283,20 @@ class StreamRoutes:
         end, _ = await self._logs.reader.tail(row.name, row)
         place = _place(row, end, is_closed=True)
         headers = {**_NO_STORE, **place}
-        last = None
-        if producer is not None:
-            head = await self._logs.reader.last_batch(row)
-            last = None if head is None else head.producer
-        if producer is not None and producer == last:
-            return web.Response(status=204, headers=headers | _numbers(producer, None))
-        if producer is not None and last is not None:
-            is_stale = producer.id == last.id and producer.epoch < last.epoch
-            if is_stale:
+        if producer is None:
+            if is_close_only:
+                return web.Response(status=204, headers=headers)
+        elif (head := await self._logs.reader.last_batch(row)) and (last := head.producer):
+            if producer == last:
+                return web.Response(status=204, headers=headers | _numbers(producer, None))
+            if producer.id == last.id and producer.epoch < last.epoch:
                 detail = f"producer {producer.id} is in epoch {last.epoch}"
-                raise StaleProducer(detail, producer_epoch=last.epoch, log=row.name)
-        if is_close_only and producer is None:
-            return web.Response(status=204, headers=headers)
-        raise LogClosed("the stream is closed", log=row.name, headers=place)
+                raise errors.StaleProducer(detail, producer_epoch=last.epoch, log=row.name)
+        raise errors.LogClosed("the stream is closed", log=row.name, headers=place)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
-            raise UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
+            raise errors.UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
         return await body.read(request, self._room, BATCH_BYTES_MAX)
 
     async def _records(
@@ -341,17 +324,16 @@ class StreamRoutes:
 
         Raises: EntryUnavailable. That nobody could find out is no less true, and waiting for it twice finds no more.
         """
-        name = given[op.STREAM]
-        row = self._logs.rows.recent(name)
+        row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
             return None
         try:
-            found = await self._find(name, row, is_access=True)
+            found = await self._find(row.name, row, is_access=True)
             with self._logs.accesses.during(row):
                 return await self._reads.by_recent(request, given, found)
-        except EntryUnavailable:
+        except errors.EntryUnavailable:
             raise
-        except QuorumLogError:
+        except errors.QuorumLogError:
             return None
 
     async def _head(self, found: Found) -> web.Response:
@@ -392,16 +374,11 @@ async def stream_headers(request: web.Request, response: web.StreamResponse) -> 
         response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
 
 
-def _check_lifetime(given: Given) -> None:
-    if given[op.TTL] is not None and given[op.EXPIRES_AT] is not None:
-        raise BadRequest("Stream-TTL and Stream-Expires-At exclude each other")
-
-
 def _check_type(given: str | None, found: Found) -> None:
     if given is None:
-        raise BadRequest("an append says its Content-Type")
+        raise errors.BadRequest("an append says its Content-Type")
     if media_of(given) != found.config.media:
-        raise StreamConflict(
+        raise errors.StreamConflict(
             f"the stream's content type is {found.config.media}", log=found.row.name
         )
 
@@ -412,15 +389,17 @@ def _producer_of(given: Given) -> ProducerSeq | None:
     if name is None and epoch is None and seq is None:
         return None
     if name is None or epoch is None or seq is None:
-        raise BadRequest("Producer-Id, Producer-Epoch and Producer-Seq go together")
+        raise errors.BadRequest("Producer-Id, Producer-Epoch and Producer-Seq go together")
     return ProducerSeq(name, epoch, seq)
 
 
-def _gap_of(error: SequenceGap, producer: ProducerSeq | None) -> SequenceGap | BadRequest:
+def _gap_of(
+    error: errors.SequenceGap, producer: ProducerSeq | None
+) -> errors.SequenceGap | errors.BadRequest:
     """A gap in the protocol's words."""
     assert producer is not None
     if error.members.get("producer_epoch") is not None:
-        return BadRequest(f"a new epoch begins with Producer-Seq 0, not {producer.seq}")
+        return errors.BadRequest(f"a new epoch begins with Producer-Seq 0, not {producer.seq}")
     return error.replace(
         extra_headers={**error.extra_headers, "Producer-Received-Seq": str(producer.seq)}
     )

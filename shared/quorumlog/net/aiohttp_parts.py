@@ -10,6 +10,7 @@ handles as if it had not been asked, so `Direct` may leave out all rare cases an
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from ssl import SSLContext
 from typing import Any, Final, Protocol, cast
@@ -327,7 +328,7 @@ class _InTurns:
         return message
 
 
-class Connector(aiohttp.TCPConnector):
+class Connector(aiohttp.TCPConnector, ABC):
     """Connections of a session. Takes the free connection that was used last; aiohttp takes the one that was free longest.
 
     In aiohttp's order each connection that a burst once needed gets its turn before it counts as
@@ -341,9 +342,9 @@ class Connector(aiohttp.TCPConnector):
             if protocol.transport is not None:
                 yield protocol.transport
 
+    @abstractmethod
     def context(self) -> SSLContext:
         """The TLS context of the next connection."""
-        raise NotImplementedError
 
     def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
         """Judge who answers at a new connection over TLS. Raises: ClientError."""

@@ -113,43 +113,37 @@ class ServiceSettings(Settings):
     capitals. Only a service's `config.py` reads the environment.
     """
 
-    host: str = Field(default="127.0.0.1", description="where to listen; 0.0.0.0 in containers")
-    port: int = Field(ge=1, le=65535, description="where to listen; fixed, since others know it")
-    advertised_url: str = Field(
-        default="", description="how others reach this process; empty: from `HOST` and `PORT`"
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="the lowest level that is logged"
-    )
-    drain_s: float = Field(
-        default=20.0, gt=0, description="time for requests in flight at shutdown"
-    )
+    host: str = "127.0.0.1"
+    """where to listen; 0.0.0.0 in containers"""
+    port: int = Field(ge=1, le=65535)
+    """where to listen; fixed, since others know it"""
+    advertised_url: str = ""
+    """how others reach this process; empty: from `HOST` and `PORT`"""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """the lowest level that is logged"""
+    drain_s: float = Field(default=20.0, gt=0)
+    """time for requests in flight at shutdown"""
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
         description="further host names that requests may name, of a proxy say; loopback names, IP"
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
-    cluster_secret: SecretStr | None = Field(
-        default=None,
-        description="what the services of a cluster share: who has it is one of them; a second line is accepted too",
-    )
+    cluster_secret: SecretStr | None = None
+    """what the services of a cluster share: who has it is one of them; a second line is accepted too"""
     tls_cert_file: Path | None = Field(
         default=None,
         description="certificate of this process, with which the services of a cluster know each other"
         " (docs/guides/certificates.md); read again when it changes",
     )
-    tls_key_file: Path | None = Field(default=None, description="the key of the certificate")
-    tls_key_password: SecretStr | None = Field(
-        default=None, description="the password of the key, where it has one"
-    )
-    tls_ca_file: Path | None = Field(
-        default=None, description="the authorities of the certificates that others must show"
-    )
-    allow_anonymous: bool = Field(
-        default=False,
-        description="1: listeners may be reached from other machines without any credentials",
-    )
+    tls_key_file: Path | None = None
+    """the key of the certificate"""
+    tls_key_password: SecretStr | None = None
+    """the password of the key, where it has one"""
+    tls_ca_file: Path | None = None
+    """the authorities of the certificates that others must show"""
+    allow_anonymous: bool = False
+    """1: listeners may be reached from other machines without any credentials"""
     allow_plain: bool = Field(
         default=False,
         description="1: the cluster's secret may cross a network in the clear, where nobody else listens:"

@@ -56,13 +56,16 @@ class SettingsUnusable(SystemExit):
 
 
 class Settings(BaseModel):
-    """The base of all settings; each field is the environment variable of the same name in capitals.
+    """The base of all settings; each field is the environment variable of the same name in capitals, and the text below
+    the field describes it.
 
     A field of type SecretStr may also be read from the file that `<NAME>_FILE` names.
     Invariant: no text of an object or of an error has a secret.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     _doubts: tuple[str, ...] = PrivateAttr(())
     _files: Mapping[str, Path] = PrivateAttr(default_factory=dict)

@@ -18,8 +18,7 @@ from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.once import Once
-from services.gateway.edge.logs import ARCHIVED
-from tests.model.logs.demands import CLOSE, PATCH, PATIENCE_S, PUT, TRUNCATE, judge_error
+from tests.model.logs.demands import ARCHIVED, CLOSE, PATCH, PATIENCE_S, PUT, TRUNCATE, judge_error
 from tests.model.logs.judge import Violation
 from tests.model.logs.model import Cluster, Gateway
 from tests.support.once import once

@@ -12,9 +12,9 @@ from quorumlog.net.operations import Operation
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.log.messages import Append
-from services.gateway.edge import log_records as edge_records
-from services.gateway.edge import logs as edge
-from services.gateway.edge import transactions as edge_transactions
+from services.gateway.edge.log_records import RecordRoutes
+from services.gateway.edge.logs import LogRoutes
+from services.gateway.edge.transactions import TransactionRoutes
 from tests.model.logs.attempts import write
 from tests.model.logs.judge import Violation
 from tests.model.logs.model import Cluster, Gateway
@@ -26,10 +26,15 @@ PATIENCE_S: Final = 200.0
 
 Work = Callable[[], Awaitable[Any]]
 
-APPEND, READ = edge_records.APPEND, edge_records.READ
-GET, LIST, PUT, PATCH = edge.GET, edge.LIST, edge.PUT, edge.PATCH
-DELETE, OPEN, ROLL, TRUNCATE = edge.DELETE, edge.OPEN, edge.ROLL, edge.TRUNCATE
-CLOSE, COMMIT, ABORT = edge.CLOSE, edge_transactions.COMMIT, edge_transactions.ABORT
+_LOGS: Final = LogRoutes.operations
+APPEND = RecordRoutes.operations["append_records"]
+READ = RecordRoutes.operations["read_records"]
+LIST, PUT, GET = _LOGS["list_logs"], _LOGS["put_log"], _LOGS["get_log"]
+PATCH, DELETE, OPEN = _LOGS["patch_log"], _LOGS["delete_log"], _LOGS["open_log"]
+ROLL, TRUNCATE, ARCHIVED = _LOGS["roll_log"], _LOGS["truncate_log"], _LOGS["mark_log_archived"]
+CLOSE = _LOGS["close_log"]
+COMMIT = TransactionRoutes.operations["commit_transaction"]
+ABORT = TransactionRoutes.operations["abort_transaction"]
 
 
 def judge_error(asked: Operation, error: QuorumLogError) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quorumlog.errors import EntryUnavailable
 from services.gateway.edge.http import follows
-from services.gateway.edge.http.follows import Follows, SharedPage, shared_tail
+from services.gateway.edge.http.follows import Followable, Follows, SharedPage, shared_tail
 from tests.support.waiting import turns, until
 
 
@@ -19,7 +19,7 @@ class Page:
     next: int
 
 
-class Numbers:
+class Numbers(Followable[Page]):
     """A tail whose item n is n."""
 
     def __init__(self, count: int = 0) -> None:

@@ -48,22 +48,14 @@ _NO_QUOTAS: Final = TokenQuotas()
 _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
-class _Known:
-    """A token, and who calls with it."""
-
-    __slots__ = ("caller", "row")
-
-    def __init__(self, row: TokenRow) -> None:
-        self.row = row
-        ends = row.expires_at
-        self.caller = Caller(
-            f"the token {row.name} ({row.id})",
-            row.grants,
-            row.id,
-            ends_at=None if ends is None else datetime.fromisoformat(ends).timestamp(),
-        )
-        if row.quotas != _NO_QUOTAS:
-            self.caller.usage = Usage(self.caller.who, row.quotas)
+def _caller_of(row: TokenRow) -> Caller:
+    """Who calls with a token."""
+    ends = row.expires_at
+    ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
+    caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id, ends_at=ends_at)
+    if row.quotas != _NO_QUOTAS:
+        caller.usage = Usage(caller.who, row.quotas)
+    return caller
 
 
 class Callers:
@@ -85,8 +77,9 @@ class Callers:
         self._client = client
         self._now = now or _wall
         self._issued = None if jwts is None else IssuedCallers(jwts, self._now)
-        self._known: dict[bytes, _Known] = {}
-        self._by_id: dict[str, _Known] = {}
+        self._rows: dict[bytes, TokenRow] = {}
+        self._known: dict[bytes, Caller] = {}
+        self._by_id: dict[str, Caller] = {}
         self._ticket_key = b""
         self._version: str | None = None
         self._lists = asyncio.Lock()
@@ -130,7 +123,7 @@ class Callers:
                 return self._valid(self._issued.identify(digest, secret))
             await self._learn()
             known = self._known.get(digest)
-        return self._valid(None if known is None else known.caller)
+        return self._valid(known)
 
     async def ticket(self, caller: Caller, path: str) -> str:
         """A ticket for a path that stands for the caller's token. Raises: MetadataUnavailable."""
@@ -149,7 +142,7 @@ class Callers:
                 return self._valid(self._issued.identify_by_ticket(issued))
             await self._learn()
             known = self._by_id.get(holder)
-        return self._valid(None if known is None else known.caller)
+        return self._valid(known)
 
     async def _known_ticket_key(self) -> bytes:
         """Raises: MetadataUnavailable."""
@@ -211,30 +204,27 @@ class Callers:
         self._is_away = True
 
     def _take(self, rows: tuple[TokenRow, ...]) -> None:
+        before, self._rows = self._rows, {row.hash: row for row in rows}
         old, self._known = self._known, {}
-        for row in rows:
-            same = old.get(row.hash)
-            if same is not None and same.row == row:
-                self._known[row.hash] = old.pop(row.hash)
-            else:
-                self._known[row.hash] = _Known(row)
-        self._by_id = {known.row.id: known for known in self._known.values()}
-        for known in old.values():
-            known.caller.end()
+        for digest, row in self._rows.items():
+            is_same = before.get(digest) == row
+            self._known[digest] = old.pop(digest) if is_same else _caller_of(row)
+        self._by_id = {caller.id: caller for caller in self._known.values()}
+        for caller in old.values():
+            caller.end()
 
     def _end_expired(self) -> None:
         now = self._now()
-        for known in self._known.values():
-            caller = known.caller
+        for caller in self._known.values():
             if caller.connections and caller.ends_at is not None and caller.ends_at <= now:
                 caller.end()
         if self._issued is not None:
             self._issued.refresh()
 
     def _charge_flows(self) -> None:
-        for known in self._known.values():
-            if known.caller.usage is not None:
-                known.caller.usage.charge_flows()
+        for caller in self._known.values():
+            if caller.usage is not None:
+                caller.usage.charge_flows()
         if self._issued is not None:
             self._issued.charge_flows()
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from quorumlog.errors import NoSuchLedger, NoSuchTransaction, Unauthenticated
+from quorumlog.errors import NoSuchLedger, NoSuchTransaction, QuorumLogError, Unauthenticated
 from quorumlog.net import audit
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.edge.access import scopes
@@ -89,7 +89,8 @@ class Guard:
         elif access.scopes.isdisjoint(caller.somewhere):
             raise caller.lacks(access.scopes, "anything")
         else:
-            await self._check(request, access)
+            if (place := await self._place(request, access)) is not None:
+                request[scopes.SCOPES] = caller.check_found(access.scopes, *place)
             if connection.is_closing():
                 raise ConnectionResetError  # the client left, or its token ended meanwhile
 
@@ -115,36 +116,39 @@ class Guard:
             caller.usage.flows.discard(flow)
             caller.usage.charge(flow.more() + _unsent_bytes(request, response))
 
-    async def _check(self, request: web.Request, access: scopes.Access) -> None:
-        given = request.match_info
+    async def _place(
+        self, request: web.Request, access: scopes.Access
+    ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
+        """What the request names, with the answer to a caller without any scope on it; None where the handler judges.
+
+        Raises: Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable.
+        """
+        given, logs = request.match_info, scopes.Kind.LOGS
         match access.named:
             case scopes.Named.LOG:
-                scopes.check_named(request, access, scopes.Kind.LOGS, given[NAME.name])
+                return logs, given[NAME.name], None
             case scopes.Named.STREAM:
-                scopes.check_named(
-                    request, access, scopes.Kind.LOGS, self._stream_log(given["path"])
-                )
+                return logs, self._stream_log(given["path"]), None
             case scopes.Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
-                absent = scopes.no_ledger(ledger_id)
+                # It does not show whether the ledger exists.
+                detail = f"there is no ledger {ledger_id} for this token"
+                absent = NoSuchLedger(detail, ledger_id=ledger_id)
                 try:
-                    row = await self._ledger(ledger_id)
+                    return *scopes.place_of(await self._ledger(ledger_id)), absent
                 except NoSuchLedger as error:
                     raise absent from error
-                scopes.check_named(request, access, *scopes.place_of(row), absent)
             case scopes.Named.TRANSACTION:
                 assert self._transactions is not None, "there is such a route"
                 asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
                 log = await log_of_transaction(self._transactions, asked)
-                scopes.check_named(
-                    request, access, scopes.Kind.LOGS, log, scopes.no_transaction(asked)
-                )
+                return logs, log, scopes.no_transaction(asked)
             case scopes.Named.CLUSTER:
-                scopes.check_named(request, access, scopes.Kind.CLUSTER, "")
+                return scopes.Kind.CLUSTER, "", None
             case scopes.Named.EVERYTHING:
                 raise request[scopes.CALLER].lacks(access.scopes, "everything")
             case scopes.Named.SOME | scopes.Named.NOTHING:
-                pass
+                return None
 
 
 async def log_of_transaction(transactions: Transactions, asked: str) -> str:
@@ -160,10 +164,3 @@ def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> 
     if not isinstance(response, web.Response) or request.method == hdrs.METH_HEAD:
         return 0
     return len(response.body) if isinstance(response.body, bytes) else 0
-
-
-def needed(operation: PublicOperation) -> str:
-    """What a token needs for an operation, for its description."""
-    if operation.scope.named is scopes.Named.NOTHING:
-        return ""
-    return f"Where tokens are required: {operation.scope}."

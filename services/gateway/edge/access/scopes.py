@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quorumlog.errors import Forbidden, NoSuchLedger, NoSuchTransaction, QuorumLogError
+from quorumlog.errors import Forbidden, NoSuchTransaction, QuorumLogError
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from quorumlog.wire.token_bodies import NAMESPACE, IssuedToken
@@ -153,10 +153,6 @@ class Caller:
             return self.everywhere
         return _union(grant for grant in self.grants if grant.covers(kind, name))
 
-    def may(self, scope: Scope, kind: Kind, name: str) -> bool:
-        """Whether the caller has a scope on something."""
-        return scope in self.everywhere or scope in self.scopes(kind, name)
-
     def check(self, scope: Scope, kind: Kind, name: str) -> None:
         """Raises: Forbidden unless the caller has a scope on something that it has named."""
         self.check_found((scope,), kind, name, None)
@@ -218,27 +214,11 @@ def check_scope(request: web.Request, scope: Scope) -> None:
         raise caller_of(request).lacks((scope,), "what the request names")
 
 
-def check_named(
-    request: web.Request,
-    access: Access,
-    kind: Kind,
-    name: str,
-    absent: QuorumLogError | None = None,
-) -> None:
-    """Raises: Forbidden, or `absent`, unless the caller has what an operation needs on what the request names."""
-    request[SCOPES] = request[CALLER].check_found(access.scopes, kind, name, absent)
-
-
 def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
     """What grants name a ledger by: its log, else its namespace."""
     if row.log is not None:
         return Kind.LOGS, row.log
     return Kind.LEDGERS, dict(row.custom).get(NAMESPACE, "")
-
-
-def no_ledger(ledger_id: int) -> NoSuchLedger:
-    """The answer to a caller without any grant on a ledger. It does not show whether the ledger exists."""
-    return NoSuchLedger(f"there is no ledger {ledger_id} for this token", ledger_id=ledger_id)
 
 
 def no_transaction(transaction: str) -> NoSuchTransaction:

@@ -17,13 +17,7 @@ from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
 from quorumlog.net.timers import awake_timeout
 from quorumlog.wire import strict
-from services.gateway.edge.http import codings
-from services.gateway.edge.http.limits import (
-    CONTROL_BYTES_MAX,
-    CONTROL_MARKS_MAX,
-    INLINE_BYTES_MAX,
-    Room,
-)
+from services.gateway.edge.http import codings, limits
 from services.gateway.edge.http.media import check_charset
 
 T = TypeVar("T")
@@ -65,7 +59,7 @@ def media_type(request: web.Request, known: tuple[str, ...]) -> str:
     )
 
 
-async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
+async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes:
     """The whole body, unpacked: both what comes and what it unpacks to have `bytes_max` at most.
 
     Raises: TooLarge, RequestTimeout, Overloaded, BadRequest, UnsupportedMediaType.
@@ -89,20 +83,20 @@ async def read(request: web.Request, room: Room, bytes_max: int) -> bytes:
 
 
 async def _read_slowly(
-    request: web.Request, room: Room, bytes_max: int, unpacker: codings.Unpacker | None
+    request: web.Request, room: limits.Room, bytes_max: int, unpacker: codings.Unpacker | None
 ) -> bytes:
     await send_continue(request)
-    limits = room.limits
+    bounds = room.limits
     chunks: list[bytes] = []
     total = 0
     try:
         # In time awake: bytes that came while this process stood still came in time.
-        async with awake_timeout(limits.body_timeout_s) as limit:
+        async with awake_timeout(bounds.body_timeout_s) as limit:
             while chunk := await request.content.readany():
                 room.hold(request, len(chunk))
                 total += len(chunk)
                 _check_total(total, bytes_max)
-                limit.extend(len(chunk) / limits.body_rate_bytes_s_min)
+                limit.extend(len(chunk) / bounds.body_rate_bytes_s_min)
                 if unpacker is None:
                     chunks.append(chunk)
                     continue
@@ -110,12 +104,12 @@ async def _read_slowly(
                     _check_total(request[codings.UNPACKED], bytes_max, "unpacks to")
                     codings.check_expansion(request, total, _EXPANDED_BYTES_MAX)
                     room.hold(request, len(piece))
-                    limit.extend(len(piece) / limits.body_rate_bytes_s_min)
+                    limit.extend(len(piece) / bounds.body_rate_bytes_s_min)
                     chunks.append(piece)
                 room.drop(request, len(chunk))
     except TimeoutError as error:
         raise RequestTimeout(
-            f"the body was not complete within {limits.body_timeout_s:g} s: {total} bytes came"
+            f"the body was not complete within {bounds.body_timeout_s:g} s: {total} bytes came"
         ) from error
     except web.RequestPayloadError as error:
         raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
@@ -124,13 +118,15 @@ async def _read_slowly(
     return b"".join(chunks)
 
 
-async def in_turn(request: web.Request, room: Room, data: bytes, use: Callable[[bytes], T]) -> T:
+async def in_turn(
+    request: web.Request, room: limits.Room, data: bytes, use: Callable[[bytes], T]
+) -> T:
     """Return `use(data)`. A large body is parsed in a thread, so that the event loop serves other requests meanwhile. One large
     body is parsed at a time, with a pause after each, because `room` has space for the values of one.
 
     Raises: Overloaded, and what `use` raises.
     """
-    if len(data) <= INLINE_BYTES_MAX:
+    if len(data) <= limits.INLINE_BYTES_MAX:
         return use(data)
     await room.parsing.acquire()
     loop = asyncio.get_running_loop()
@@ -164,21 +160,21 @@ async def ignore_expect(_request: web.Request) -> None:
     """Handle `Expect` for a route: the body is asked for only when it is read."""
 
 
-async def read_object(request: web.Request, room: Room) -> dict[str, Any]:
+async def read_object(request: web.Request, room: limits.Room) -> dict[str, Any]:
     """A JSON object; no body is `{}`."""
     media_type(request, (JSON,))
-    data = await read(request, room, min(room.limits.body_bytes_max, CONTROL_BYTES_MAX))
+    data = await read(request, room, min(room.limits.body_bytes_max, limits.CONTROL_BYTES_MAX))
     if not data:
         return {}
     value: Any = await in_turn(
-        request, room, data, lambda data: strict.loads(data, CONTROL_MARKS_MAX)
+        request, room, data, lambda data: strict.loads(data, limits.CONTROL_MARKS_MAX)
     )
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")
     return value
 
 
-async def expect_nothing(request: web.Request, room: Room) -> None:
+async def expect_nothing(request: web.Request, room: limits.Room) -> None:
     """Refuse a body that has a member: no body and `{}` say the same."""
     if request.body_exists:
         for name in await read_object(request, room):
@@ -191,7 +187,7 @@ def expect_no_body(request: web.Request) -> None:
         raise BadRequest("DELETE takes no body")
 
 
-async def read_model(request: web.Request, room: Room, model: type[M]) -> M:
+async def read_model(request: web.Request, room: limits.Room, model: type[M]) -> M:
     """A JSON object as a model; no body is `{}`. Raises: InvalidRequest."""
     return parsed(await read_object(request, room), model)
 

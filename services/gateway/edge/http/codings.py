@@ -142,11 +142,14 @@ class Unpacker:
 
 
 async def unpacked(
-    request: web.Request, unpacker: Unpacker, chunk: bytes
+    request: web.Request, unpacker: Unpacker | None, chunk: bytes
 ) -> AsyncGenerator[bytes, None]:
     """What a chunk of a request's body unpacks to, piece by piece, counted in `UNPACKED` before it is given. Others
-    have their turn in between. Raises: BadRequest.
+    have their turn in between. Without an unpacker the chunk as it is. Raises: BadRequest.
     """
+    if unpacker is None:
+        yield chunk
+        return
     turn = 0
     for piece, cost in unpacker.pieces(chunk):
         request[UNPACKED] = request.get(UNPACKED, 0) + cost
@@ -259,15 +262,11 @@ def pack(request: web.Request, room: Room, response: web.Response) -> None:
     needs = not chosen(request.headers[hdrs.ACCEPT_ENCODING])[1]
     if len(body) < room.limits.compressed_answer_bytes_min and not needs:
         return
-    packed = _whole(coding, body)
+    packed = zstd.compress(body, _LEVEL) if coding == ZSTD else zlib.compress(body, _LEVEL, 31)
     if len(packed) < len(body) or needs:
         response.body = packed
         response.headers[hdrs.CONTENT_ENCODING] = coding
         request[SAVED] = len(body) - len(packed)
-
-
-def _whole(coding: str, data: bytes) -> bytes:
-    return zstd.compress(data, _LEVEL) if coding == ZSTD else zlib.compress(data, _LEVEL, 31)
 
 
 def _shrinks(sample: bytes) -> bool:

@@ -7,6 +7,7 @@ itself until it has caught up, so a slow reader costs one page and its connectio
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
@@ -51,24 +52,24 @@ class SharedPage(Generic[P]):
         return made
 
 
-class Followable(Protocol[P]):
+class Followable(ABC, Generic[P]):
     """A ledger or a log, of which a tail can be followed."""
 
+    @abstractmethod
     async def read(self, at: int, *, wait_s: float = 0.0) -> P:
-        """The page at `at`, maybe empty. At the end waits for news for `wait_s`."""
-        ...
+        """The page at a position, maybe empty. At the end waits for news for `wait_s`."""
 
+    @abstractmethod
     def size(self, page: P) -> int:
         """Bytes of a page in memory."""
-        ...
 
+    @abstractmethod
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from `at` on, a position within the page."""
-        ...
+        """The part of a page from a position within the page on."""
 
+    @abstractmethod
     def is_end(self, page: P) -> bool:
         """Whether nothing can ever follow a page."""
-        ...
 
 
 class Follow(Generic[P]):

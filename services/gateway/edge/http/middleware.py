@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import accumulate
 from typing import Final
@@ -76,18 +77,14 @@ def allow_origins(
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
         if request.method == hdrs.METH_OPTIONS and asked is not None:
-            _answer_preflight(request, response)
+            # A preflight: a page may send whatever the path takes.
+            allowed = response.headers.get(hdrs.ALLOW, "")
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = allowed
+            if wanted := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
+                response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
+            response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = _MAX_AGE_S
 
     return allow
-
-
-def _answer_preflight(request: web.Request, response: web.StreamResponse) -> None:
-    """Allow a page to send whatever the path takes."""
-    response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = response.headers.get(hdrs.ALLOW, "")
-    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
-    if wanted:
-        response.headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
-    response.headers[hdrs.ACCESS_CONTROL_MAX_AGE] = _MAX_AGE_S
 
 
 log = logging.getLogger(__name__)
@@ -96,16 +93,6 @@ _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 _KNOWN: Final = _SAFE | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE, hdrs.METH_PATCH}
 _BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _BUCKET_NAMES: Final = (*(str(float(end)) for end in _BUCKETS), "+Inf")
-
-
-class _Times:
-    """Of the answers to requests alike: how many took how long."""
-
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(_BUCKET_NAMES)
-        self.sum_s = 0.0
 
 
 class Metrics(Collector):
@@ -120,17 +107,17 @@ class Metrics(Collector):
         ):
             gauge = Gauge(f"quorumlog_http_{name}", text, registry=registry)
             gauge.set_function(read)
-        self._times: dict[tuple[str, str, int], _Times] = {}
+        zeros = [0] * len(_BUCKET_NAMES)
+        self._counts = defaultdict[tuple[str, str, int], list[int]](zeros.copy)
+        """How many answers took how long, by method, route and status."""
+        self._sums_s = defaultdict[tuple[str, str, int], float](float)
         registry.register(self)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request."""
         key = (method if method in _KNOWN else "other", route, status)
-        times = self._times.get(key)
-        if times is None:
-            times = self._times[key] = _Times()
-        times.counts[bisect_left(_BUCKETS, seconds)] += 1
-        times.sum_s += seconds
+        self._counts[key][bisect_left(_BUCKETS, seconds)] += 1
+        self._sums_s[key] += seconds
 
     def collect(self) -> Iterable[Metric]:
         """The present numbers."""
@@ -142,14 +129,15 @@ class Metrics(Collector):
             "From a request's head to its answer.",
             labels=("method", "route"),
         )
-        routes: dict[tuple[str, str], list[_Times]] = {}
-        for (method, route, status), times in self._times.items():
-            requests.add_metric((method, route, str(status)), sum(times.counts))
-            routes.setdefault((method, route), []).append(times)
-        for labels, found in routes.items():
-            counts = map(sum, zip(*[times.counts for times in found], strict=True))
-            buckets = list(zip(_BUCKET_NAMES, accumulate(counts), strict=True))
-            seconds.add_metric(labels, buckets, sum(times.sum_s for times in found))
+        routes = defaultdict[tuple[str, str], list[tuple[str, str, int]]](list)
+        for key, counts in self._counts.items():
+            method, route, status = key
+            requests.add_metric((method, route, str(status)), sum(counts))
+            routes[method, route].append(key)
+        for labels, keys in routes.items():
+            totals = map(sum, zip(*[self._counts[key] for key in keys], strict=True))
+            buckets = list(zip(_BUCKET_NAMES, accumulate(totals), strict=True))
+            seconds.add_metric(labels, buckets, sum(self._sums_s[key] for key in keys))
         yield requests
         yield seconds
 

@@ -279,7 +279,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
                 yield [bytes(rest)], 0
             return
         came += len(chunk)
-        async for part in _parts(request, unpacker, chunk):
+        async for part in codings.unpacked(request, unpacker, chunk):
             if unpacker is not None:
                 codings.check_expansion(request, came, limits.body_bytes_max)
             *lines, last = part.split(b"\n")
@@ -297,14 +297,3 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
             if len(rest) > line_bytes_max:
                 raise TooLarge(f"a line of more than {line_bytes_max} bytes")
             yield lines, len(rest) + (0 if unpacker is None else unpacker.kept_bytes)
-
-
-async def _parts(
-    request: web.Request, unpacker: codings.Unpacker | None, chunk: bytes
-) -> AsyncIterator[bytes]:
-    """A chunk of a body, unpacked."""
-    if unpacker is None:
-        yield chunk
-        return
-    async for piece in codings.unpacked(request, unpacker, chunk):
-        yield piece

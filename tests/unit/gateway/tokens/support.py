@@ -9,7 +9,7 @@ import aiohttp
 
 from loadtest.stores import Stores
 from quorumlog.net.connections import ListenLimits
-from quorumlog.net.gateway_clients import AuditClient, LogClient, TokenClient, TransactionClient
+from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
 from quorumlog.net.listen import listening
 from quorumlog.net.timers import Tasks
 from quorumlog.wire.token_bodies import TokenQuotas
@@ -81,7 +81,7 @@ class Guarded:
 
 @asynccontextmanager
 async def _listening(
-    gateway: Gateway, callers: Callers, tokens: TokenClient, cors_origins: tuple[str, ...]
+    gateway: Gateway, callers: Callers, cors_origins: tuple[str, ...]
 ) -> AsyncIterator[str]:
     client = TransactionClient(gateway.engine.metadata)
     store = MetadataLogs(LogClient(gateway.engine.metadata), client)
@@ -93,10 +93,8 @@ async def _listening(
         Limits(),
         logs=gateway.logs,
         transactions=transactions,
-        tokens=tokens,
         callers=callers,
         cors_origins=cors_origins,
-        audit=AuditClient(gateway.engine.metadata),
     )
     limits = ListenLimits(drain_timeout_s=0.1)
     async with listening(app, host="127.0.0.1", port=0, limits=limits) as listener:
@@ -127,8 +125,8 @@ async def guarded(
         for number in follow:
             tasks.start(callers[number].follow())
         async with (
-            _listening(world.gateways[0], callers[0], clients[0], cors_origins) as one,
-            _listening(world.gateways[1], callers[1], clients[1], cors_origins) as two,
+            _listening(world.gateways[0], callers[0], cors_origins) as one,
+            _listening(world.gateways[1], callers[1], cors_origins) as two,
         ):
             found = Guarded(
                 world, Http(session, [one, two]), TokenClient(world.metadata), callers, skews
