@@ -32,9 +32,7 @@ is in the middle of one system call (measured)."""
 
 
 def name_server(name: str) -> None:
-    """Set the header `Server` of all responses. By default it names the versions of aiohttp and Python, also where aiohttp's
-    parser answers.
-    """
+    """Set the header `Server` of all responses, also of aiohttp's parser; by default it names aiohttp's version."""
     web_response.SERVER_SOFTWARE = name  # type: ignore[attr-defined]
 
 
@@ -258,9 +256,7 @@ class DirectConnection(RequestHandler):
         self.close()
 
     def end_input(self) -> bool:
-        """Parse the end of what the client sends; returns whether a request is still to be answered. The connection ends
-        behind the last answer.
-        """
+        """Parse the end of the client's input; returns whether a request still needs an answer, the last one."""
         if self.is_idle or self._upgraded or self._payload_parser is not None:
             return False
         assert self._parser is not None

@@ -75,9 +75,7 @@ class _InFlight:
     """By the channel's clock."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`. Where `done` raises, call it again with `Status.UNKNOWN`: other requests' answers
-        still arrive.
-        """
+        """Call `done`, and again with `Status.UNKNOWN` if it raises: other requests' answers still arrive."""
         try:
             self.done(answer)
         except Exception:
@@ -389,9 +387,7 @@ class BookieClient:
         self._ask(Op.READ_LAC, member, ledger_id, NO_ENTRY, frames.NO_KEY, _of_lac(done))
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the writer's LAC (explicit LAC). Nobody waits for the answer: the next entry
-        carries the LAC too.
-        """
+        """Send a member the writer's LAC (explicit LAC). No answer is needed: the next entry carries the LAC too."""
         self._ask(Op.WRITE_LAC, member, ledger_id, lac, ledger_key, lambda _answer: None)
 
     def _ask(

@@ -123,16 +123,6 @@ class Driver:
             case messages.StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)
                 self._ports.clock.after(delay_s, self.post, messages.TimerFired(timer, tag))
-            case (
-                messages.Confirmed()
-                | messages.Failed()
-                | messages.Closed()
-                | messages.Repaired()
-                | messages.RecoveryNeeded()
-                | messages.EntriesRead()
-            ):
-                if not self._stopped:
-                    self._tell(effect)
             case messages.SendRead():
                 entries = (effect.first, effect.last)
                 at = (effect.position, effect.member)
@@ -160,6 +150,9 @@ class Driver:
             case messages.ReadMetadata(attempt):
                 read = partial(self._ports.metadata.read, self._ledger_id)
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
+            case _:
+                if not self._stopped:
+                    self._tell(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
         """Step the machine with a bookie's answer, of which the last parts are the answer's own."""
